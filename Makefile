@@ -1,0 +1,38 @@
+# Everything runs in .venv, made on first use from constraints.txt; PYTHON picks another interpreter (>= 3.11).
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+.PHONY: demo test test-slow lint format bench clean
+
+demo: $(READY)
+	$(BIN)/ziggurat demo
+
+test: $(READY)
+	$(BIN)/python -m pytest
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+lint: $(READY)
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/pre-commit run --all-files --show-diff-on-failure
+
+format: $(READY)
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+bench: $(READY)
+	$(BIN)/python -m benchmarks
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+
+# torch first: where an index offers CPU builds under the plain version, nothing of CUDA is fetched afterwards.
+# TORCH_INDEX=https://download.pytorch.org/whl/cpu asks PyTorch's own index for the CPU build.
+$(READY): constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@

@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ziggurat.config.data import FilterConfig
+from ziggurat.data import clean
+from ziggurat.data.normalise import UnicodeForm, normalise
+from ziggurat.errors import ConfigError
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from(" \t\r\n\u00a0\u3000é\u0301ﬁ"), max_size=20)
+
+
+@given(st.lists(TEXT, max_size=8), st.sampled_from(["none", "nfc", "nfkc"]))
+def test_normalise_equals_its_definition_and_is_idempotent(texts: list[str], form: UnicodeForm) -> None:
+    """The whole-list shortcut must agree with the plain definition, one text at a time."""
+
+    def plain(text: str) -> str:
+        text = text.replace("\n", " ")
+        text = text if form == "none" else unicodedata.normalize(form.upper(), text)  # type: ignore[arg-type]
+        return re.sub(r"[ \t\r]+", " ", text).strip(" ")
+
+    assert normalise(texts, form) == [plain(text) for text in texts]
+    assert normalise(normalise(texts, form), form) == normalise(texts, form)
+
+
+def test_other_white_space_is_text() -> None:
+    line = "a\u00a0b\u202fc\u3000d\u2028e\x0bf\x85g"
+    assert normalise([f" \t{line} \r", "x"], "nfc") == [line, "x"]
+    assert normalise(["a\u00a0\u3000b"], "nfkc") == ["a b"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "dropped"),
+    [("a", "b", False), ("", "b", True), ("a", "", True), ("\u00a0\u3000", "b", True), ("\u200b", "b", False)],
+)
+def test_empty(source: str, target: str, dropped: bool) -> None:
+    assert clean.empty([source], [target]).tolist() == [dropped]
+
+
+def test_nul_and_control_characters() -> None:
+    assert clean.nul(["a", "a\0", "c"], ["x", "y", "\0"]).tolist() == [False, True, True]
+    sides = ["tab\tonly", "bell\x07", "ok", "nel\x85", "ls\u2028"], ["a", "b", "esc\x1b[31m", "d", "e"]
+    assert clean.control_characters(*sides).tolist() == [False, True, True, True, False]
+
+
+def test_too_long_counts_characters_of_the_longer_side() -> None:
+    assert clean.too_long(["äää", "äääa", "a"], ["a", "a", "aaaa"], limit=3).tolist() == [False, True, True]
+
+
+def test_length_ratio_counts_words_or_characters() -> None:
+    pairs = [
+        ("one two three", "a b c d e f", False),  # 2.0 in words
+        ("one two three", "a b c d e f g", True),
+        ("これは長い", "this is a long line of words", True),  # 5 against 28 characters
+        ("これは長い文ですね", "this is long now", False),  # 9 against 16
+        ("x", "y", False),
+    ]
+    sources, targets, expected = zip(*pairs, strict=True)
+    assert clean.length_ratio(sources, targets, limit=2.0).tolist() == [*expected]
+    assert clean.length_ratio(targets, sources, limit=2.0).tolist() == [*expected], "the sides are equal"
+
+
+def test_wrong_script() -> None:
+    latin, kana = clean.script_pattern("Latin", "k"), clean.script_pattern("Han+Hiragana+Katakana", "k")
+    texts = ["plain text", "смешанный x", "123 !?", "日本のテスト"]
+    filtered = clean.wrong_script(texts, texts, source_pattern=latin, target_pattern=None, share=0.5)
+    assert filtered.tolist() == [False, True, False, True]
+    filtered = clean.wrong_script(texts, texts, source_pattern=None, target_pattern=kana, share=0.5)
+    assert filtered.tolist() == [True, True, False, False]
+    with pytest.raises(ConfigError, match="k: 'Klingonese' is not a Unicode script"):
+        clean.script_pattern("Klingonese", "k")
+
+
+@given(st.lists(st.lists(st.integers(0, 60), max_size=30), max_size=12))
+def test_hash_set_equals_a_set(blocks: list[list[int]]) -> None:
+    known: set[int] = set()
+    hashes = clean.HashSet()
+    for block in blocks:
+        seen = hashes.add(np.array(block, np.uint64))
+        expected = []
+        for value in block:
+            expected.append(value in known)
+            known.add(value)
+        assert seen.tolist() == expected
+        assert len(hashes) == len(known)
+
+
+def test_pair_hashes_keep_the_sides_apart() -> None:
+    hashes = clean.pair_hashes(["a b", "a", "a b"], ["c", "b c", "c"])
+    assert hashes[0] == hashes[2] != hashes[1]
+
+
+def test_each_pair_is_counted_once_under_the_first_reason() -> None:
+    filters = FilterConfig(
+        max_characters=10, max_length_ratio=3, identical=True, duplicates=True, control_characters=True
+    )
+    pairs = [
+        ("gut", "good"),
+        ("", "x"),
+        ("a\0", "b"),
+        ("x" * 11, "y\x07"),
+        ("a", "abcd"),
+        ("same", "same"),
+        ("gut", "good"),
+        ("bel\x07", "bell"),
+        ("ende", "end"),
+    ]
+    counts: Counter[str] = Counter()
+    sources, targets = ([*side] for side in zip(*pairs, strict=True))
+    left, right, kept = clean.Cleaner(filters).clean(sources, targets, counts)
+    assert (left, right) == (["gut", "ende"], ["good", "end"])
+    assert kept.nonzero()[0].tolist() == [0, 8]
+    assert counts == {
+        "empty": 1, "nul": 1, "too_long": 1, "length_ratio": 1, "identical": 1, "control_characters": 1, "duplicate": 1
+    }  # fmt: skip
+
+
+def test_development_pairs_are_dropped_only_when_empty() -> None:
+    counts: Counter[str] = Counter()
+    sources = ["x" * 5000, "", "a\0"]
+    left, _, _ = clean.Cleaner.only_empty().clean(sources, ["y", "y", "y"], counts)
+    assert left == ["x" * 5000, "a\0"]
+    assert counts == {"empty": 1}
+
+
+def test_filters_are_off_when_null() -> None:
+    counts: Counter[str] = Counter()
+    pairs = ["x" * 50_000, "a", "a"], ["y", "a", "a"]
+    left, _, _ = clean.Cleaner(FilterConfig(max_characters=None)).clean(*pairs, counts)
+    assert len(left) == 3
+    assert not counts

@@ -1,0 +1,433 @@
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ziggurat.config.data import DataConfig
+from ziggurat.data import passes
+from ziggurat.data.corpus import Store
+from ziggurat.data.passes import find_corpora, sample_sentences
+from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.workspace import building
+from ziggurat.errors import ConfigError, DataError
+
+WORDS = ["turm", "ziegel", "fluss", "lampe", "winter", "brief", "hof", "regen", "leiter", "garten"]
+
+
+def sentence(number: int, offset: int) -> str:
+    return " ".join(WORDS[(number * 7 + place * place + offset) % 10] for place in range(3 + number % 5)) + f" {number} ."
+
+
+class Project:
+    """A folder with corpora and the configuration of them."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.store = folder / "store"
+        self.settings: dict[str, Any] = {
+            "source_language": "de", "target_language": "en", "store": str(self.store),
+            "train": [], "dev": [], "subword": {"vocabulary_size": 330},
+        }  # fmt: skip
+
+    def add(self, split: str, source: list[str], target: list[str], **options: Any) -> None:
+        stem = f"{split}{len(self.settings[split])}"
+        paths = {side: self.folder / f"{stem}.{side}" for side in ("source", "target")}
+        for path, lines in zip(paths.values(), (source, target), strict=True):
+            path.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+        self.settings[split].append({**{side: str(path) for side, path in paths.items()}, **options})
+
+    def add_plain(self, split: str, count: int, start: int = 0, **options: Any) -> None:
+        numbers = range(start, start + count)
+        self.add(split, [sentence(n, 0) for n in numbers], [sentence(n, 3) for n in numbers], **options)
+
+    def prepare(self, **options: Any) -> PrepareReport:
+        return prepare(DataConfig.model_validate(self.settings), **options)
+
+    def leftovers(self) -> list[str]:
+        return [path.name for path in self.folder.iterdir() if path.name.startswith("store.")]
+
+
+@pytest.fixture
+def project(tmp_path: Path) -> Project:
+    return Project(tmp_path)
+
+
+def test_end_to_end_over_several_corpora(project: Project) -> None:
+    project.add_plain("train", 50)
+    project.add_plain("train", 30, start=100, tag="<bt>", weight=0.5, name="synthetic")
+    project.add("train", ["  a \t b", "", "x" * 4001, " ".join(map(str, range(200))), "null\0"], ["A  B", "y", "y", "y", "y"])
+    project.add_plain("dev", 7, start=300)
+    report = project.prepare()
+    assert report.kept == 81
+    assert report.dropped == {"empty": 1, "too_long": 1, "too_many_pieces": 1, "nul": 1}
+    assert [(c.name, c.read, c.kept) for c in report.corpora] == [
+        ("train0.source", 50, 50), ("synthetic", 30, 30), ("train2.source", 5, 1), ("dev0.source", 7, 7)
+    ]  # fmt: skip
+    store = Store.open(project.store)
+    store.verify()
+    assert store.source is store.target
+    assert report.source_vocabulary == store.source.size
+    assert store.train.corpora.tolist() == [0] * 50 + [1] * 30 + [2]
+    sources, targets = store.train.pairs(range(81))
+    assert store.train.source_lengths.tolist() == [len(ids) for ids in sources]
+    assert report.source_pieces == store.train.source_lengths.sum()
+    for number, (source, target) in enumerate(zip(sources, targets, strict=True)):
+        tagged = source[0] == store.source.tags["<bt>"]
+        assert tagged == (50 <= number < 80)
+        if number < 80:
+            original = number if number < 50 else number + 50
+            assert store.source.decode(source.tolist()) == sentence(original, 0)
+            assert store.target.decode(target.tolist()) == sentence(original, 3)
+            assert source[tagged:].tolist() == store.source.encode([sentence(original, 0)])[0]
+    assert store.source.decode(sources[80].tolist()) == "a b"
+    assert store.dev is not None
+    assert store.dev.texts(range(7))[1] == [sentence(n, 3) for n in range(300, 307)]
+    assert project.leftovers() == []
+    json.dumps(report.as_dict())
+
+
+def test_result_depends_on_neither_threads_nor_blocks_nor_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stores = []
+    for number, (threads, block) in enumerate(((1, 16_384), (3, 16_384), (2, 7))):
+        (tmp_path / str(number)).mkdir()
+        project = Project(tmp_path / str(number))
+        project.add_plain("train", 60)
+        project.settings["subword"]["regularisation"] = {}
+        monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", block)
+        project.prepare(threads=threads)
+        stores.append(Store.open(project.store))
+    assert stores[0].fingerprint == stores[1].fingerprint
+    assert (stores[0].path / "joint.spm").read_bytes() == (stores[2].path / "joint.spm").read_bytes()
+    for first, third in zip(stores[0].train.pairs(range(60)), stores[2].train.pairs(range(60)), strict=True):
+        assert [ids.tolist() for ids in first] == [ids.tolist() for ids in third]
+    assert stores[0].train.texts([5, 1]) == ([sentence(5, 0), sentence(1, 0)], [sentence(5, 3), sentence(1, 3)])
+
+
+class TestExistingStore:
+    def test_same_settings_and_inputs_do_nothing(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        first = project.prepare()
+        stamp = (project.store / "manifest.json").stat().st_mtime_ns
+        again = project.prepare()
+        assert (first.reused, again.reused) == (False, True)
+        assert {**again.as_dict(), "seconds": 0, "reused": 0} == {**first.as_dict(), "seconds": 0, "reused": 0}
+        assert (project.store / "manifest.json").stat().st_mtime_ns == stamp
+
+    def test_moved_inputs_are_the_same_inputs(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        (project.folder / "moved").mkdir()
+        for side in ("source", "target"):
+            old = Path(project.settings["train"][0][side])
+            project.settings["train"][0][side] = str(old.rename(project.folder / "moved" / old.name))
+        assert project.prepare().reused
+
+    def test_what_only_training_reads_is_taken_over(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        before = Store.open(project.store).fingerprint
+        project.settings["train"][0].update(weight=3.0, name="news")
+        project.settings["sampling_temperature"] = 5.0
+        assert project.prepare().reused
+        opened = Store.open(project.store)
+        assert (opened.train.corpus_weights, opened.train.corpus_names) == ([3.0], ["news"])
+        assert opened.fingerprint != before, "another mixture is another training set"
+
+    def test_other_settings_need_force(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        before = Store.open(project.store).fingerprint
+        project.settings["filters"] = {"max_characters": 30}
+        with pytest.raises(DataError, match=r"settings or files: data\.filters\.max_characters \(4000 -> 30\).*--force"):
+            project.prepare()
+        assert Store.open(project.store).fingerprint == before
+        assert project.prepare(force=True).kept < 20
+        assert project.leftovers() == []
+
+    def test_other_content_needs_force(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        with Path(project.settings["train"][0]["source"]).open("r+") as file:
+            file.write("X")
+        with pytest.raises(DataError, match=r"data\.train\.0\.files: other content"):
+            project.prepare()
+        assert not project.prepare(force=True).reused
+
+    def test_a_damaged_one_needs_force(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        (project.store / "train-00000.arrow").unlink()
+        with pytest.raises(DataError, match=r"train-00000\.arrow: missing.*--force"):
+            project.prepare()
+        project.prepare(force=True)
+        Store.open(project.store).verify()
+
+    def test_what_is_no_store_is_never_replaced(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.store.mkdir()
+        (project.store / "thesis.tex").write_text("years of work")
+        with pytest.raises(DataError, match="exists and is not a store"):
+            project.prepare(force=True)
+        assert (project.store / "thesis.tex").exists()
+
+
+class TestRefusals:
+    """Refused before anything is trained or encoded, and nothing is left behind."""
+
+    def refused(self, project: Project, reason: str, kind: type[Exception] = DataError) -> None:
+        with pytest.raises(kind, match=reason):
+            project.prepare()
+        assert not project.store.exists()
+        assert project.leftovers() == []
+
+    def test_misaligned_second_corpus(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+        project.add_plain("train", 20)
+        project.add("train", ["a", "b"], ["c"])
+        monkeypatch.setattr("ziggurat.data.prepare.train_tokenizers", lambda *_: pytest.fail("trained before the check"))
+        self.refused(project, r"train1\.source has 2 lines but .*train1\.target has 1")
+
+    def test_faulty_development_file(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        project.add("dev", ["a"], ["b"])
+        Path(project.settings["dev"][0]["target"]).write_bytes(b"\xff\n")
+        self.refused(project, r"dev0\.target, line 1: not valid UTF-8")
+
+    def test_no_pairs(self, project: Project) -> None:
+        self.refused(project, r"data\.train: no corpus", ConfigError)
+        project.add("train", [], [])
+        self.refused(project, r"data\.train\.0: no sentence pairs in .*train0\.source and .*train0\.target")
+
+    @pytest.mark.parametrize("kind", ["bpe", "vocabulary"])
+    def test_nothing_left(self, project: Project, kind: str) -> None:
+        project.add("train", ["", "a"], ["b", " "])
+        (project.folder / "v").write_text("a\n")
+        project.settings["subword"] = {"kind": kind, "source_vocabulary": str(project.folder / "v")}
+        self.refused(project, r"2 of 2 pairs skipped \(empty 2\), nothing left to train on")
+
+    def test_truncated_gzip(self, project: Project) -> None:
+        project.add_plain("train", 200)
+        path = Path(project.settings["train"][0]["target"])
+        packed = path.with_suffix(".gz")
+        packed.write_bytes(gzip.compress(path.read_bytes())[:-50])
+        project.settings["train"][0]["target"] = str(packed)
+        self.refused(project, r"\.gz: the compressed data ends early")
+
+    def test_file_that_changes_between_the_passes(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
+        project.add_plain("train", 20)
+        original = passes.count_pairs
+
+        def count_then_change(*args: Any) -> None:
+            original(*args)
+            for side in ("source", "target"):
+                with Path(project.settings["train"][0][side]).open("a") as file:
+                    file.write("one more\n")
+
+        monkeypatch.setattr("ziggurat.data.prepare.count_pairs", count_then_change)
+        project.settings["subword"] = {"kind": "vocabulary", "source_vocabulary": str(project.folder / "v")}
+        (project.folder / "v").write_text("a\n")
+        self.refused(project, "changed while being read")
+
+    def test_a_second_process_on_the_same_store(self, project: Project) -> None:
+        project.add_plain("train", 20)
+        with building(project.store), pytest.raises(DataError, match="another `ziggurat prepare` is building"):
+            project.prepare()
+        project.prepare(force=True)
+
+
+def test_filters_work_over_all_corpora(project: Project) -> None:
+    project.settings["filters"] = {"duplicates": True, "identical": True, "max_length_ratio": 3.0}
+    project.add_plain("train", 20)
+    project.add_plain("train", 25)
+    project.add("train", ["same", "a b c d e f g"], ["same", "a b"])
+    report = project.prepare()
+    assert [c.dropped for c in report.corpora] == [{}, {"duplicate": 20}, {"identical": 1, "length_ratio": 1}]
+
+
+def test_unicode_form_is_applied_and_kept_for_translation(project: Project) -> None:
+    decomposed = "cafe\u0301 \ufb01n"
+    project.add_plain("train", 20)
+    project.add("train", [decomposed], [decomposed])
+    project.add("dev", [decomposed], [decomposed])
+    project.settings["unicode"] = "nfkc"
+    project.prepare()
+    store = Store.open(project.store)
+    ids = store.train.pairs([20])[0][0].tolist()
+    assert store.source.decode(ids) == "caf\u00e9 fin"
+    assert store.source.encode([decomposed]) == [ids]
+    assert store.dev is not None
+    assert store.dev.texts([0]) == (["caf\u00e9 fin"], [decomposed])
+
+
+def test_vocabulary_kind_reproduces_segmented_text(project: Project) -> None:
+    project.add("train", ["der Tu@@ rm"], ["the to@@ wer"])
+    project.add("dev", ["der Tu@@ rm"], ["the to@@ wer"])
+    for side, tokens in (("source", "der Tu@@ rm"), ("target", "the 9\nto@@ 8\nwer 7")):
+        (project.folder / side).write_text(tokens.replace(" ", "\n") if side == "source" else tokens)
+    project.settings["subword"] = {
+        "kind": "vocabulary",
+        "source_vocabulary": str(project.folder / "source"),
+        "target_vocabulary": str(project.folder / "target"),
+    }
+    project.prepare()
+    store = Store.open(project.store)
+    assert store.train.pairs([0])[1][0].tolist() == [0, 1, 2]
+    assert store.dev is not None
+    assert store.dev.texts([0]) == (["der Tu@@ rm"], ["the tower"])
+
+
+def test_existing_models_of_another_store(project: Project, tmp_path: Path) -> None:
+    project.add_plain("train", 20)
+    project.settings["subword"]["joint"] = False
+    project.prepare()
+    models = {f"{side}_model": str(tmp_path / "store" / f"{side}.spm") for side in ("source", "target")}
+    first = Store.open(project.store)
+    project.settings.update(store=str(tmp_path / "second"), subword={"kind": "existing", **models})
+    project.prepare()
+    second = Store.open(tmp_path / "second")
+    assert second.source is not second.target
+    for one, two in zip(first.train.pairs(range(20)), second.train.pairs(range(20)), strict=True):
+        assert [ids.tolist() for ids in one] == [ids.tolist() for ids in two]
+
+
+def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Project) -> None:
+    project.add("train", [f"a{n}" for n in range(100)], ["x"] * 100)
+    project.add("train", [f"b{n}" for n in range(10)], ["x"] * 10)
+    project.add("train", [f"c{n}" if n % 2 else "" for n in range(400)], ["x"] * 400)
+    project.settings["subword"] = {"sample_pairs": 110}
+    config = DataConfig.model_validate(project.settings)
+    corpora = find_corpora(config)
+    passes.count_pairs(corpora, lambda *_: None)
+
+    def sample(side: str) -> list[str]:
+        return [*sample_sentences(corpora, config, side, lambda *_: None)]
+
+    drawn = sample("source")
+    assert [sum(text[0] == name for text in drawn) for name in "ab"] == [50, 10]
+    assert 15 <= sum(text[0] == "c" for text in drawn) <= 35
+    assert len(set(drawn)) == len(drawn)
+    assert sample("source") == drawn
+    assert sorted(sample("joint")) == sorted(drawn + sample("target"))
+
+
+@pytest.mark.parametrize(
+    ("sizes", "total", "shares"),
+    [([5, 5], 100, [5, 5]), ([100, 1, 100], 21, [10, 1, 10]), ([3], 2, [2]), ([9, 2, 4], 10, [4, 2, 4])],
+)
+def test_even_shares(sizes: list[int], total: int, shares: list[int]) -> None:
+    assert passes._even_shares(sizes, total) == shares
+
+
+def test_progress_is_told(project: Project) -> None:
+    project.add_plain("train", 20)
+    project.add_plain("dev", 5)
+    seen: dict[str, tuple[int, int | None]] = {}
+    project.prepare(progress=lambda phase, done, total: seen.update({phase: (done, total)}))
+    assert seen["encode train"] == (20, 20)
+    assert seen["encode dev"] == (5, 5)
+    assert seen["read"] == (25, None)
+    assert seen["sample"] == (20, 20)
+
+
+def run_and_kill(work: Callable[[], object], folder: Path, operation: int) -> bool:
+    """Fork; run `work` and SIGKILL it at its `operation`-th file operation below `folder`. Whether it was killed."""
+    child = os.fork()
+    if child == 0:
+        signal.alarm(120)  # the parent must not wait for ever
+        seen = 0
+
+        def hook(event: str, args: tuple[Any, ...]) -> None:
+            nonlocal seen
+            if event.partition(".")[0] in ("open", "os", "shutil", "tempfile") and str(folder) in str(args):
+                seen += 1
+                if seen == operation:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        try:
+            sys.addaudithook(hook)
+            work()
+        finally:
+            os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert not os.WIFSIGNALED(status) or os.WTERMSIG(status) == signal.SIGKILL
+    return os.WIFSIGNALED(status)
+
+
+@pytest.mark.parametrize("replacing", [False, True])
+def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replacing: bool) -> None:
+    """SIGKILL before every single file operation: what is at the store's place is whole, or refused."""
+    project.add_plain("train", 20)
+    project.add_plain("dev", 3)
+    whole = set()
+    if replacing:
+        project.prepare()
+        whole.add(Store.open(project.store).fingerprint)
+        project.settings["subword"] = {"vocabulary_size": 320}
+    reference = Project(project.folder)
+    reference.settings = {**project.settings, "store": str(project.folder / "reference")}
+    reference.prepare()
+    whole.add(Store.open(project.folder / "reference").fingerprint)
+    (project.folder / "reference").rename(project.folder / "elsewhere")
+    operation = kills = absent = 0
+    while True:
+        operation += 1
+        if not run_and_kill(lambda: project.prepare(force=True), project.folder / "store", operation):
+            break
+        kills += 1
+        try:
+            opened = Store.open(project.store)
+        except DataError:
+            absent += 1
+        else:
+            opened.verify()
+            assert opened.fingerprint in whole
+        if not replacing and (project.store / "manifest.json").exists():
+            for path in [*project.store.iterdir()]:
+                path.unlink()
+            project.store.rmdir()
+    assert kills > 15, "the hook did not see the work"
+    assert (absent > 10) if not replacing else (absent <= 1)
+    project.prepare(force=True)
+    assert Store.open(project.store).fingerprint == Store.open(project.folder / "elsewhere").fingerprint
+    assert project.leftovers() == []
+
+
+def test_interrupt_cleans_up(project: Project) -> None:
+    project.add_plain("train", 20)
+
+    def interrupt(phase: str, done: int, total: int | None) -> None:
+        if phase == "encode train":
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        project.prepare(progress=interrupt)
+    assert not project.store.exists()
+    assert project.leftovers() == []
+
+
+def test_messages_show_corpus_text_escaped(project: Project) -> None:
+    (project.folder / "a.tsv").write_bytes(b"a\tb\n\x1b[31mred\n")
+    project.settings["train"] = [{"path": str(project.folder / "a.tsv")}]
+    with pytest.raises(DataError) as caught:
+        project.prepare()
+    assert re.search(r"line 2: 1 columns instead of 2.*\\x1b\[31mred", str(caught.value))
+
+
+def test_tag_counts_in_lengths_but_not_in_the_limit(project: Project) -> None:
+    project.add_plain("train", 20, tag="<x>")
+    project.prepare()
+    lengths = Store.open(project.store).train.source_lengths
+    limit = int(np.max(lengths)) - 1
+    project.settings["filters"] = {"max_pieces": max(limit, int(Store.open(project.store).train.target_lengths.max()))}
+    assert project.prepare(force=True).kept == 20

@@ -1,0 +1,147 @@
+"""Scorers and models whose probabilities are known, for the tests of search and translation."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+Prefix = tuple[int, ...]
+
+
+def random_log_probabilities(seed: int, vocabulary: int, sharpness: float) -> Callable[[int, Prefix], list[float]]:
+    """A distribution over the next token that depends on the sentence and on the whole prefix."""
+
+    def log_probabilities(sentence: int, prefix: Prefix) -> list[float]:
+        draw = random.Random(f"{seed} {sentence} {prefix}")
+        logits = torch.tensor([draw.gauss(0, sharpness) for _ in range(vocabulary)], dtype=torch.float64)
+        return logits.log_softmax(0).tolist()
+
+    return log_probabilities
+
+
+def random_attention(seed: int, sentence: int, prefix: Prefix, length: int) -> list[float]:
+    draw = random.Random(f"attention {seed} {sentence} {prefix}")
+    weights = torch.tensor([draw.gauss(0, 2) for _ in range(length)], dtype=torch.float64)
+    return weights.softmax(0).tolist()
+
+
+class TableScorer:
+    """Scores by a function of (sentence, prefix); it follows the beams only by what `reorder` tells it.
+
+    The sentence's number is its first source token.
+    """
+
+    def __init__(
+        self,
+        log_probabilities: Callable[[int, Prefix], list[float]],
+        vocabulary: int,
+        *,
+        dtype: torch.dtype = torch.float64,
+        attention_seed: int | None = None,
+    ) -> None:
+        self.log_probabilities = log_probabilities
+        self.vocabulary_size = vocabulary
+        self.dtype = dtype
+        self.attention_seed = attention_seed
+        self.attention: Tensor | None = None
+        self.batch_sizes: list[int] = []
+
+    def start(self, source: Tensor, source_mask: Tensor, beam_size: int, max_steps: int) -> None:
+        self.sentences = source[:, 0].tolist()
+        self.source_lengths = source_mask.sum(1).tolist()
+        self.source_size = source.shape[1]
+        self.prefixes: list[list[Prefix]] = [[()] * beam_size for _ in self.sentences]
+        self.steps, self.max_steps = 0, max_steps
+
+    def step(self, tokens: Tensor) -> Tensor:
+        self.batch_sizes.append(len(tokens))
+        if self.steps:  # the first tokens are begin-of-sentence
+            self.prefixes = [
+                [(*prefix, token) for prefix, token in zip(row, ids, strict=True)]
+                for row, ids in zip(self.prefixes, tokens.tolist(), strict=True)
+            ]
+        self.steps += 1
+        assert self.steps <= self.max_steps
+        if self.attention_seed is not None:
+            self.attention = torch.tensor(
+                [
+                    [
+                        random_attention(self.attention_seed, s, p, n) + [0.0] * (self.source_size - n)
+                        for p in row
+                    ]
+                    for s, n, row in zip(self.sentences, self.source_lengths, self.prefixes, strict=True)
+                ],
+                dtype=self.dtype,
+            )
+        return torch.tensor(
+            [
+                [self.log_probabilities(sentence, prefix) for prefix in row]
+                for sentence, row in zip(self.sentences, self.prefixes, strict=True)
+            ],
+            dtype=self.dtype,
+        )
+
+    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
+        kept = sentences.tolist()
+        self.prefixes = [
+            [self.prefixes[row][parent] for parent in line]
+            for row, line in zip(kept, parents.tolist(), strict=True)
+        ]
+        self.sentences = [self.sentences[row] for row in kept]
+        self.source_lengths = [self.source_lengths[row] for row in kept]
+
+
+class CopyState:
+    def __init__(self, source: Tensor) -> None:
+        self.source = source
+        self.position = 0
+        self.cross_attention: Tensor | None = None
+
+    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
+        self.source = self.source[sentences]
+
+
+class CopyModel(nn.Module):
+    """Has Seq2Seq's methods and gives the source back, token by token; tags at its start are left out.
+
+    Counts what it is asked, so that tests can see which sentences never reached the model.
+    """
+
+    def __init__(self, vocabulary: int, eos: int, tags: frozenset[int] = frozenset()) -> None:
+        super().__init__()
+        self.vocabulary_size = vocabulary
+        self.eos = eos
+        self.tags = tags
+        self.sentences = 0
+        self.shapes: list[tuple[int, int]] = []
+        self.seen: list[list[int]] = []
+
+    def encode(self, source: Tensor, source_mask: Tensor) -> Tensor:
+        self.sentences += len(source)
+        self.shapes.append((source.shape[0], source.shape[1]))
+        rows = [row[mask].tolist() for row, mask in zip(source, source_mask, strict=True)]
+        self.seen += rows
+        kept = [[t for t in row if t not in self.tags] for row in rows]
+        width = max(map(len, kept))
+        return torch.tensor([row + [self.eos] * (width - len(row)) for row in kept])
+
+    def start(self, memory: Tensor, beam_size: int, max_length: int, *, keep_attention: bool = False) -> CopyState:
+        return CopyState(memory)
+
+    def step(self, tokens: Tensor, state: CopyState) -> Tensor:
+        wanted = state.source[:, min(state.position, state.source.shape[1] - 1)]
+        state.position += 1
+        return self.scores(wanted[:, None].expand(tokens.shape))
+
+    def decode(self, target_in: Tensor, memory: Tensor) -> Tensor:
+        extra = memory.new_full((len(memory), max(0, target_in.shape[1] - memory.shape[1])), self.eos)
+        return torch.cat([memory, extra], 1)[:, : target_in.shape[1]]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.scores(hidden)
+
+    def scores(self, wanted: Tensor) -> Tensor:
+        return nn.functional.one_hot(wanted, self.vocabulary_size).float() * 20

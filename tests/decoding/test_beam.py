@@ -1,0 +1,287 @@
+"""Search against brute force and against a plain loop over dictionaries and Python floats."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from doubles import Prefix, TableScorer, random_attention, random_log_probabilities
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.decoding.beam import NonFiniteScoreError, SearchSettings, beam_search
+from ziggurat.decoding.hypotheses import IdHypothesis, best_tokens
+from ziggurat.decoding.length import LengthPenalty
+from ziggurat.errors import ConfigError
+
+BOS, EOS = 0, 1
+
+
+@dataclass
+class Plain:
+    """A result of the plain search."""
+
+    tokens: list[int]
+    log_probability: float
+    score: float
+    finished: bool
+
+
+def penalised(penalty: LengthPenalty, log_probability: float, length: int, attention: list[float]) -> float:
+    """The penalties once more, written from docs: nothing of ziggurat.decoding.length is used."""
+    base = {"none": 1.0, "power": length, "gnmt": (5 + length) / 6, "lingvo": (5 + length) / 5}[penalty.kind]
+    rho = penalty.length_ratio
+    coverage = sum(math.log(min(max(a / rho, 0.001), 0.5)) for a in attention)
+    return log_probability / base**penalty.alpha + (penalty.coverage * rho * coverage if penalty.coverage else 0.0)
+
+
+def plain_search(
+    scorer: TableScorer, sentence: int, source_length: int, max_length: int, wanted: SearchSettings
+) -> list[Plain]:
+    """One sentence at a time, no early stopping: all steps up to the limit are made."""
+    alive: list[tuple[float, Prefix, list[float]]] = [(0.0, (), [0.0] * source_length)]
+    finished: list[Plain] = []
+    before = alive
+    for step in range(max_length + 1):
+        extensions = []
+        for rank, (total, prefix, attended) in enumerate(alive):
+            if scorer.attention_seed is not None:
+                new = random_attention(scorer.attention_seed, sentence, prefix, source_length)
+                attended = [a + b for a, b in zip(attended, new, strict=True)]
+            for token, p in enumerate(scorer.log_probabilities(sentence, prefix)):
+                too_short = token == EOS and step < min(wanted.min_length, max_length)
+                if token not in wanted.forbidden and not too_short and p > -math.inf:
+                    extensions.append((-(total + p), rank, token, prefix, attended))
+        extensions.sort(key=lambda e: e[:3])
+        extensions = extensions[: 2 * wanted.beam_size if wanted.beam_size > 1 else 1]
+        for total, _, token, prefix, attended in extensions:
+            if token == EOS:
+                score = penalised(wanted.penalty, -total, step + 1, attended)
+                finished.append(Plain(list(prefix), -total, score, True))
+        before = alive
+        alive = [(-t, (*prefix, token), a) for t, _, token, prefix, a in extensions if token != EOS]
+        alive = alive[: wanted.beam_size]
+        if not alive:
+            break
+    finished.sort(key=lambda f: -f.score)
+    if finished:
+        return finished[: wanted.n_best]
+    total, prefix, _ = before[0]
+    return [Plain(list(prefix), total, penalised(wanted.penalty, total, max(len(prefix), 1), []), False)]
+
+
+def run(
+    scorer: TableScorer, max_lengths: list[int], wanted: SearchSettings, source_lengths: list[int] | None = None
+) -> list[list[IdHypothesis]]:
+    lengths = source_lengths or [1] * len(max_lengths)
+    source = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
+    source[:, 0] = torch.arange(len(lengths))
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    return beam_search(scorer, source, mask, torch.tensor(max_lengths), wanted)
+
+
+def assert_same(found: list[IdHypothesis], wanted: list[Plain]) -> None:
+    assert [h.tokens for h in found] == [h.tokens for h in wanted]
+    assert [h.finished for h in found] == [h.finished for h in wanted]
+    assert [h.score for h in found] == pytest.approx([h.score for h in wanted], abs=1e-9)
+    assert [h.log_probability for h in found] == pytest.approx([h.log_probability for h in wanted], abs=1e-9)
+    for h in found:
+        assert sum(h.token_log_probabilities) == pytest.approx(h.log_probability, abs=1e-9)
+        assert len(h.token_log_probabilities) == len(h.tokens) + h.finished
+
+
+penalties = st.one_of(
+    st.builds(LengthPenalty, st.sampled_from(["none", "power", "gnmt", "lingvo"]), st.sampled_from([0.0, 0.6, 1.5])),
+    st.builds(
+        LengthPenalty, st.just("lingvo"), st.sampled_from([0.2, 1.0]), st.sampled_from([0.1, 0.4]), st.just(1.3)
+    ),
+)
+
+
+@settings(max_examples=120, deadline=None)
+@given(data=st.data(), penalty=penalties)
+def test_same_n_best_as_a_plain_loop_whatever_the_batch(data: st.DataObject, penalty: LengthPenalty) -> None:
+    vocabulary = data.draw(st.integers(3, 7))
+    beam_size = data.draw(st.integers(1, 5))
+    wanted = SearchSettings(
+        beam_size=beam_size,
+        n_best=data.draw(st.integers(1, beam_size)),
+        bos=BOS,
+        eos=EOS,
+        forbidden=data.draw(st.sampled_from([(BOS,), (BOS, vocabulary - 1), ()])),
+        min_length=data.draw(st.integers(0, 3)),
+        penalty=penalty,
+    )
+    table = random_log_probabilities(data.draw(st.integers(0, 999)), vocabulary, data.draw(st.sampled_from([0.3, 2, 6])))
+    max_lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
+    source_lengths = data.draw(st.lists(st.integers(1, 4), min_size=len(max_lengths), max_size=len(max_lengths)))
+    scorer = TableScorer(table, vocabulary, attention_seed=3 if penalty.coverage else None)
+    found = run(scorer, max_lengths, wanted, source_lengths)
+    for sentence, (longest, length) in enumerate(zip(max_lengths, source_lengths, strict=True)):
+        assert_same(found[sentence], plain_search(scorer, sentence, length, longest, wanted))
+
+
+@pytest.mark.parametrize("kind", ["none", "power", "gnmt", "lingvo"])
+@pytest.mark.parametrize("alpha", [0.0, 0.6, 1.4])
+@pytest.mark.parametrize("seed", range(3))
+def test_a_beam_of_all_sequences_finds_the_best_of_all(kind: str, alpha: float, seed: int) -> None:
+    vocabulary, longest = 5, 3
+    table = random_log_probabilities(seed, vocabulary, 1.0)
+    penalty = LengthPenalty(kind, alpha)  # type: ignore[arg-type]
+    every = []
+    for length in range(longest + 1):
+        for words in itertools.product([2, 3, 4], repeat=length):
+            path = (*words, EOS)
+            total = sum(table(0, path[:i])[token] for i, token in enumerate(path))
+            every.append((penalised(penalty, total, len(path), []), list(words)))
+    every.sort(key=lambda e: -e[0])
+    wanted = SearchSettings(64, 10, BOS, EOS, forbidden=(BOS,), penalty=penalty)
+    found = run(TableScorer(table, vocabulary), [longest], wanted)[0]
+    assert [h.tokens for h in found] == [words for _, words in every[:10]]
+    assert [h.score for h in found] == pytest.approx([score for score, _ in every[:10]], abs=1e-12)
+
+
+def test_greedy_takes_the_likeliest_token_at_every_step() -> None:
+    table = random_log_probabilities(5, 9, 2.0)
+    found = run(TableScorer(table, 9), [30] * 6, SearchSettings(1, 1, BOS, EOS))
+    for sentence, (hypothesis,) in enumerate(found):
+        prefix: Prefix = ()
+        while len(prefix) < 30 and (token := max(range(9), key=lambda t: table(sentence, prefix)[t])) != EOS:
+            prefix += (token,)
+        assert hypothesis.tokens == list(prefix)
+
+
+def crossing(sentence: int, prefix: Prefix) -> list[float]:
+    """Token 2 looks better than token 3 at first; after 2 all goes wrong, after 3 all goes well."""
+    if prefix == ():
+        probabilities = [0.0, 0.01, 0.55, 0.44]
+    elif prefix[0] == 2:
+        probabilities = [0.0, 0.30, 0.35, 0.35]
+    else:
+        probabilities = [0.0, 0.01, 0.98, 0.01] if len(prefix) < 3 else [0.0, 0.97, 0.02, 0.01]
+    return [math.log(p) if p else -math.inf for p in probabilities]
+
+
+def test_beams_that_overtake_each_other_take_their_state_with_them() -> None:
+    found = run(TableScorer(crossing, 4), [5], SearchSettings(2, 1, BOS, EOS, forbidden=(BOS,)))[0][0]
+    assert found.tokens == [3, 2, 2]
+    assert math.exp(found.log_probability) == pytest.approx(0.44 * 0.98 * 0.98 * 0.97)
+
+
+def test_without_reordering_the_result_is_another_one() -> None:
+    """The test above would be hollow if the order of beams did not matter to it."""
+
+    class Forgetful(TableScorer):
+        def reorder(self, sentences: torch.Tensor, parents: torch.Tensor) -> None:
+            super().reorder(sentences, torch.arange(parents.shape[1]).expand_as(parents))
+
+    found = run(Forgetful(crossing, 4), [5], SearchSettings(2, 1, BOS, EOS, forbidden=(BOS,)))[0][0]
+    assert math.exp(found.log_probability) != pytest.approx(0.44 * 0.98 * 0.98 * 0.97)
+
+
+def ends_after(lengths: list[int]) -> TableScorer:
+    """Sentence i surely ends after lengths[i] tokens 2."""
+
+    def table(sentence: int, prefix: Prefix) -> list[float]:
+        ends = len(prefix) == lengths[sentence]
+        return [math.log(p) for p in ([1e-4, 0.9997, 1e-4, 1e-4] if ends else [1e-4, 1e-4, 0.9997, 1e-4])]
+
+    return TableScorer(table, 4)
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 4])
+def test_settled_sentences_leave_the_batch_and_the_search_stops_early(beam_size: int) -> None:
+    scorer = ends_after([2, 6, 4])
+    found = run(scorer, [50, 50, 50], SearchSettings(beam_size, 1, BOS, EOS, (BOS,), penalty=LengthPenalty("none")))
+    assert [len(h[0].tokens) for h in found] == [2, 6, 4]
+    assert scorer.batch_sizes == [3, 3, 3, 2, 2, 1, 1]
+
+
+def test_hypotheses_that_never_end_are_cut_and_marked() -> None:
+    def never(sentence: int, prefix: Prefix) -> list[float]:
+        return [math.log(0.1), -math.inf, math.log(0.6), math.log(0.3)]
+
+    found = run(TableScorer(never, 4), [3, 0], SearchSettings(2, 2, BOS, EOS, (BOS,), penalty=LengthPenalty("power", 1)))
+    (cut,), (empty,) = found
+    assert (cut.tokens, cut.finished) == ([2, 2, 2], False)
+    assert cut.log_probability == pytest.approx(3 * math.log(0.6))
+    assert cut.score == pytest.approx(math.log(0.6))
+    assert (empty.tokens, empty.finished, empty.log_probability) == ([], False, 0.0)
+
+
+def test_a_full_length_hypothesis_may_still_end() -> None:
+    found = run(ends_after([3]), [3], SearchSettings(2, 1, BOS, EOS, (BOS,)))[0][0]
+    assert (found.tokens, found.finished) == ([2, 2, 2], True)
+
+
+def test_forbidden_tokens_never_come_and_probabilities_are_not_shared_out_anew() -> None:
+    def likes_forbidden(sentence: int, prefix: Prefix) -> list[float]:
+        return [math.log(p) for p in (0.9, 0.05, 0.03, 0.02)]
+
+    found = run(TableScorer(likes_forbidden, 4), [4], SearchSettings(4, 4, BOS, EOS, forbidden=(BOS, 3)))[0]
+    assert all(set(h.tokens) <= {2} for h in found)
+    assert found[0].log_probability == pytest.approx(math.log(0.05))
+
+
+def test_min_length_holds_back_the_end() -> None:
+    def ends(sentence: int, prefix: Prefix) -> list[float]:
+        return [math.log(p) for p in (0.01, 0.97, 0.01, 0.01)]
+
+    for shortest in range(4):
+        found = run(TableScorer(ends, 4), [6, 2], SearchSettings(2, 1, BOS, EOS, (BOS,), min_length=shortest))
+        assert [len(h[0].tokens) for h in found] == [shortest, min(shortest, 2)]  # the limit of 2 wins
+
+
+def test_equal_scores_go_to_the_smaller_id_and_the_better_parent() -> None:
+    def flat(sentence: int, prefix: Prefix) -> list[float]:
+        return [0.0] * 6
+
+    # Of the last step's 6 extensions, the best parent takes 5 (one of them the end), the second best the last.
+    found = run(TableScorer(flat, 6), [2] * 3, SearchSettings(3, 3, BOS, EOS, (BOS,), min_length=2))
+    assert [[h.tokens for h in row] for row in found] == [[[2, 2], [2, 3]]] * 3
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    rows=st.integers(2, 12).flatmap(
+        lambda n: st.lists(st.lists(st.integers(0, 4), min_size=n, max_size=n), min_size=1, max_size=4)
+    ),
+    data=st.data(),
+)
+def test_best_tokens_is_a_stable_sort_cut_short(rows: list[list[int]], data: st.DataObject) -> None:
+    scores = torch.tensor(rows, dtype=torch.float32)
+    count = data.draw(st.integers(1, scores.shape[1]))
+    wanted = scores.sort(dim=-1, descending=True, stable=True)
+    values, ids = best_tokens(scores, count)
+    assert torch.equal(values, wanted.values[:, :count])
+    assert torch.equal(ids, wanted.indices[:, :count])
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_non_finite_scores_are_an_error_that_says_so(bad: float, beam_size: int) -> None:
+    def broken(sentence: int, prefix: Prefix) -> list[float]:
+        return [0.0, -9.0, 1.0, bad if sentence == 1 and len(prefix) == 2 else 0.5]
+
+    with pytest.raises(NonFiniteScoreError, match=r"token 3 are not finite"):
+        run(TableScorer(broken, 4), [5, 5], SearchSettings(beam_size, 1, BOS, EOS, (BOS,)))
+
+
+def test_coverage_without_attention_is_refused() -> None:
+    wanted = SearchSettings(2, 1, BOS, EOS, penalty=LengthPenalty("lingvo", 0.5, 0.2))
+    with pytest.raises(ConfigError, match=r"coverage.*needs attention"):
+        run(ends_after([2]), [4], wanted)
+
+
+def test_half_precision_scores_are_summed_in_single_precision() -> None:
+    table = random_log_probabilities(1, 6, 1.0)
+    scorer = TableScorer(table, 6, dtype=torch.bfloat16)
+    found = run(scorer, [20], SearchSettings(2, 1, BOS, EOS, (BOS,), min_length=20))[0][0]
+    logits = [torch.tensor(table(0, tuple(found.tokens[:i]))).bfloat16().double() for i in range(21)]
+    path = [*found.tokens, EOS][: len(found.token_log_probabilities)]
+    exact = [row.log_softmax(0)[token].item() for row, token in zip(logits, path, strict=False)]
+    assert found.token_log_probabilities == pytest.approx(exact, abs=1e-6)
+    assert found.log_probability == pytest.approx(sum(exact), abs=1e-5)

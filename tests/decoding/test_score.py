@@ -1,0 +1,103 @@
+"""Forced scoring, and the search on a real model: its scores are those of forced scoring, token by token."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ziggurat.data.subword import SentencePieceTokenizer
+from ziggurat.decoding.batches import length_batches, padded
+from ziggurat.decoding.beam import SearchSettings, beam_search
+from ziggurat.decoding.hypotheses import IdHypothesis
+from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.score import ForcedScore, ModelScorer, force_score
+from ziggurat.models.seq2seq import Seq2Seq
+
+SOURCES = [[20, 21, 22], [30], [25, 60, 70, 80, 90, 100, 31], [40, 41]]
+
+
+def search(model: Seq2Seq, sources: list[list[int]], wanted: SearchSettings) -> list[list[IdHypothesis]]:
+    source, mask = padded([[*s, wanted.eos] for s in sources], 0, "cpu")
+    limits = torch.tensor([len(s) + 6 for s in sources])
+    return beam_search(ModelScorer(model, keep_attention=wanted.penalty.coverage > 0), source, mask, limits, wanted)
+
+
+def forced(
+    model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], tokenizer: SentencePieceTokenizer, tokens: int
+) -> list[ForcedScore]:
+    return force_score(
+        model, sources, targets, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.pad, batch_tokens=tokens
+    )
+
+
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+@pytest.mark.parametrize("penalty", [LengthPenalty("power", 0.6), LengthPenalty("lingvo", 0.5, 0.2)])
+def test_search_scores_are_forced_scores_token_by_token(
+    tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer, beam_size: int, penalty: LengthPenalty
+) -> None:
+    wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), penalty=penalty)
+    found = search(tiny_model, SOURCES, wanted)
+    assert len({tuple(h.tokens) for row in found for h in row}) > 3  # or the model would be no test
+    for source, row in zip(SOURCES, found, strict=True):
+        scores = forced(tiny_model, [source] * len(row), [h.tokens for h in row], tokenizer, 4096)
+        for hypothesis, score in zip(row, scores, strict=True):
+            steps = len(hypothesis.token_log_probabilities)
+            assert hypothesis.token_log_probabilities == pytest.approx(
+                score.token_log_probabilities[:steps], abs=1e-10
+            )
+            if hypothesis.finished:
+                assert hypothesis.log_probability == pytest.approx(score.log_probability, abs=1e-10)
+
+
+def test_search_does_not_depend_on_the_batch(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
+    wanted = SearchSettings(4, 4, tokenizer.bos, tokenizer.eos, (0, 2), penalty=LengthPenalty("lingvo", 0.5, 0.2))
+    together = search(tiny_model, SOURCES, wanted)
+    reverse = search(tiny_model, SOURCES[::-1], wanted)[::-1]
+    alone = [search(tiny_model, [s], wanted)[0] for s in SOURCES]
+    for a, b, c in zip(together, reverse, alone, strict=True):
+        assert [h.tokens for h in a] == [h.tokens for h in b] == [h.tokens for h in c]
+        assert [h.score for h in a] == pytest.approx([h.score for h in b], abs=1e-10)
+        assert [h.score for h in a] == pytest.approx([h.score for h in c], abs=1e-10)
+
+
+def test_forced_scores_against_one_sentence_at_a_time(
+    tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer
+) -> None:
+    targets = [[50, 51, 52, 53], [], [60], [61, 62]]
+    for batch_tokens in (1, 16, 4096):
+        scores = forced(tiny_model, SOURCES, targets, tokenizer, batch_tokens)
+        for source, target, score in zip(SOURCES, targets, scores, strict=True):
+            ids = torch.tensor([[*source, tokenizer.eos]])
+            memory = tiny_model.encode(ids, torch.ones_like(ids, dtype=torch.bool))
+            logits = tiny_model.logits(tiny_model.decode(torch.tensor([[tokenizer.bos, *target]]), memory))[0]
+            exact = logits.log_softmax(-1).gather(1, torch.tensor([[t] for t in [*target, tokenizer.eos]]))[:, 0]
+            assert score.token_log_probabilities == pytest.approx(exact.tolist(), abs=1e-10)
+            assert score.log_probability == pytest.approx(exact.sum().item(), abs=1e-10)
+
+
+def test_logits_exist_for_a_bounded_number_of_tokens(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
+    rows: list[int] = []
+    hook = tiny_model.output.register_forward_hook(lambda module, args, output: rows.append(output.shape[0]))
+    try:
+        scores = forced(tiny_model, [[20]] * 30, [[50] * 99] * 30, tokenizer, 10_000)
+    finally:
+        hook.remove()
+    assert sum(rows) == 3000
+    assert max(rows) <= 1024
+    assert all(len(s.token_log_probabilities) == 100 for s in scores)
+
+
+def test_unpaired_targets_are_refused(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
+    with pytest.raises(ValueError, match="2 sources, but 1 targets"):
+        forced(tiny_model, [[20], [21]], [[50]], tokenizer, 100)
+    assert forced(tiny_model, [], [], tokenizer, 100) == []
+
+
+def test_batches_hold_every_index_once_within_the_budget() -> None:
+    lengths = [3, 9, 1, 50, 9, 2, 30, 4]
+    batches = list(length_batches(lengths, 30))
+    assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+    assert batches[0] == [3]  # too long for any batch: alone, and first
+    for batch in batches[1:]:
+        assert len(batch) * max(lengths[i] for i in batch) <= 30
+    assert list(length_batches([], 30)) == []

@@ -1,0 +1,58 @@
+"""The command line: parse, call, print. Every verb that prints figures takes `--json`."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+
+import click
+
+from ziggurat.errors import ZigguratError
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run one verb and exit: 0 success, 2 the user's error, 1 ours, 130 Ctrl-C, 128 + n after signal n.
+
+    `--debug` anywhere shows the traceback of an error.
+    """
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    debug = "--debug" in given
+    sys.exit(_run([a for a in given if a != "--debug"], debug))
+
+
+def _run(arguments: list[str], debug: bool) -> int:
+    from ziggurat.cli.app import app
+
+    try:
+        status = app(arguments, prog_name="ziggurat", standalone_mode=False)
+        sys.stdout.flush()
+        return status if isinstance(status, int) else 0
+    except ZigguratError as error:
+        return _fail(str(error), 2, debug)
+    except click.ClickException as error:
+        error.show()
+        return 2
+    except (click.Abort, KeyboardInterrupt):
+        return _fail("stopped", 130, False)
+    except BrokenPipeError:  # `ziggurat translate ... | head`: the reader has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return _fail(f"{where}{error.strerror or error}", 2, debug)
+    except MemoryError:
+        return _fail("out of memory; use smaller batches (`training.batch.max_tokens`) or a smaller model", 2, debug)
+    except Exception as error:
+        text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
+        return _fail(f"{text} and report what it prints.", 1, debug)
+
+
+def _fail(message: str, status: int, debug: bool) -> int:
+    if debug:
+        traceback.print_exc()
+    print(f"ziggurat: {message}", file=sys.stderr)
+    return status

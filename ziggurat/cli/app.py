@@ -1,0 +1,28 @@
+"""The verbs; each is one function that parses, calls and prints."""
+
+from __future__ import annotations
+
+import typer
+
+from ziggurat.cli import demo, preparation, training, translation
+
+__all__ = ["app"]
+
+app = typer.Typer(
+    name="ziggurat",
+    help="Machine translation with very deep Transformers: prepare, train, translate, evaluate.",
+    epilog="`ziggurat VERB --help` shows an example. `--debug` shows the traceback of an error.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode="markdown",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.command()(demo.demo)
+app.command()(preparation.recipes)
+app.command()(preparation.explain)
+app.command()(preparation.prepare)
+app.command()(training.train)
+app.command()(training.average)
+app.command()(translation.translate)
+app.command()(translation.score)
+app.command()(translation.evaluate)

@@ -1,0 +1,84 @@
+"""How verbs read and write: progress on standard error, results on standard output, files whole or not at all."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from rich.console import Console
+
+from ziggurat.data.files import byte_blocks
+from ziggurat.errors import DataError
+
+__all__ = ["console", "input_stream", "output_stream", "print_json"]
+
+
+def console() -> Console:
+    """Return the console for people: standard error."""
+    return Console(stderr=True)
+
+
+def print_json(document: Any) -> None:
+    """Print one JSON document on standard output."""
+    print(json.dumps(document, ensure_ascii=False, indent=2))
+
+
+class _Blocks(io.RawIOBase):
+    """The blocks of a (compressed) file as a raw stream."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks = byte_blocks(path)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = block
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
+
+
+def input_stream(path: str) -> tuple[BinaryIO, str]:
+    """Open `path` (`-`: standard input; .gz, .xz, .zst are unpacked) and return it with its name for messages."""
+    if path == "-":
+        return sys.stdin.buffer, "standard input"
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file")
+    return io.BufferedReader(_Blocks(Path(path))), path
+
+
+@contextlib.contextmanager
+def output_stream(path: str) -> Iterator[BinaryIO]:
+    """Open `path` for writing (`-`: standard output); a file appears only when everything was written."""
+    if path == "-":
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise DataError(f"{path}: folder {target.parent} does not exist")
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            yield file
+            file.flush()
+            os.fchmod(file.fileno(), 0o644)
+            os.fsync(file.fileno())
+        os.replace(name, target)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(name)
+        raise

@@ -1,0 +1,69 @@
+"""Verbs that change weights: train, average."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ziggurat.cli.output import console, print_json
+from ziggurat.cli.preparation import Json
+from ziggurat.config.recipes import load_named
+from ziggurat.errors import ConfigError
+
+__all__ = ["average", "train"]
+
+
+def train(
+    config: Annotated[
+        str | None, typer.Argument(help="YAML file or recipe; with --resume leave it out: the run has its own.")
+    ] = None,
+    overrides: Annotated[list[str] | None, typer.Argument(help="path.to.key=value")] = None,
+    run: Annotated[Path | None, typer.Option("--run", help="Folder of the run.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    json: Json = False,
+) -> None:
+    """Train a model; stop with Ctrl-C or SIGTERM and resume at any time.
+
+    Example: `ziggurat train my.yaml --run runs/a model.encoder.layers=12`, later `ziggurat train --run runs/a --resume`
+    """
+    from ziggurat.training.loop import train as train_run
+    from ziggurat.training.run import reopen_run
+
+    if run is None:
+        raise ConfigError("`--run FOLDER` is missing: where should the run go?")
+    given = [a for a in (config, *(overrides or [])) if a is not None]
+    if resume:
+        if given and "=" not in given[0]:
+            raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
+        experiment = reopen_run(run, given)
+    else:
+        if not given or "=" in given[0]:
+            raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
+        experiment = load_named(given[0], given[1:])
+    result = train_run(run, experiment, resume=resume, console=console())
+    if json:
+        print_json(asdict(result))
+    if result.signal is not None:
+        raise typer.Exit(128 + result.signal)
+
+
+def average(
+    run: Annotated[Path, typer.Argument(help="Folder of the run.")],
+    last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest checkpoints.")] = 5,
+    out: Annotated[Path | None, typer.Option("--out", help="Model directory; default: RUN/averaged.")] = None,
+    json: Json = False,
+) -> None:
+    """Average the weights of the newest checkpoints into a model directory.
+
+    Example: `ziggurat average runs/a --last 5`
+    """
+    from ziggurat.training.average import average_run
+
+    where, updates = average_run(run, last=last, out=out)
+    if json:
+        print_json({"out": str(where), "updates": updates})
+    else:
+        print(f"averaged the checkpoints of updates {', '.join(map(str, updates))} into {where}")

@@ -1,0 +1,219 @@
+"""Verbs that use a model: translate, score, evaluate."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ziggurat.cli.output import console, input_stream, output_stream, print_json
+from ziggurat.cli.preparation import Json
+from ziggurat.config.load import apply_override
+from ziggurat.duration import duration
+from ziggurat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziggurat.decoding.results import Translation
+    from ziggurat.decoding.translator import Translator
+    from ziggurat.evaluation.scores import Score
+
+__all__ = ["evaluate", "score", "translate"]
+
+Model = Annotated[str, typer.Argument(help="Run or model directory.")]
+Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
+Which = Annotated[
+    str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
+]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
+Tag = Annotated[str | None, typer.Option("--tag", help="Tag of a training corpus, such as <bt>, for every line.")]
+
+
+def translate(
+    model: Model,
+    overrides: Overrides = None,
+    input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
+    output: Annotated[str, typer.Option("--output", "-o", help="File, or - for standard output.")] = "-",
+    json: Annotated[bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.")] = False,
+    window: Annotated[
+        int | None, typer.Option("--window", min=1, help="Lines read before any is translated; 1 answers at once.")
+    ] = None,
+    tag: Tag = None,
+    which: Which = None,
+    device: Device = "auto",
+) -> None:
+    """Translate line by line: one output line for each input line, in order.
+
+    With `n_best=N` the text output is `line ||| translation ||| score`, N lines for each input line.
+
+    Example: `ziggurat translate runs/a < test.de > test.en`
+    """
+    from ziggurat.decoding.lines import read_lines
+    from ziggurat.decoding.translator import WINDOW_LINES
+
+    with _notices():
+        translator = _open(model, which, device, overrides)
+        stream, name = input_stream(input)
+        interactive = stream is sys.stdin.buffer and sys.stdin.isatty()
+        lines = read_lines(stream, name)
+        began, count = time.perf_counter(), 0
+        with output_stream(output) as out:
+            size = window or (1 if interactive else WINDOW_LINES)
+            for count, translation in enumerate(translator.translate_stream(lines, window=size, tag=tag), start=1):
+                out.write((translation.to_json() if json else _text(translation, count)).encode() + b"\n")
+                if interactive or window == 1:
+                    out.flush()
+        seconds = time.perf_counter() - began
+        if not interactive:
+            rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
+            console().print(f"{count:,} lines in {duration(seconds)} ({rate}){_counts(translator)}", highlight=False)
+
+
+def score(
+    model: Model,
+    source: Annotated[str, typer.Option("--source", help="Source text, one sentence per line.")],
+    target: Annotated[str, typer.Option("--target", help="Its translations, line by line.")],
+    json: Annotated[bool, typer.Option("--json", help="JSON lines: score, log-probability, tokens.")] = False,
+    tag: Tag = None,
+    which: Which = None,
+    device: Device = "auto",
+) -> None:
+    """Print the log-probability of each given translation, natural logarithm, end-of-sentence included.
+
+    Example: `ziggurat score runs/a --source test.de --target test.en`
+    """
+    translator = _open(model, which, device, None)
+    for result in translator.score(_read(source), _read(target), tag=tag):
+        print(result.to_json() if json else f"{result.log_probability:.6f}")
+
+
+def evaluate(
+    model: Annotated[str | None, typer.Argument(help="Run or model directory; leave out with --hypothesis.")] = None,
+    overrides: Overrides = None,
+    source: Annotated[str | None, typer.Option("--source", help="Source text to translate.")] = None,
+    hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Translations that are there already.")] = None,
+    reference: Annotated[
+        list[str] | None, typer.Option("--reference", help="Reference translation; repeat for several.")
+    ] = None,
+    metrics: Annotated[
+        str, typer.Option("--metrics", help="Of bleu, chrf, ter; separated by commas.")
+    ] = "bleu,chrf,ter",
+    tokenised: Annotated[
+        str | None, typer.Option("--tokenised", help="Also BLEU on Moses-tokenised text of this language.")
+    ] = None,
+    compound_split: Annotated[
+        bool, typer.Option("--compound-split", help="Also compound-split BLEU (English-German papers).")
+    ] = False,
+    confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
+    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    output: Annotated[str | None, typer.Option("--output", "-o", help="Also write the translations here.")] = None,
+    which: Which = None,
+    device: Device = "auto",
+    json: Json = False,
+) -> None:
+    """Score a model on a test set, or translations in a file, with sacreBLEU.
+
+    Example: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`
+    """
+    if not reference:
+        raise ConfigError("`--reference FILE` is missing")
+    if model is not None and "=" in model:
+        model, overrides = None, [model, *(overrides or [])]
+    if (model is None) == (hypothesis is None):
+        raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
+    references = [_read(path) for path in reference]
+    language = tokenised
+    if hypothesis is not None:
+        if overrides or source or output:
+            raise ConfigError("`--hypothesis` takes no decoding settings, `--source` or `--output`")
+        hypotheses = _read(hypothesis)
+    else:
+        if source is None:
+            raise ConfigError("`--source FILE` is missing: what should the model translate?")
+        assert model is not None
+        with _notices():
+            hypotheses = _translations(_open(model, which, device, overrides), source, output)
+    scores = _scores(hypotheses, references, metrics, language, compound_split, confidence, lowercase)
+    if json:
+        print_json([s.as_record() for s in scores])
+        return
+    for s in scores:
+        print(s)
+
+
+def _open(path: str, which: str | None, device: str, overrides: list[str] | None) -> Translator:
+    from ziggurat.decoding.translator import load_translator
+
+    settings: dict[str, Any] = {}
+    for override in overrides or []:
+        apply_override(settings, override.removeprefix("decoding."))
+    return load_translator(path, which=which, device=device, **settings)
+
+
+def _read(path: str) -> list[str]:
+    from ziggurat.decoding.lines import read_lines
+
+    stream, name = input_stream(path)
+    return list(read_lines(stream, name))
+
+
+def _translations(translator: Translator, source: str, output: str | None) -> list[str]:
+    hypotheses = [translation.text for translation in translator.translate(_read(source))]
+    if output is not None:
+        with output_stream(output) as out:
+            out.write("".join(line + "\n" for line in hypotheses).encode())
+    return hypotheses
+
+
+def _scores(
+    hypotheses: list[str],
+    references: list[list[str]],
+    metrics: str,
+    language: str | None,
+    compound_split: bool,
+    confidence: bool,
+    lowercase: bool,
+) -> list[Score]:
+    from ziggurat.evaluation.scores import METRICS
+    from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
+    from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
+
+    names = [name.strip().lower() for name in metrics.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in METRICS]:
+        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
+    wanted = [metric for metric in METRICS if metric in names]
+    scores = sacrebleu_scores(hypotheses, references, metrics=wanted, confidence=confidence, lowercase=lowercase)
+    options: dict[str, Any] = {"confidence": confidence, "lowercase": lowercase}
+    if language is not None:
+        scores.append(tokenised_bleu(hypotheses, references, language=language, **options))
+    if compound_split:
+        scores.append(compound_split_bleu(hypotheses, references, language=language or "de", **options))
+    return scores
+
+
+def _text(translation: Translation, number: int) -> str:
+    if len(translation.hypotheses) == 1:
+        return translation.text
+    return "\n".join(f"{number} ||| {h.text} ||| {h.score:.4f}" for h in translation.hypotheses)
+
+
+def _counts(translator: Translator) -> str:
+    names = {"blank_lines": "blank", "long_lines": "translated in parts", "unfinished": "cut at the length limit"}
+    shown = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
+    return "; " + ", ".join(shown) if shown else ""
+
+
+@contextmanager
+def _notices() -> Iterator[None]:
+    """Show warnings of the translator as plain lines."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        shown = console()
+        warnings.showwarning = lambda message, *_args, **_kwargs: shown.print(
+            f"warning: {message}", markup=False, highlight=False, soft_wrap=True
+        )
+        yield

@@ -1,0 +1,28 @@
+"""Configuration: typed sections, strict YAML, overrides. Imports no torch."""
+
+from ziggurat.config.base import Section
+from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.decode import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
+from ziggurat.config.experiment import CONFIG_FORMAT, Experiment
+from ziggurat.config.load import dump, load_experiment, parse_experiment
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.train import TrainingConfig
+
+__all__ = [
+    "CONFIG_FORMAT",
+    "CorpusConfig",
+    "DataConfig",
+    "DecodingConfig",
+    "Experiment",
+    "FilterConfig",
+    "LengthPenaltyConfig",
+    "MaxLengthConfig",
+    "ModelConfig",
+    "RegularisationConfig",
+    "Section",
+    "SubwordConfig",
+    "TrainingConfig",
+    "dump",
+    "load_experiment",
+    "parse_experiment",
+]

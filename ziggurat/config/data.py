@@ -1,0 +1,147 @@
+"""Data section: which corpora, how they are cleaned, segmented and mixed."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ziggurat.config.base import Section
+
+__all__ = ["CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
+
+CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
+SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
+
+
+class CorpusConfig(Section):
+    """One parallel corpus: either `source` + `target` (aligned text files) or `path` (both sides in one file)."""
+
+    source: str | None = None
+    """Source side as plain text, one sentence per line; path or glob; .gz, .xz and .zst are read as streams."""
+    target: str | None = None
+    """Target side, aligned line by line with `source`; a glob must match as many files, paired in sorted order."""
+    path: str | None = None
+    """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
+    format: CorpusFormat = "auto"
+    """File format; `auto` reads it off the file name."""
+    columns: list[str | int] = Field(default_factory=list)
+    """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
+    (default: the language codes of `data.source_language` and `data.target_language`)."""
+    weight: float = Field(default=1.0, gt=0)
+    """How often a pair of this corpus is drawn relative to its natural share."""
+    tag: str | None = Field(default=None, pattern=r"^<[^\s<>]+>$")
+    """Token put before each source sentence of this corpus, such as `<bt>`; it never comes from text."""
+    name: str | None = None
+    """Name in reports; default: the file name."""
+
+    @model_validator(mode="after")
+    def _one_layout(self) -> Self:
+        aligned = self.source is not None and self.target is not None
+        if (self.path is not None) == aligned or (self.source is None) != (self.target is None):
+            raise ValueError("give either `source` and `target` (aligned text files) or `path` (one file)")
+        if self.columns and len(self.columns) != 2:
+            raise ValueError("`columns` needs two entries: the source column and the target column")
+        return self
+
+
+class FilterConfig(Section):
+    """Which sentence pairs are dropped; every drop is counted by reason. `null` switches a filter off.
+
+    Always dropped: pairs with an empty side. Lengths are taken after Unicode and whitespace normalisation.
+    """
+
+    max_characters: int | None = Field(default=4000, ge=1)
+    """Longest sentence, in characters, either side (before segmentation, so that no line costs much time)."""
+    max_pieces: int | None = Field(default=250, ge=1)
+    """Longest sentence, in subword pieces, either side, end-of-sentence not counted."""
+    max_length_ratio: float | None = Field(default=None, gt=1)
+    """Largest ratio of whitespace-separated words between the sides (characters where a side has no blanks)."""
+    identical: bool = False
+    """Drop pairs whose sides are the same text (copied source)."""
+    duplicates: bool = False
+    """Drop pairs seen before, by 64-bit hash of both sides, over all training corpora."""
+    control_characters: bool = False
+    """Drop pairs that hold control characters (Unicode category Cc) other than tab. NUL is always dropped."""
+    source_script: str | None = None
+    """Unicode script the source should be written in, such as `Latin` or `Cyrillic`."""
+    target_script: str | None = None
+    """Unicode script the target should be written in."""
+    min_script_share: float = Field(default=0.5, gt=0, le=1)
+    """Smallest share of letters in the wanted script."""
+
+
+class RegularisationConfig(Section):
+    """Subword regularisation during training (Kudo 2018; BPE-dropout, Provilkov et al. 2020)."""
+
+    source: bool = True
+    """Sample segmentations of the source side."""
+    target: bool = False
+    """Sample segmentations of the target side."""
+    alpha: float = Field(default=0.1, gt=0)
+    """BPE: probability of dropping a merge. Unigram: smoothing of the n-best distribution."""
+    nbest: int = Field(default=64, ge=2)
+    """Unigram: how many segmentations are sampled from."""
+
+
+class SubwordConfig(Section):
+    """How text becomes pieces."""
+
+    kind: SubwordKind = "bpe"
+    """`bpe` or `unigram` train a SentencePiece model; `existing` takes one; `vocabulary` reads text that is
+    already segmented (subword-nmt's `@@ `) with a plain vocabulary file."""
+    vocabulary_size: int = Field(default=8000, ge=8)
+    """Pieces per model, control symbols included (`bpe`, `unigram`)."""
+    joint: bool = True
+    """One model for both sides; false: one each."""
+    byte_fallback: bool = True
+    """Spell unknown characters as bytes, so that nothing is ever unknown."""
+    character_coverage: float = Field(default=1.0, gt=0, le=1)
+    """Share of characters that get a piece of their own (SentencePiece)."""
+    sample_pairs: int = Field(default=1_000_000, ge=1)
+    """Most sentence pairs the model is trained on, drawn evenly over the corpora."""
+    source_model: str | None = None
+    """`existing`: SentencePiece model of the source side (or of both sides)."""
+    target_model: str | None = None
+    """`existing`: SentencePiece model of the target side; default: the source model."""
+    source_vocabulary: str | None = None
+    """`vocabulary`: file with one token per line; anything after the first blank (a count) is ignored."""
+    target_vocabulary: str | None = None
+    """`vocabulary`: the same for the target side; default: the source vocabulary."""
+    regularisation: RegularisationConfig | None = None
+    """Sample segmentations anew in every epoch; null: always the best one."""
+
+    @model_validator(mode="after")
+    def _files_present(self) -> Self:
+        if self.kind == "existing" and self.source_model is None:
+            raise ValueError("`kind: existing` needs `source_model`")
+        if self.kind == "vocabulary" and self.source_vocabulary is None:
+            raise ValueError("`kind: vocabulary` needs `source_vocabulary`")
+        if self.kind == "vocabulary" and self.regularisation is not None:
+            raise ValueError(
+                "pre-segmented text (`kind: vocabulary`) cannot be segmented anew: remove `regularisation`"
+            )
+        return self
+
+
+class DataConfig(Section):
+    """Parallel text in, store out (`ziggurat prepare`)."""
+
+    source_language: str = Field(min_length=1)
+    """Code of the source language, such as `de`."""
+    target_language: str = Field(min_length=1)
+    """Code of the target language, such as `en`."""
+    store: str = Field(min_length=1)
+    """Folder of the prepared data."""
+    train: list[CorpusConfig] = Field(default_factory=list)
+    """Training corpora (for `prepare`)."""
+    dev: list[CorpusConfig] = Field(default_factory=list)
+    """Development corpora, never filtered except for empty sides (for `prepare`)."""
+    sampling_temperature: float = Field(default=1.0, gt=0)
+    """Corpora are drawn in proportion to (pairs * weight)^(1/temperature); 1 keeps their natural shares."""
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
+    """Unicode normalisation of training text and of everything that is translated later."""
+    filters: FilterConfig = FilterConfig()
+    """Cleaning of the training corpora."""
+    subword: SubwordConfig = SubwordConfig()
+    """Segmentation."""

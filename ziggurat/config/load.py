@@ -1,0 +1,216 @@
+"""YAML <-> configuration: strict, with the file, line, dotted path and nearest valid name in every error."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel, ValidationError
+
+from ziggurat.config.experiment import Experiment
+from ziggurat.errors import ConfigError, printable
+
+__all__ = ["apply_override", "dump", "load_experiment", "parse_experiment", "parse_yaml"]
+
+Lines = dict[tuple[str | int, ...], int]
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader that reads `1e-3` as a number (YAML 1.1 takes it for text) and refuses duplicate keys."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float",
+    re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
+    list("-+0123456789."),
+)
+
+
+def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
+    """Return the mapping in `text` and the line (from 1) of each of its keys; `name` is used in errors.
+
+    Raises ConfigError for broken YAML, a duplicate key, or anything but a mapping at the top.
+    """
+    loader = _Loader(text)
+    try:
+        root = loader.get_single_node()
+        if root is None:
+            return {}, {}
+        lines: Lines = {}
+        _collect_lines(root, (), lines, name)
+        content = loader.construct_document(root)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
+        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    finally:
+        loader.dispose()
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}: expected sections such as `data:` and `model:`, found {type(content).__name__}")
+    return content, lines
+
+
+def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, name: str) -> None:
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            key = str(key_node.value)
+            here = (*path, key)
+            if here in lines:
+                raise ConfigError(
+                    f"{name}, line {key_node.start_mark.line + 1}: `{_dotted(here)}` is given twice "
+                    f"(first in line {lines[here]}); remove one"
+                )
+            lines[here] = key_node.start_mark.line + 1
+            _collect_lines(value_node, here, lines, name)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            _collect_lines(item, (*path, i), lines, name)
+
+
+def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, ...]:
+    """Set `path.to.key=value` inside `content`; the value is read as YAML. Returns the path.
+
+    List items are addressed by number (`data.train.0.weight=2`). Raises ConfigError for a malformed override.
+    """
+    dotted, equals, value_text = override.partition("=")
+    parts = dotted.strip().split(".")
+    if not equals or not all(parts):
+        raise ConfigError(f"`{printable(override)}` is not an override: write path.to.key=value")
+    try:
+        value = yaml.load(value_text, Loader=_Loader)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"`{printable(override)}`: the value is not valid YAML: {error}") from None
+    at: Any = content
+    path: list[str | int] = []
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if isinstance(at, list):
+            if not part.isdigit() or int(part) >= len(at):
+                raise ConfigError(
+                    f"`{dotted}`: `{_dotted(path)}` is a list of {len(at)}; "
+                    f"write its item as a number from 0 to {len(at) - 1}"
+                )
+            key: str | int = int(part)
+        elif isinstance(at, dict):
+            key = part
+        else:
+            raise ConfigError(f"`{dotted}`: `{_dotted(path)}` is a value, it has no `{part}` inside")
+        path.append(key)
+        if last:
+            at[key] = value
+        else:
+            if isinstance(at, dict) and at.get(part) is None:
+                at[part] = {}
+            at = at[key]
+    return tuple(path)
+
+
+def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+    """Read one YAML file, apply the overrides and return the checked configuration.
+
+    Raises ConfigError: file missing, not UTF-8, broken YAML, unknown or ill-typed key, keys in conflict.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{path}: no such configuration file (`ziggurat recipes` lists the built-in ones)") from None
+    except IsADirectoryError:
+        raise ConfigError(f"{path}: is a folder, expected a YAML file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
+    return parse_experiment(text, str(path), overrides)
+
+
+def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Experiment:
+    """Like load_experiment, for YAML text that is called `name` in errors."""
+    content, lines = parse_yaml(text, name)
+    overridden = {apply_override(content, override) for override in overrides}
+    try:
+        return Experiment.model_validate(content)
+    except ValidationError as error:
+        raise ConfigError("\n".join(_explain(e, name, lines, overridden) for e in error.errors())) from None
+
+
+def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]]) -> str:
+    location: tuple[str | int, ...] = tuple(error["loc"])
+    known = location
+    while known and known not in lines:
+        known = known[:-1]
+    from_command_line = any(location[: len(o)] == o or o[: len(location)] == location for o in overridden)
+    where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known in lines else name
+    dotted = _dotted(location) or "configuration"
+    kind = error["type"]
+    if kind == "extra_forbidden":
+        return f"{where}: unknown key `{dotted}`{_suggest(location)}"
+    if kind == "missing":
+        return f"{where}: `{dotted}` is missing"
+    given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
+    message = error["msg"].removeprefix("Value error, ")
+    if kind == "value_error":
+        return f"{where}: `{dotted}`: {message}"
+    return f"{where}: `{dotted}`: {message[0].lower()}{message[1:]}{given}{_suggest_value(error)}"
+
+
+def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
+    """Return the section class that a dotted path leads to, if it is one."""
+    section: type[BaseModel] | None = Experiment
+    for key in location:
+        if section is None or isinstance(key, int):
+            continue
+        field = section.model_fields.get(key)
+        section = next((s for s in _classes(field.annotation) if issubclass(s, BaseModel)), None) if field else None
+    return section
+
+
+def _classes(annotation: Any) -> list[type]:
+    if isinstance(annotation, type) and not get_args(annotation):
+        return [annotation]
+    return [c for argument in get_args(annotation) for c in _classes(argument)]
+
+
+def _suggest(location: Sequence[str | int]) -> str:
+    wrong, section = str(location[-1]), _section_at(location[:-1])
+    if section is None:
+        return ""
+    names = list(section.model_fields)
+    if near := difflib.get_close_matches(wrong, names, n=2, cutoff=0.6):
+        return "; did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
+    elsewhere = sorted(p for p in _all_paths(Experiment) if p.rsplit(".", 1)[-1] == wrong)
+    if elsewhere:
+        return f"; did you mean `{elsewhere[0]}`?"
+    return "; valid here: " + ", ".join(names)
+
+
+def _suggest_value(error: Any) -> str:
+    if error["type"] != "literal_error" or not isinstance(error["input"], str):
+        return ""
+    choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
+    near = difflib.get_close_matches(error["input"], choices, n=1, cutoff=0.5)
+    return f"; did you mean `{near[0]}`?" if near else ""
+
+
+def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
+    paths = []
+    for name, field in section.model_fields.items():
+        paths.append(prefix + name)
+        for inner in _classes(field.annotation):
+            if issubclass(inner, BaseModel):
+                paths += _all_paths(inner, f"{prefix}{name}.")
+    return paths
+
+
+def _dotted(path: Sequence[str | int]) -> str:
+    return ".".join(str(p) for p in path)
+
+
+def dump(config: BaseModel) -> str:
+    """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
+    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)

@@ -1,0 +1,196 @@
+"""Training section: optimiser, schedule, batches, validation, checkpoints."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ziggurat.config.base import Section
+
+__all__ = [
+    "BatchConfig",
+    "CheckpointConfig",
+    "LossConfig",
+    "OptimiserConfig",
+    "ScheduleConfig",
+    "StopConfig",
+    "TrainingConfig",
+    "ValidationConfig",
+]
+
+
+class BatchConfig(Section):
+    """Token-bucketed batches."""
+
+    max_tokens: int = Field(default=4096, ge=1)
+    """Most tokens per batch, padding and end-of-sentence counted, on the longer side (fairseq's rule)."""
+    max_sentences: int | None = Field(default=None, ge=1)
+    """Most sentence pairs per batch."""
+    length_multiple: int = Field(default=1, ge=1)
+    """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
+    accumulate: int = Field(default=1, ge=1)
+    """Batches per update; the loss is normalised over all of them together."""
+
+
+class OptimiserConfig(Section):
+    """One of torch.optim's optimisers; the learning rate is the schedule's."""
+
+    kind: Literal["adam", "adamw", "radam", "muon"] = "adam"
+    """`muon` trains the matrices inside the layers, AdamW everything else (Jordan 2024; torch.optim.Muon)."""
+    betas: tuple[float, float] = Field(default=(0.9, 0.98), strict=False)
+    """Decay rates of the moments (adam, adamw, radam; for muon: of the AdamW part)."""
+    epsilon: float = Field(default=1e-9, gt=0)
+    """Added to the root of the second moment."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
+    momentum: float = Field(default=0.95, ge=0, lt=1)
+    """muon only."""
+
+
+class ScheduleConfig(Section):
+    """Learning rate as a function of the update t = 1, 2, ... (docs/recipes.md)."""
+
+    kind: Literal["isqrt", "noam", "linear", "cosine", "constant"] = "isqrt"
+    """`isqrt`: linear warm-up to `peak`, then peak * sqrt(warmup/t). `noam`: factor * d_model^-0.5 *
+    min(t^-0.5, t * warmup^-1.5). `linear`, `cosine`: warm-up, then down to `floor` at `decay_updates`."""
+    peak: float = Field(default=1e-3, gt=0)
+    """Highest rate (all but noam)."""
+    factor: float = Field(default=1.0, gt=0)
+    """noam's constant."""
+    warmup_updates: int = Field(default=4000, ge=0)
+    """Length of the linear warm-up."""
+    initial: float = Field(default=1e-7, ge=0)
+    """Rate at update 0 of the warm-up (all but noam)."""
+    floor: float = Field(default=1e-9, ge=0)
+    """Lowest rate after the warm-up."""
+    decay_updates: int | None = Field(default=None, ge=1)
+    """Update at which `linear` and `cosine` reach `floor`; default: `training.stop.updates`."""
+
+    @model_validator(mode="after")
+    def _warmup_present(self) -> Self:
+        if self.kind in ("isqrt", "noam") and self.warmup_updates < 1:
+            raise ValueError(f"`kind: {self.kind}` needs `warmup_updates` of at least 1")
+        return self
+
+
+class LossConfig(Section):
+    """Label-smoothed cross-entropy."""
+
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Probability mass e taken from the gold token."""
+    smoothing: Literal["uniform", "others"] = "uniform"
+    """`uniform` (fairseq): e/V on every class, gold 1-e+e/V. `others` (zero, tensor2tensor): e/(V-1) on the rest."""
+    subtract_entropy: bool = False
+    """Report the loss minus the entropy of the smoothed target, so that a perfect model scores 0 (zero)."""
+    normalisation: Literal["tokens", "sentence_mean", "sentence_sum"] = "tokens"
+    """`tokens`: sum / target tokens of the update (fairseq). `sentence_mean`: mean over tokens, then over
+    sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
+    chunk_tokens: int = Field(default=1024, ge=1)
+    """Rows of logits that exist at a time; [tokens, vocabulary] is never built whole."""
+
+
+class ValidationConfig(Section):
+    """What is measured on the dev set, and how often."""
+
+    every_updates: int = Field(default=1000, ge=1)
+    """Updates between validations."""
+    decode: bool = True
+    """Translate the dev set and score it with sacreBLEU."""
+    beam_size: int = Field(default=1, ge=1)
+    """Beam of that decoding; 1 is greedy."""
+    max_sentences: int | None = Field(default=None, ge=1)
+    """Use only the first so many dev pairs for decoding."""
+    metric: Literal["loss", "bleu", "chrf"] = "loss"
+    """What `best` and early stopping go by."""
+
+    @model_validator(mode="after")
+    def _metric_is_measured(self) -> Self:
+        if self.metric != "loss" and not self.decode:
+            raise ValueError(f"`metric: {self.metric}` needs `decode: true`")
+        return self
+
+
+class StopConfig(Section):
+    """When training ends: whichever comes first."""
+
+    updates: int | None = Field(default=100_000, ge=1)
+    """Optimiser updates."""
+    epochs: int | None = Field(default=None, ge=1)
+    """Passes over the data."""
+    minutes: float | None = Field(default=None, gt=0)
+    """Wall time of training over all resumed parts, validation and checkpoints included."""
+    patience: int | None = Field(default=None, ge=1)
+    """Validations in a row without a better metric (early stopping)."""
+    non_finite: int = Field(default=20, ge=1)
+    """Updates in a row with a non-finite loss or gradient (each is skipped and counted)."""
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Self:
+        if self.updates is None and self.epochs is None and self.minutes is None and self.patience is None:
+            raise ValueError("training would never end: set `updates`, `epochs`, `minutes` or `patience`")
+        return self
+
+
+class CheckpointConfig(Section):
+    """What is kept on disk."""
+
+    every_updates: int = Field(default=1000, ge=1)
+    """Updates between checkpoints."""
+    every_minutes: float | None = Field(default=None, gt=0)
+    """Also after so many minutes of training."""
+    keep_last: int = Field(default=5, ge=1)
+    """Newest checkpoints kept."""
+    keep_best: int = Field(default=1, ge=0)
+    """Best checkpoints kept, by `training.validation.metric`."""
+    average_last: int = Field(default=0, ge=0)
+    """When training ends, average so many newest checkpoints into `averaged/`; 0: do not."""
+
+    @model_validator(mode="after")
+    def _enough_kept(self) -> Self:
+        if self.average_last > self.keep_last:
+            raise ValueError(f"`average_last` ({self.average_last}) is larger than `keep_last` ({self.keep_last})")
+        return self
+
+
+class TrainingConfig(Section):
+    """How the model is trained."""
+
+    seed: int = Field(default=1, ge=0)
+    """Fixes initial weights, data order and dropout."""
+    device: str = "auto"
+    """`auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
+    threads: int | None = Field(default=None, ge=1)
+    """CPU threads; default: torch's choice."""
+    precision: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32."""
+    tf32: bool = False
+    """Allow TF32 matrix products (NVIDIA Ampere and later)."""
+    batch: BatchConfig = BatchConfig()
+    """Batches."""
+    loss: LossConfig = LossConfig()
+    """Loss."""
+    optimiser: OptimiserConfig = OptimiserConfig()
+    """Optimiser."""
+    schedule: ScheduleConfig = ScheduleConfig()
+    """Learning rate."""
+    clip_norm: float | None = Field(default=None, gt=0)
+    """Clip the global gradient norm to this; null: no clipping."""
+    exact_dropout: bool = False
+    """Draw dropout masks with probability exactly p; false: p rounded to 1/256 (CPU, much faster), scaled exactly."""
+    validation: ValidationConfig = ValidationConfig()
+    """Validation."""
+    stop: StopConfig = StopConfig()
+    """End of training."""
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    """Checkpoints."""
+    log_every_updates: int = Field(default=50, ge=1)
+    """Updates between progress records."""
+    tensorboard: bool = True
+    """Write TensorBoard events into the run."""
+
+    @model_validator(mode="after")
+    def _decay_has_an_end(self) -> Self:
+        if self.schedule.kind in ("linear", "cosine") and not (self.schedule.decay_updates or self.stop.updates):
+            raise ValueError(f"`schedule.kind: {self.schedule.kind}` needs `schedule.decay_updates` or `stop.updates`")
+        return self

@@ -1,0 +1,1 @@
+"""Text to ids on disk to batches. Only loader.py imports torch."""

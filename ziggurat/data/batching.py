@@ -1,0 +1,243 @@
+"""The order of training data: batches of similar length, a pure function of (lengths, settings, seed, epoch).
+
+Lengths are in subword pieces as stored, without end-of-sentence; one is added for it in every budget. A batch
+costs `sentences * max(padded source length, padded target length)` tokens (fairseq's rule). Everything is
+vectorised over pairs; the only loop is over batches, so that 40 million pairs are planned in half a minute.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import IntEnum
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.errors import DataError
+
+__all__ = ["check_fits", "epoch_indices", "make_batches", "round_up", "sorted_batches"]
+
+Integers = NDArray[np.integer]
+Indices = NDArray[np.int64]
+Lengths = NDArray[np.int32]  # Half the memory of int64, which counts at 40 million pairs.
+
+
+class _Purpose(IntEnum):
+    """Keeps the random streams of one (seed, epoch) apart. The numbers are part of the order of the data."""
+
+    REMAINDER = 0
+    TIES = 1
+    BATCH_ORDER = 2
+
+
+def _generator(seed: int, epoch: int, purpose: _Purpose, *more: int) -> np.random.Generator:
+    return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, int(purpose), *more))))
+
+
+def round_up(lengths: Integers, multiple: int) -> Lengths:
+    """Round each length up to a multiple of `multiple`."""
+    return -(-lengths.astype(np.int32) // multiple) * multiple
+
+
+def _quotas(sizes: NDArray[np.int64], weights: Sequence[float], temperature: float) -> NDArray[np.int64]:
+    """Pairs to draw per epoch from each corpus: at least 1 where there is any; their sum is all pairs."""
+    total = int(sizes.sum())
+    mass = np.zeros(len(sizes))
+    filled = sizes > 0
+    # In the log domain, so that a small temperature does not overflow.
+    logs = (np.log(sizes[filled]) + np.log(np.asarray(weights, dtype=float)[filled])) / temperature
+    mass[filled] = np.exp(logs - logs.max())
+    exact = total * mass / mass.sum()
+    quotas = np.maximum(np.floor(exact).astype(np.int64), filled)
+    missing = total - int(quotas.sum())
+    if missing > 0:  # Largest remainders first; `stable` makes equal ones go by corpus number.
+        quotas[np.argsort(quotas - exact, kind="stable")[:missing]] += 1
+    elif missing < 0:  # The minimum of one pair per corpus took more than there was.
+        quotas[np.argmax(quotas)] += missing
+    return quotas
+
+
+def epoch_indices(
+    corpora: Integers, weights: Sequence[float], temperature: float, seed: int, epoch: int
+) -> Indices:
+    """Choose the pairs of one epoch, as many as there are pairs.
+
+    Corpus c gets a share proportional to `(n_c * w_c) ** (1 / temperature)`. Its pairs are drawn from an endless
+    row of shuffled copies of the corpus, cut into epochs: whole copies plus a remainder that moves on, so that
+    after any number of epochs the draws of two pairs of a corpus differ by at most one. With equal weights and
+    temperature 1 every pair comes exactly once.
+
+    Args:
+        corpora: `[pairs]` number of each pair's corpus, from 0.
+        weights: one weight per corpus, above 0.
+        temperature: above 0; larger values even out corpora of different size.
+        seed: any number from 0.
+        epoch: from 0.
+
+    Returns: `[pairs]` indices of pairs, corpus by corpus (make_batches puts them in order).
+    """
+    sizes = np.bincount(corpora, minlength=len(weights))
+    if len(corpora) == 0:
+        return np.zeros(0, dtype=np.int64)
+    parts: list[NDArray[np.int64]] = []
+    for corpus, (size, quota) in enumerate(
+        zip(sizes.tolist(), _quotas(sizes, weights, temperature).tolist(), strict=True)
+    ):
+        if size == 0:
+            continue
+        members = np.flatnonzero(corpora == corpus) if len(sizes) > 1 else np.arange(size)
+        position, end = epoch * quota, (epoch + 1) * quota
+        while position < end:
+            copy, offset = divmod(position, size)
+            taken = min(size - offset, end - position)
+            if taken < size:
+                shuffled = _generator(seed, copy, _Purpose.REMAINDER, corpus).permutation(members)
+                parts.append(shuffled[offset : offset + taken])
+            else:
+                parts.append(members)
+            position += taken
+    return np.concatenate(parts)
+
+
+def _padded(
+    source_lengths: Integers, target_lengths: Integers, length_multiple: int
+) -> tuple[Lengths, Lengths]:
+    """Padded length of each pair by itself, end-of-sentence counted: source side, target side."""
+    # Widened first: lengths may be stored in 16 bits, where 65,535 + 1 is 0.
+    source, target = source_lengths.astype(np.int32), target_lengths.astype(np.int32)
+    return round_up(source + 1, length_multiple), round_up(target + 1, length_multiple)
+
+
+def check_fits(
+    source_lengths: Integers, target_lengths: Integers, *, max_tokens: int, length_multiple: int = 1
+) -> None:
+    """Make sure that every pair fits into a batch by itself.
+
+    Args:
+        source_lengths: `[pairs]` pieces, end-of-sentence not counted.
+        target_lengths: `[pairs]` likewise.
+        max_tokens: budget of a batch.
+        length_multiple: padded lengths are rounded up to a multiple of this.
+
+    Raises: DataError naming the longest pair and the settings that mend it.
+    """
+    if len(source_lengths) == 0:
+        return
+    cost = np.maximum(*_padded(source_lengths, target_lengths, length_multiple))
+    longest = int(np.argmax(cost))
+    if cost[longest] <= max_tokens:
+        return
+    too_long = int(np.count_nonzero(cost > max_tokens))
+    raise DataError(
+        f"{too_long} of {len(cost)} sentence pairs do not fit into a batch of training.batch.max_tokens = "
+        f"{max_tokens}: the longest, pair {longest} (counted from 0), has {source_lengths[longest]} source and "
+        f"{target_lengths[longest]} target pieces, {cost[longest]} tokens with end-of-sentence and padding; "
+        f"set training.batch.max_tokens to {cost[longest]} or more, or lower data.filters.max_pieces "
+        f"and run `ziggurat prepare` again"
+    )
+
+
+def _by_length(source: Lengths, target: Lengths) -> Indices:
+    """Order pairs so that neighbours are alike on both sides; equal pairs keep their order.
+
+    First by the longer side, which is what a batch costs, then by how much longer the source is, alternately
+    up and down, so that the last pair of one length is like the first of the next. On Multi30k (4,096 tokens)
+    this pads 2.6 % and 3.7 % in 119 batches; sorting by source, then target, 0.6 % and 12.0 % in 128.
+    """
+    longer = np.maximum(source, target)
+    difference = source - target
+    width = 2 * int(longer.max()) + 1
+    key = longer.astype(np.int64) * width + np.where(longer % 2 == 0, difference, -difference)
+    return np.argsort(key, kind="stable")
+
+
+def _cut(cost: Lengths, max_tokens: int, max_sentences: int | None) -> list[int]:
+    """Cut ordered pairs into batches as large as the budget allows; returns the borders, both ends included."""
+    borders = [0]
+    start, end = 0, len(cost)
+    counts = np.arange(1, max_tokens + 1)
+    while start < end:
+        most = max(1, max_tokens // int(cost[start]))
+        if max_sentences is not None:
+            most = min(most, max_sentences)
+        longest = np.maximum.accumulate(cost[start : start + most])
+        # longest * count only grows, so the pairs that fit are those before the first that does not.
+        start += max(1, int(np.searchsorted(longest * counts[: len(longest)], max_tokens, side="right")))
+        borders.append(start)
+    return borders
+
+
+def _ordered_batches(
+    indices: Indices,
+    source_lengths: Integers,
+    target_lengths: Integers,
+    max_tokens: int,
+    max_sentences: int | None,
+    length_multiple: int,
+) -> list[Indices]:
+    if len(indices) == 0:
+        return []
+    source, target = _padded(source_lengths[indices], target_lengths[indices], length_multiple)
+    cost = np.maximum(source, target)
+    if cost.max() > max_tokens:
+        check_fits(source_lengths, target_lengths, max_tokens=max_tokens, length_multiple=length_multiple)
+    order = _by_length(source // length_multiple, target // length_multiple)
+    borders = _cut(cost[order], max_tokens, max_sentences)
+    ordered = indices[order]
+    return [ordered[start:end] for start, end in pairwise(borders)]
+
+
+def make_batches(
+    indices: Indices,
+    source_lengths: Integers,
+    target_lengths: Integers,
+    *,
+    max_tokens: int,
+    max_sentences: int | None = None,
+    length_multiple: int = 1,
+    seed: int,
+    epoch: int,
+) -> list[Indices]:
+    """Put the pairs of an epoch into batches of similar length, in random order.
+
+    Which of equally long pairs share a batch, and the order of the batches, change with `seed` and `epoch`.
+    A batch padded to its longest source and target, each rounded up to `length_multiple`, costs
+    `sentences * max(source, target)` <= `max_tokens`.
+
+    Args:
+        indices: `[drawn]` pairs of this epoch (epoch_indices); repeated ones stay repeated.
+        source_lengths: `[pairs]` pieces of every pair of the table, end-of-sentence not counted.
+        target_lengths: `[pairs]` likewise.
+        max_tokens: budget of a batch.
+        max_sentences: most pairs in a batch; None: no limit.
+        length_multiple: see above; larger values give fewer distinct shapes and more padding.
+        seed: any number from 0.
+        epoch: from 0.
+
+    Returns: one array of indices per batch; together they are `indices`.
+    Raises: DataError when a pair is longer than `max_tokens` (check_fits).
+    """
+    mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
+    batches = _ordered_batches(
+        mixed, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple
+    )
+    return [batches[i] for i in _generator(seed, epoch, _Purpose.BATCH_ORDER).permutation(len(batches))]
+
+
+def sorted_batches(
+    source_lengths: Integers,
+    target_lengths: Integers,
+    *,
+    max_tokens: int,
+    max_sentences: int | None = None,
+    length_multiple: int = 1,
+) -> list[Indices]:
+    """Put all pairs into batches of similar length, shortest first, nothing at random (validation, scoring).
+
+    Arguments, rule and errors are those of make_batches; to go by the source alone give its lengths twice.
+    """
+    everything = np.arange(len(source_lengths))
+    return _ordered_batches(
+        everything, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple
+    )

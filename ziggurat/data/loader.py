@@ -1,0 +1,299 @@
+"""From indices to padded tensors: batches for training, resumable at every update, and for validation.
+
+The only module of ziggurat.data that needs torch.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from xxhash import xxh32_intdigest
+
+from ziggurat.config.data import RegularisationConfig
+from ziggurat.config.train import BatchConfig
+from ziggurat.data.background import Background
+from ziggurat.data.batching import check_fits, epoch_indices, make_batches, round_up, sorted_batches
+from ziggurat.data.subword import Tokenizer
+from ziggurat.data.table import PairTable
+from ziggurat.errors import DataError
+
+__all__ = ["Batch", "Group", "Loader", "LoaderState", "SpecialIds", "collate", "fixed_batches"]
+
+Ids = NDArray[np.int32]
+
+
+class SpecialIds(NamedTuple):
+    """The ids that frame and fill sentences."""
+
+    source_pad: int
+    source_eos: int
+    target_pad: int
+    target_bos: int
+    target_eos: int
+
+    @classmethod
+    def of(cls, source: Tokenizer, target: Tokenizer) -> SpecialIds:
+        """Take them from the tokenizers of the two sides."""
+        return cls(source.pad, source.eos, target.pad, target.bos, target.eos)
+
+
+@dataclass(frozen=True, eq=False)
+class Batch:
+    """Sentence pairs as padded tensors. Masks are True where there is a token; S and T are padded lengths."""
+
+    source: torch.Tensor
+    """`[batch, S]` int64: ids, end-of-sentence, padding."""
+    source_mask: torch.Tensor
+    """`[batch, S]` bool."""
+    target_in: torch.Tensor
+    """`[batch, T]` int64, what the decoder reads: begin-of-sentence, ids, padding."""
+    target_out: torch.Tensor
+    """`[batch, T]` int64, what it should say: ids, end-of-sentence, padding."""
+    target_mask: torch.Tensor
+    """`[batch, T]` bool, the same for `target_in` and `target_out`."""
+    indices: NDArray[np.int64]
+    """`[batch]` which pairs of the table these are."""
+    source_tokens: int
+    """Source tokens, end-of-sentence counted, padding not; known without asking a device."""
+    target_tokens: int
+    """Target tokens, likewise."""
+
+    @property
+    def sentences(self) -> int:
+        """Number of sentence pairs."""
+        return len(self.indices)
+
+    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
+        """Return this batch with its tensors on `device`."""
+        names = ("source", "source_mask", "target_in", "target_out", "target_mask")
+        moved: dict[str, Any] = {
+            name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names
+        }
+        return replace(self, **moved)
+
+
+def collate(
+    sources: Sequence[Ids],
+    targets: Sequence[Ids],
+    indices: NDArray[np.int64],
+    special: SpecialIds,
+    length_multiple: int = 1,
+) -> Batch:
+    """Pad sentence pairs, given without begin- and end-of-sentence, into a batch.
+
+    `indices` `[batch]` are kept for reference; padded lengths are rounded up to a multiple of `length_multiple`.
+    """
+    source, source_mask = _padded(sources, special.source_pad, special.source_eos, length_multiple)
+    target_out, target_mask = _padded(targets, special.target_pad, special.target_eos, length_multiple)
+    # One to the right, with the end replaced by padding: what is known before each token of target_out.
+    target_in = np.full_like(target_out, special.target_pad)
+    target_in[:, 0] = special.target_bos
+    target_in[:, 1:] = np.where(target_mask[:, 1:], target_out[:, :-1], special.target_pad)
+    return Batch(
+        source=torch.from_numpy(source),
+        source_mask=torch.from_numpy(source_mask),
+        target_in=torch.from_numpy(target_in),
+        target_out=torch.from_numpy(target_out),
+        target_mask=torch.from_numpy(target_mask),
+        indices=indices,
+        source_tokens=int(source_mask.sum()),
+        target_tokens=int(target_mask.sum()),
+    )
+
+
+def _padded(
+    sentences: Sequence[Ids], pad: int, eos: int, length_multiple: int
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Stack sentences `[batch, width]`, each followed by `eos` and padding, and say where the tokens are."""
+    lengths = np.fromiter(map(len, sentences), dtype=np.int32, count=len(sentences))
+    width = int(round_up(lengths.max() + 1, length_multiple))
+    places = np.arange(width)
+    padded = np.full((len(sentences), width), pad, dtype=np.int64)
+    padded[places < lengths[:, None]] = np.concatenate(sentences)
+    padded[np.arange(len(sentences)), lengths] = eos
+    return padded, places <= lengths[:, None]
+
+
+class LoaderState(NamedTuple):
+    """A place in the order of the data: `batch` batches of epoch `epoch` are behind it."""
+
+    epoch: int = 0
+    batch: int = 0
+
+
+class Group(NamedTuple):
+    """What one update is made of."""
+
+    batches: list[Batch]
+    """`accumulate` batches; fewer at the end of an epoch, more where sampled segmentations had to be split."""
+    state_after: LoaderState
+    """Where to go on after this update."""
+
+
+class Loader:
+    """Batches for training: endless, prepared ahead in a background thread, resumable at every update.
+
+    The order depends on the lengths, the corpora, the settings here and `seed`; not on time, threads or devices.
+
+    Args:
+        table: training pairs.
+        source_tokenizer: tokenizer of the source side.
+        target_tokenizer: tokenizer of the target side.
+        batch: section `training.batch`.
+        seed: fixes order and sampled segmentations.
+        temperature: `data.sampling_temperature`.
+        regularisation: sample segmentations anew in every epoch; None: take the stored ones.
+        prefetch: groups prepared ahead, at least 1.
+
+    Raises: DataError when there is no pair, a pair does not fit into a batch, or there is no text to sample from.
+    """
+
+    def __init__(
+        self,
+        table: PairTable,
+        source_tokenizer: Tokenizer,
+        target_tokenizer: Tokenizer,
+        batch: BatchConfig,
+        *,
+        seed: int,
+        temperature: float = 1.0,
+        regularisation: RegularisationConfig | None = None,
+        prefetch: int = 8,
+    ) -> None:
+        if len(table) == 0:
+            raise DataError(
+                "the store holds no training pair; run `ziggurat prepare` with a corpus in data.train"
+            )
+        limits = {"max_tokens": batch.max_tokens, "length_multiple": batch.length_multiple}
+        check_fits(table.source_lengths, table.target_lengths, **limits)
+        if regularisation is not None:
+            table.texts(np.zeros(0, dtype=np.int64))  # Refuses here, not in the middle of the first epoch.
+        self.waited_seconds = 0.0
+        """Time the consumer has spent waiting for data, in all."""
+        self._table = table
+        self._tokenizers = (source_tokenizer, target_tokenizer)
+        self._special = SpecialIds.of(source_tokenizer, target_tokenizer)
+        self._batch = batch
+        self._seed = seed
+        self._temperature = temperature
+        self._regularisation = regularisation
+        self._prefetch = prefetch
+
+    def plan(self, epoch: int) -> list[NDArray[np.int64]]:
+        """The batches of `epoch`, as indices of pairs, in order."""
+        table, batch = self._table, self._batch
+        chosen = epoch_indices(table.corpora, table.corpus_weights, self._temperature, self._seed, epoch)
+        return make_batches(
+            chosen,
+            table.source_lengths,
+            table.target_lengths,
+            max_tokens=batch.max_tokens,
+            max_sentences=batch.max_sentences,
+            length_multiple=batch.length_multiple,
+            seed=self._seed,
+            epoch=epoch,
+        )
+
+    def groups(self, state: LoaderState | None = None) -> Iterator[Group]:
+        """Yield what each update is made of, for ever, from `state` (default: the beginning) on.
+
+        Close the iterator (or let it go) to end its thread; what goes wrong in the thread is raised here.
+
+        Raises: DataError when `state` is behind the end of its epoch (other data or settings than it came from).
+        """
+        ahead = Background(self._groups(state or LoaderState()), self._prefetch)
+        try:
+            while True:
+                began = time.perf_counter()
+                group = next(ahead)
+                self.waited_seconds += time.perf_counter() - began
+                yield group
+        finally:
+            ahead.close()
+
+    def _groups(self, state: LoaderState) -> Iterator[Group]:
+        epoch, position = state
+        while True:
+            plan = self.plan(epoch)
+            if position > len(plan):
+                raise DataError(
+                    f"cannot go on after batch {position} of epoch {epoch}, which has only {len(plan)}: the store, "
+                    f"training.batch or training.seed changed since the checkpoint; restore them or start a new run"
+                )
+            while position < len(plan):
+                chosen = plan[position : position + self._batch.accumulate]
+                position += len(chosen)
+                batches = [batch for indices in chosen for batch in self._load(indices, epoch)]
+                after = LoaderState(epoch, position) if position < len(plan) else LoaderState(epoch + 1)
+                yield Group(batches, after)
+            epoch, position = epoch + 1, 0
+
+    def _load(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
+        """Read and collate one planned batch; sampled segmentations may need several to keep the budget."""
+        sources, targets = self._table.pairs(indices)
+        multiple, sampling = self._batch.length_multiple, self._regularisation
+        if sampling is None:
+            return [collate(sources, targets, indices, self._special, multiple)]
+        source_texts, target_texts = self._table.texts(indices)
+        if sampling.source:
+            sources = self._sampled(0, sources, source_texts, indices, epoch, sampling)
+        if sampling.target:
+            targets = self._sampled(1, targets, target_texts, indices, epoch, sampling)
+        lengths = [np.array([len(ids) for ids in side]) for side in (sources, targets)]
+        parts = sorted_batches(*lengths, max_tokens=self._batch.max_tokens, length_multiple=multiple)
+        return [
+            collate([sources[i] for i in p], [targets[i] for i in p], indices[p], self._special, multiple)
+            for p in parts
+        ]
+
+    def _sampled(
+        self,
+        side: int,
+        stored: list[Ids],
+        texts: list[str],
+        indices: NDArray[np.int64],
+        epoch: int,
+        regularisation: RegularisationConfig,
+    ) -> list[Ids]:
+        """Sample segmentations of one side; a tag stays, and a sample too long for any batch is not taken."""
+        tokenizer = self._tokenizers[side]
+        tags = set(tokenizer.tags.values())
+        room = self._batch.max_tokens // self._batch.length_multiple * self._batch.length_multiple
+        # From nothing but these four numbers, so that a resumed run draws what the uninterrupted one drew.
+        seeds = [
+            xxh32_intdigest(f"{self._seed} {epoch} {side} {index}".encode()) for index in indices.tolist()
+        ]
+        sentences: list[Ids] = []
+        for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):
+            tag = [first for first in old[:1].tolist() if first in tags]
+            new = np.array([*tag, *ids], dtype=np.int32)
+            sentences.append(new if len(new) < room else old)  # `<`: end-of-sentence comes on top.
+        return sentences
+
+
+def fixed_batches(
+    table: PairTable, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, batch: BatchConfig
+) -> Iterator[Batch]:
+    """Yield all pairs once, shortest first, always in the same batches (validation loss).
+
+    A pair too long for `batch.max_tokens` does not stop a run at its first validation: the budget grows to hold it.
+    """
+    if len(table) == 0:
+        return
+    longest = np.maximum(table.source_lengths.max(keepdims=True), table.target_lengths.max(keepdims=True))
+    budget = max(batch.max_tokens, int(round_up(longest + 1, batch.length_multiple)[0]))
+    special = SpecialIds.of(source_tokenizer, target_tokenizer)
+    for indices in sorted_batches(
+        table.source_lengths,
+        table.target_lengths,
+        max_tokens=budget,
+        max_sentences=batch.max_sentences,
+        length_multiple=batch.length_multiple,
+    ):
+        yield collate(*table.pairs(indices), indices, special, batch.length_multiple)

@@ -1,0 +1,277 @@
+"""`ziggurat prepare`: parallel text in, store out."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ziggurat.config.data import DataConfig
+from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, TableWriter
+from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.passes import (
+    Corpus,
+    Progress,
+    count_pairs,
+    encode_corpora,
+    find_corpora,
+    nothing_left,
+    sample_sentences,
+)
+from ziggurat.data.provenance import differences, provenance
+from ziggurat.data.subword import Tokenizer, save_tokenizers
+from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
+from ziggurat.data.workspace import building
+from ziggurat.errors import DataError
+
+__all__ = ["CorpusReport", "PrepareReport", "prepare"]
+
+
+@dataclass(frozen=True)
+class CorpusReport:
+    """What became of one corpus."""
+
+    split: str
+    """`train` or `dev`."""
+    name: str
+    read: int
+    """Pairs in the files."""
+    kept: int
+    """Pairs in the store."""
+    dropped: dict[str, int]
+    """Pairs dropped, by reason."""
+    carriage_returns: int
+    """Lines that ended in CR LF; the CR was removed."""
+    byte_order_marks: int
+    """Files whose byte order mark was removed."""
+
+
+@dataclass(frozen=True)
+class PrepareReport:
+    """What `prepare` did."""
+
+    store: str
+    reused: bool
+    """Whether the store was there already, of the same settings and inputs, and nothing was done."""
+    seconds: float
+    source_vocabulary: int
+    """Ids of the source side, control symbols and tags included."""
+    target_vocabulary: int
+    source_pieces: int
+    """Pieces of all training sources."""
+    target_pieces: int
+    corpora: list[CorpusReport] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the report as a JSON document."""
+        return asdict(self)
+
+    @property
+    def kept(self) -> int:
+        """Training pairs in the store."""
+        return sum(corpus.kept for corpus in self.corpora if corpus.split == "train")
+
+    @property
+    def dropped(self) -> Counter[str]:
+        """Training pairs dropped, by reason."""
+        return sum((Counter(c.dropped) for c in self.corpora if c.split == "train"), Counter())
+
+
+def _silent(phase: str, done: int, total: int | None) -> None:
+    """Show no progress."""
+
+
+def prepare(
+    config: DataConfig, *, force: bool = False, progress: Progress | None = None, threads: int | None = None
+) -> PrepareReport:
+    """Clean, segment and store the corpora of `config`.
+
+    The folder `config.store` appears whole or not at all. If it is there already, from the same settings and
+    the same content of the input files, nothing is done (a changed weight or name of a corpus is taken over).
+
+    Args:
+        config: The `data` section.
+        force: Replace a store of other settings or inputs, or a damaged one.
+        progress: Called with (phase, done, total or None).
+        threads: Threads that segment text; default: the processors this process may use. Changes no result.
+
+    Raises:
+        ConfigError: settings that cannot be met.
+        DataError: inputs that cannot be used, or a store in the way.
+    """
+    started = time.perf_counter()
+    progress = progress or _silent
+    corpora = find_corpora(config)
+    settings = provenance(config, corpora, progress)
+    store = Path(config.store).expanduser().absolute()
+    manifest = _reusable(store, settings, force)
+    if manifest is not None:
+        manifest = _with_labels(store, manifest, config, corpora)
+        return _report(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
+    with building(store) as directory:
+        manifest = _build(
+            config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress
+        )
+    return _report(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
+
+
+def _build(
+    config: DataConfig,
+    corpora: list[Corpus],
+    settings: dict[str, Any],
+    directory: Path,
+    threads: int,
+    progress: Progress,
+) -> dict[str, Any]:
+    """Fill `directory` with a store, the manifest last; return the manifest."""
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
+    subword = config.subword
+    tokenizers: tuple[Tokenizer, Tokenizer]
+    if subword.kind in ("existing", "vocabulary"):
+        tokenizers = existing_tokenizers(
+            subword, config.unicode, tags
+        )  # cheap: refused before the long passes
+        count_pairs(corpora, progress)
+    else:
+        count_pairs(corpora, progress)
+        tokenizers = train_tokenizers(
+            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress)
+        )
+    save_tokenizers(directory, *tokenizers)
+    tables = {}
+    for split in ("train", "dev"):
+        chosen = [corpus for corpus in corpora if corpus.split == split]
+        if not chosen:
+            continue
+        has_text = split == "dev" or subword.regularisation is not None
+        writer = TableWriter(directory, split, has_text=has_text)
+        encode_corpora(chosen, config, tokenizers, writer, threads, progress)
+        tables[split] = writer.close()
+        if not tables[split]["pairs"]:
+            counts = sum((corpus.dropped for corpus in chosen), Counter())
+            raise nothing_left(sum(corpus.read for corpus in chosen), counts, chosen)
+    manifest = {
+        "format": STORE_FORMAT,
+        "config": config.model_dump(mode="json"),
+        "prepared_from": settings,
+        "corpora": {split: [_entry(c) for c in corpora if c.split == split] for split in ("train", "dev")},
+        "vocabulary": {
+            "source": tokenizers[0].size,
+            "target": tokenizers[1].size,
+        },
+        "tables": tables,
+        "files": _files(directory),
+    }
+    _write_manifest(directory, manifest)
+    return manifest
+
+
+def _entry(corpus: Corpus) -> dict[str, Any]:
+    """Return the manifest's entry of a corpus."""
+    notes = corpus.reader.notes
+    return {
+        "name": corpus.reader.name,
+        "weight": corpus.config.weight,
+        "tag": corpus.config.tag,
+        "read": corpus.read,
+        "kept": corpus.kept,
+        "dropped": dict(sorted(corpus.dropped.items())),
+        "carriage_returns": notes.carriage_returns,
+        "byte_order_marks": notes.byte_order_marks,
+    }
+
+
+def _files(directory: Path) -> dict[str, dict[str, Any]]:
+    """Return sizes and check sums of everything written so far."""
+    paths = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
+    return {path.name: {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)} for path in paths}
+
+
+def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
+    """Write `manifest` with the store's fingerprint: of the files, and of what else decides on training."""
+    decisive = [
+        manifest["files"],
+        [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]],
+    ]
+    manifest["fingerprint"] = xxhash.xxh3_128_hexdigest(json.dumps(decisive, sort_keys=True).encode())
+    content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
+    write_atomically(directory / MANIFEST, content)
+
+
+def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Return the manifest of a whole store of the same settings, or None if a new one is to be built.
+
+    Raises:
+        DataError: something else is in the way.
+    """
+    if not store.exists():
+        return None
+    if not store.is_dir() or (any(store.iterdir()) and not _is_store(store)):
+        raise DataError(f"{store}: exists and is not a store; set data.store to another folder")
+    if not any(store.iterdir()):
+        return None
+    try:
+        manifest = dict(Store.open(store).manifest)
+    except DataError as error:
+        if force:
+            return None
+        raise DataError(f"{error} (the store is in the way: `--force` builds it anew)") from None
+    changed = differences(manifest["prepared_from"], settings)
+    if not changed:
+        return manifest
+    if force:
+        return None
+    shown = "; ".join(changed[:4]) + (f"; and {len(changed) - 4} more" if len(changed) > 4 else "")
+    raise DataError(
+        f"{store}: was prepared from other settings or files: {shown}. Set data.store to another folder, or build "
+        "it anew with `--force`"
+    )
+
+
+def _is_store(folder: Path) -> bool:
+    """Whether `folder` is one of ours (possibly damaged): nothing else is ever replaced."""
+    return (folder / MANIFEST).exists() or (folder / "vocabulary.json").exists()
+
+
+def _with_labels(
+    store: Path, manifest: dict[str, Any], config: DataConfig, corpora: Sequence[Corpus]
+) -> dict[str, Any]:
+    """Take over weights and names of the corpora, which change no stored pair."""
+    changed = False
+    for split in ("train", "dev"):
+        chosen = [corpus for corpus in corpora if corpus.split == split]
+        for entry, corpus in zip(manifest["corpora"][split], chosen, strict=True):
+            labels = {"name": corpus.reader.name, "weight": corpus.config.weight}
+            changed |= any(entry[name] != value for name, value in labels.items())
+            entry.update(labels)
+    if changed:
+        manifest["config"] = config.model_dump(mode="json")
+        _write_manifest(store, manifest)
+    return manifest
+
+
+def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: float) -> PrepareReport:
+    """Tell what is in the store."""
+    names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
+    return PrepareReport(
+        store=store,
+        reused=reused,
+        seconds=seconds,
+        source_vocabulary=manifest["vocabulary"]["source"],
+        target_vocabulary=manifest["vocabulary"]["target"],
+        source_pieces=manifest["tables"]["train"]["source_pieces"],
+        target_pieces=manifest["tables"]["train"]["target_pieces"],
+        corpora=[
+            CorpusReport(split=split, **{name: entry[name] for name in names})
+            for split in ("train", "dev")
+            for entry in manifest["corpora"][split]
+        ],
+    )

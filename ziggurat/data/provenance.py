@@ -1,0 +1,62 @@
+"""What a store was made from: enough to tell whether it has to be made again, and why."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ziggurat.config.data import DataConfig
+from ziggurat.data.files import find_files, fingerprint
+from ziggurat.data.passes import Corpus, Progress
+from ziggurat.errors import printable
+
+__all__ = ["differences", "provenance"]
+
+
+def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress) -> dict[str, Any]:
+    """Return what the pairs and vocabularies of a store depend on: settings, and files by their content.
+
+    Left out: where files lie, what they are called, and what only training reads (weights, sampling
+    temperature, the strength of regularisation).
+    """
+    settings = config.model_dump(mode="json", exclude={"store", "sampling_temperature", "train", "dev"})
+    subword = settings["subword"]
+    subword["regularisation"] = subword["regularisation"] is not None
+    for name in ("source_model", "target_model", "source_vocabulary", "target_vocabulary"):
+        if subword[name] is not None:
+            subword[name] = [fingerprint(path) for path in find_files(subword[name], f"data.subword.{name}")]
+    for number, corpus in enumerate(corpora):
+        entry = corpus.config.model_dump(
+            mode="json", exclude={"source", "target", "path", "weight", "name", "format"}
+        )
+        entry["format"] = corpus.reader.kind
+        entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
+        settings.setdefault(corpus.split, []).append(entry)
+        progress("fingerprint", number + 1, len(corpora))
+    return settings
+
+
+def differences(old: Any, new: Any, path: str = "data") -> list[str]:
+    """Return the dotted names of what differs, with both values where they are short."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [*old, *(name for name in new if name not in old)]
+        return [
+            found for name in names for found in differences(old.get(name), new.get(name), f"{path}.{name}")
+        ]
+    if (
+        isinstance(old, list)
+        and isinstance(new, list)
+        and len(old) == len(new)
+        and not path.endswith(".files")
+    ):
+        return [
+            found
+            for number, pair in enumerate(zip(old, new, strict=True))
+            for found in differences(*pair, f"{path}.{number}")
+        ]
+    if old == new:
+        return []
+    if path.endswith((".files", "_model", "_vocabulary")):
+        return [f"{path}: other content"]
+    return [f"{path} ({printable(json.dumps(old), 40)} -> {printable(json.dumps(new), 40)})"]

@@ -1,0 +1,287 @@
+"""Parallel corpora in any accepted format as blocks of aligned lines."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ziggurat.config.data import CorpusConfig
+from ziggurat.data.files import COMPRESSIONS, find_files, uncompressed_file
+from ziggurat.data.lines import LineStream
+from ziggurat.errors import ConfigError, DataError, printable
+
+__all__ = ["BLOCK_PAIRS", "CorpusReader", "PairBlock", "ReadNotes"]
+
+BLOCK_PAIRS = 16_384
+"""Most pairs in a block; text files also end a block after about 1 MiB."""
+
+PairBlock = tuple[list[str], list[str]]
+"""Source and target lines, equally many; without line ends, otherwise as in the file."""
+
+_FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
+
+
+@dataclass
+class ReadNotes:
+    """What a reader put right without asking; reported once per corpus."""
+
+    carriage_returns: int = 0
+    """Lines that ended in CR LF instead of LF."""
+    byte_order_marks: int = 0
+    """Files that began with a byte order mark."""
+
+    def add(self, stream: LineStream) -> None:
+        """Count what `stream` met."""
+        self.carriage_returns += stream.carriage_returns
+        self.byte_order_marks += stream.byte_order_mark
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """Where the two sides are inside a file of both."""
+
+    source: str | int
+    target: str | int
+
+
+@dataclass
+class CorpusReader:
+    """Streams one corpus as often as asked; memory does not grow with its size."""
+
+    name: str
+    files: list[tuple[Path, ...]]
+    """Per part: (source file, target file), or (file of both sides,)."""
+    kind: str
+    """`text`, `tsv`, `jsonl` or `parquet`."""
+    columns: _Columns
+    notes: ReadNotes = field(default_factory=ReadNotes)
+
+    @classmethod
+    def of(cls, config: CorpusConfig, key: str, languages: tuple[str, str]) -> CorpusReader:
+        """Find the files of `config`.
+
+        Args:
+            config: The corpus.
+            key: Where it stands in the configuration, such as `data.train.0`; used in messages.
+            languages: Codes of source and target language: the default columns of JSON lines and Parquet.
+
+        Raises:
+            ConfigError: format or columns that cannot be.
+            DataError: files that are not there, or not equally many on both sides.
+        """
+        kind = _format_of(config, key)
+        name = config.name or Path(config.path or config.source or "").name
+        if kind != "text":
+            files: list[tuple[Path, ...]] = [(path,) for path in find_files(config.path or "", f"{key}.path")]
+            return cls(name, files, kind, _columns_of(config, key, kind, languages))
+        source = find_files(config.source or "", f"{key}.source")
+        target = find_files(config.target or "", f"{key}.target")
+        if len(source) != len(target):
+            raise DataError(
+                f"{key}: {config.source} matches {len(source)} files but {config.target} matches {len(target)}; "
+                "the sides are paired in sorted order, so both patterns need equally many"
+            )
+        return cls(name, list(zip(source, target, strict=True)), kind, _Columns(0, 1))
+
+    def described(self) -> str:
+        """Return the file names, for messages."""
+        names = [str(path) for part in self.files for path in part]
+        return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more files"
+
+    def blocks(self) -> Iterator[PairBlock]:
+        """Yield aligned blocks in file order; `notes` then tells what this pass met.
+
+        Raises:
+            DataError: whatever is wrong with a file, naming it and the line.
+        """
+        self.notes = ReadNotes()
+        for part in self.files:
+            if self.kind == "text":
+                yield from _text_blocks(part[0], part[1], self.notes)
+            elif self.kind == "tsv":
+                yield from _tsv_blocks(part[0], self.columns, self.notes)
+            elif self.kind == "jsonl":
+                yield from _jsonl_blocks(part[0], self.columns, self.notes)
+            else:
+                yield from _parquet_blocks(part[0], self.columns)
+
+
+def _format_of(config: CorpusConfig, key: str) -> str:
+    """Return the file format, from the configuration or the file name."""
+    if config.path is None:
+        if config.format not in ("auto", "text"):
+            raise ConfigError(
+                f"{key}.format: {config.format} holds both sides in one file; give `path` instead"
+            )
+        return "text"
+    if config.format == "text":
+        raise ConfigError(
+            f"{key}.format: plain text has one file per side; give `source` and `target` instead"
+        )
+    if config.format != "auto":
+        return config.format
+    name = Path(config.path)
+    suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSIONS else name.suffix
+    if suffix.lower() not in _FORMATS:
+        raise ConfigError(
+            f"{key}.path: cannot tell the format of {config.path} by its name ({', '.join(_FORMATS)} are known); "
+            f"set {key}.format"
+        )
+    return _FORMATS[suffix.lower()]
+
+
+def _columns_of(config: CorpusConfig, key: str, kind: str, languages: tuple[str, str]) -> _Columns:
+    """Return the two columns, checked against the format."""
+    source, target = config.columns or ((0, 1) if kind == "tsv" else languages)
+    wanted: type = int if kind == "tsv" else str
+    if not isinstance(source, wanted) or not isinstance(target, wanted):
+        need = "numbers from 0" if kind == "tsv" else "names"
+        raise ConfigError(f"{key}.columns: columns of a {kind} file are {need}, not {config.columns}")
+    if source == target or (kind == "tsv" and min(int(source), int(target)) < 0):
+        raise ConfigError(f"{key}.columns: {config.columns} must be two different columns, counted from 0")
+    return _Columns(source, target)
+
+
+def _text_blocks(source_path: Path, target_path: Path, notes: ReadNotes) -> Iterator[PairBlock]:
+    """Yield line i of one file with line i of the other; refuse files of unequal length."""
+    source, target = LineStream(source_path), LineStream(target_path)
+    while True:
+        count = min(source.available(), target.available(), BLOCK_PAIRS)
+        if not count:
+            break
+        yield source.take(count), target.take(count)
+    pairs = source.lines
+    if source.drain() != target.drain():
+        longer = source if source.lines > target.lines else target
+        one_blank = longer.lines == pairs + 1 and longer.last_line_empty
+        hint = f" (the last line of {longer.path} is empty: remove it)" if one_blank else ""
+        raise DataError(
+            f"the sides are not aligned: {source_path} has {source.lines:,} lines but {target_path} has "
+            f"{target.lines:,}{hint}; line i of one must be the translation of line i of the other, "
+            "and only LF ends a line"
+        )
+    notes.add(source)
+    notes.add(target)
+
+
+def _line_blocks(path: Path, notes: ReadNotes) -> Iterator[tuple[int, list[str]]]:
+    """Yield (number of the first line, lines) of one file."""
+    stream = LineStream(path)
+    while count := min(stream.available(), BLOCK_PAIRS):
+        first = stream.lines + 1
+        yield first, stream.take(count)
+    notes.add(stream)
+
+
+def _tsv_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[PairBlock]:
+    """Yield two columns of tab-separated lines. Quotes and backslashes are text; every line has the same columns."""
+    source, target = int(columns.source), int(columns.target)
+    expected = 0
+    for first, lines in _line_blocks(path, notes):
+        rows = [line.split("\t") for line in lines]
+        if not expected:
+            expected = len(rows[0])
+            if expected <= max(source, target):
+                raise DataError(
+                    f"{path}, line 1: {expected} columns, but column {max(source, target)} (from 0) is wanted; "
+                    f"the line is: {printable(lines[0])}"
+                )
+        for number, row in enumerate(rows, first):
+            if len(row) != expected:
+                raise DataError(
+                    f"{path}, line {number}: {len(row)} columns instead of {expected} as in line 1: "
+                    f"{printable(lines[number - first])}"
+                )
+        yield [row[source] for row in rows], [row[target] for row in rows]
+
+
+def _jsonl_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[PairBlock]:
+    """Yield two fields of each line's JSON object; `a.b` goes into nested objects; null is an empty text."""
+    pick_source, pick_target = _picker(str(columns.source)), _picker(str(columns.target))
+    for first, lines in _line_blocks(path, notes):
+        sides: PairBlock = ([], [])
+        for number, line in enumerate(lines, first):
+            try:
+                record = json.loads(line)
+                sides[0].append(pick_source(record))
+                sides[1].append(pick_target(record))
+            except (ValueError, TypeError, KeyError, RecursionError) as error:
+                reason = f"no field {error}" if isinstance(error, KeyError) else str(error)
+                raise DataError(
+                    f"{path}, line {number}: {printable(reason, 120)}; wanted: a JSON object with the texts "
+                    f"{columns.source!r} and {columns.target!r}; the line is: {printable(line)}"
+                ) from None
+        yield sides
+
+
+def _picker(name: str) -> Callable[[Any], str]:
+    """Return a function that takes the text at dotted `name` out of a parsed JSON line."""
+    path = name.split(".")
+
+    def pick(record: Any) -> str:
+        # A key that itself holds dots wins over nesting.
+        steps: Sequence[str] = [name] if isinstance(record, dict) and name in record else path
+        for step in steps:
+            if not isinstance(record, dict):
+                raise TypeError(f"not an object where {step!r} is looked for")
+            record = record[step]
+        return _checked_text(record, name)
+
+    return pick
+
+
+def _checked_text(value: Any, name: str) -> str:
+    """Return `value` as one line of valid Unicode text."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise TypeError(f"field {name!r} is not a text but {type(value).__name__}")
+    if not value.isascii():
+        value.encode()  # UnicodeEncodeError (a ValueError) on a lone surrogate written as \\ud800
+    return value.replace("\n", " ") if "\n" in value else value
+
+
+def _parquet_blocks(path: Path, columns: _Columns) -> Iterator[PairBlock]:
+    """Yield two string columns, one row group's batches at a time; `a.b` names a field of a struct column."""
+    names = [str(columns.source), str(columns.target)]
+    row = 0
+    try:
+        with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
+            tops = [name if name in table.schema_arrow.names else name.split(".")[0] for name in names]
+            for name, top in zip(names, tops, strict=True):
+                if top not in table.schema_arrow.names:
+                    known = ", ".join(table.schema_arrow.names)
+                    raise DataError(f"{path}: no column {name!r}; it has: {printable(known, 200)}")
+            for batch in table.iter_batches(batch_size=BLOCK_PAIRS, columns=sorted(set(tops))):
+                texts = [_parquet_texts(batch, name, path) for name in names]
+                yield texts[0], texts[1]
+                row += batch.num_rows
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})"
+        ) from None
+    except (pa.ArrowException, OSError) as error:
+        raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
+
+
+def _parquet_texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
+    """Return the texts of column `name` of `batch`; null is an empty text."""
+    steps = [name] if name in batch.schema.names else name.split(".")
+    column = batch.column(steps[0])
+    for step in steps[1:]:
+        if not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
+            raise DataError(
+                f"{path}: column {name!r}: {steps[0]} has no field {step!r} (its type is {column.type})"
+            )
+        column = column.field(step)
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if not (pa.types.is_string(column.type) or pa.types.is_large_string(column.type)):
+        raise DataError(f"{path}: column {name!r} is not text but {column.type}")
+    return [text.replace("\n", " ") if text else "" for text in column.to_pylist()]

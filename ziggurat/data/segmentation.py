@@ -1,0 +1,125 @@
+"""Random segmentations of a sentence as a function of (text, seed): BPE-dropout and unigram sampling."""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import re
+from typing import Any, cast
+
+import numpy as np
+
+from ziggurat.config.data import RegularisationConfig
+
+__all__ = ["BpeDropout", "UnigramSampler"]
+
+_UNKNOWN_PENALTY = 10.0
+"""SentencePiece scores an unknown character this much below its worst piece."""
+
+
+class BpeDropout:
+    """BPE-dropout (Provilkov, Emelianenko and Voita 2020, algorithm 1) over the merges of a SentencePiece model.
+
+    A SentencePiece BPE model has no list of merges: two neighbours merge if their concatenation is a piece, the
+    best score first, the leftmost among equals. Each time a merge comes to the front it is dropped with
+    probability alpha. As in SentencePiece a dropped merge returns only if one of its sides changes; alpha = 0
+    gives exactly the model's own segmentation.
+    """
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        count = int(processor.get_piece_size())
+        self._ids: dict[str, int] = {}
+        for index in range(count):
+            piece = cast(str, processor.id_to_piece(index))
+            special = processor.is_control(index) or processor.is_unknown(index) or processor.is_byte(index)
+            if not special and not processor.is_unused(index):
+                self._ids[piece] = index
+        scores = {piece: float(processor.get_score(index)) for piece, index in self._ids.items()}
+        # SentencePiece does not say which pieces are user-defined symbols. They stand before the trained ones
+        # and have score 0; trained ones have 0, -1, -2, ... as they were merged: the last 0 is the first merge.
+        frozen = [piece for piece, score in scores.items() if score == 0.0][:-1]
+        frozen.sort(key=len, reverse=True)  # matched before all merges, the longest first
+        self._frozen = frozenset(frozen)
+        self._scores = scores
+        self._symbols = re.compile("|".join([*map(re.escape, frozen), "."]), flags=re.DOTALL)
+        byte_ids = {processor.id_to_piece(i): i for i in range(count) if processor.is_byte(i)}
+        self._bytes = [byte_ids[f"<0x{value:02X}>"] for value in range(256)] if len(byte_ids) == 256 else None
+        self._unknown = int(processor.unk_id())
+
+    def sample(self, text: str, seed: int, regularisation: RegularisationConfig) -> list[int]:
+        """Return one segmentation of `text`."""
+        symbols = self._symbols.findall(cast(str, self._processor.normalize(text)))
+        return self._to_ids(self._merge(symbols, random.Random(seed), regularisation.alpha))
+
+    def _merge(self, symbols: list[str], generator: random.Random, alpha: float) -> list[str]:
+        """Merge neighbours, best first, dropping each candidate with probability `alpha`."""
+        left = list(range(-1, len(symbols) - 1))
+        right = [*range(1, len(symbols)), -1]
+        scores, frozen = self._scores, self._frozen
+        agenda: list[tuple[float, int, int, str]] = []
+
+        def consider(first: int, second: int) -> None:
+            if first < 0 or second < 0 or symbols[first] in frozen or symbols[second] in frozen:
+                return
+            piece = symbols[first] + symbols[second]
+            score = scores.get(piece)
+            if score is not None:
+                heapq.heappush(agenda, (-score, first, second, piece))
+
+        for position in range(len(symbols) - 1):
+            consider(position, position + 1)
+        while agenda:
+            _, first, second, piece = heapq.heappop(agenda)
+            # A side that was merged into something else meanwhile no longer makes up this piece.
+            if not symbols[first] or not symbols[second] or symbols[first] + symbols[second] != piece:
+                continue
+            if alpha and generator.random() < alpha:
+                continue
+            symbols[first], symbols[second] = piece, ""
+            after = right[first] = right[second]
+            if after >= 0:
+                left[after] = first
+            consider(left[first], first)
+            consider(first, after)
+        return [symbol for symbol in symbols if symbol]
+
+    def _to_ids(self, symbols: list[str]) -> list[int]:
+        """Look up symbols; what is no piece becomes bytes or, in a row, one unknown id (as SentencePiece does)."""
+        ids: list[int] = []
+        unknown_before = False
+        for symbol in symbols:
+            index = self._ids.get(symbol)
+            if index is not None:
+                ids.append(index)
+            elif self._bytes is not None:
+                ids.extend(self._bytes[value] for value in symbol.encode())
+            elif not unknown_before:
+                ids.append(self._unknown)
+            unknown_before = index is None
+        return ids
+
+
+class UnigramSampler:
+    """Subword regularisation (Kudo 2018, section 3.2): x ~ P(x)^alpha over the n best segmentations."""
+
+    def __init__(self, processor: Any) -> None:
+        self._processor = processor
+        count = int(processor.get_piece_size())
+        scores = np.array([processor.get_score(index) for index in range(count)])
+        tests = (processor.is_control, processor.is_byte, processor.is_unknown)
+        special = np.array([any(test(index) for test in tests) for index in range(count)])
+        unknown = float(scores[~special].min()) - _UNKNOWN_PENALTY
+        # Bytes spell unknown characters: the same in every segmentation of a sentence, so any equal score will do.
+        self._scores = np.where(special, unknown, scores)
+
+    def sample(self, text: str, seed: int, regularisation: RegularisationConfig) -> list[int]:
+        """Return one segmentation of `text`."""
+        best = self._processor.nbest_encode(text, nbest_size=regularisation.nbest, out_type=int)
+        if len(best) < 2:
+            return cast(list[int], best[0] if best else [])
+        scores = [float(self._scores[ids].sum()) * regularisation.alpha for ids in best]
+        top = max(scores)
+        weights = [math.exp(score - top) for score in scores]
+        return cast(list[int], random.Random(seed).choices(best, weights)[0])

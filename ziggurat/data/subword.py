@@ -1,0 +1,284 @@
+"""Text to subword ids and back: the tokenizer protocol, SentencePiece, and the files beside a store or model."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import sentencepiece
+
+from ziggurat.config.data import RegularisationConfig
+from ziggurat.data.files import write_atomically
+from ziggurat.data.normalise import UnicodeForm, normalise
+from ziggurat.data.segmentation import BpeDropout, UnigramSampler
+from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.errors import DataError
+
+__all__ = [
+    "VOCABULARY_FORMAT",
+    "SentencePieceTokenizer",
+    "Tokenizer",
+    "copy_tokenizers",
+    "escape_blank_marks",
+    "load_tokenizers",
+    "save_tokenizers",
+]
+
+VOCABULARY_FORMAT = 1
+"""Version of `vocabulary.json`."""
+
+_DESCRIPTION = "vocabulary.json"
+# SentencePiece writes a blank as U+2581, so a U+2581 of the text would come back as a blank. It is spelt with
+# an escape character, a noncharacter that Unicode reserves for use inside programs; text that holds the
+# escape character itself is escaped too, so that decode(encode(text)) is the text whatever it holds.
+_ESCAPE = "\ufdd0"
+_BLANK_MARK = "\u2581"
+_ESCAPED = re.compile(f"{_ESCAPE}(.?)", flags=re.DOTALL)
+
+
+class Tokenizer(Protocol):
+    """One side's text <-> ids. Ids run from 0 to `size - 1`; text never yields a control id or a tag."""
+
+    @property
+    def size(self) -> int:
+        """Number of ids, control symbols and tags included: rows of the embedding."""
+
+    @property
+    def pad(self) -> int:
+        """Id of padding."""
+
+    @property
+    def unk(self) -> int:
+        """Id of what the vocabulary cannot spell."""
+
+    @property
+    def bos(self) -> int:
+        """Id of the beginning of a sentence."""
+
+    @property
+    def eos(self) -> int:
+        """Id of the end of a sentence."""
+
+    @property
+    def tags(self) -> Mapping[str, int]:
+        """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Normalise and segment each text; no bos, no eos."""
+
+    def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Segment texts that `normalise` has seen already."""
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text on one line; control ids and tags vanish."""
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the written form of each id, control ids and tags included."""
+
+    def sample(
+        self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
+    ) -> list[list[int]]:
+        """Segment each text at random, as a function of its seed alone (subword regularisation)."""
+
+
+class SentencePieceTokenizer:
+    """A SentencePiece model (Kudo and Richardson 2018), with control symbols it may lack and tags behind its pieces.
+
+    Args:
+        model: The serialised model.
+        unicode: Normalisation of text before the model sees it.
+        tags: Tokens that only `prepare` and the translator set, never text.
+
+    Raises:
+        DataError: `model` is not a SentencePiece model.
+    """
+
+    def __init__(self, model: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
+        self.model = model
+        self.unicode = unicode
+        self._processor = sentencepiece.SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise DataError(f"not a SentencePiece model ({error})") from None
+        self._model_size = int(self._processor.get_piece_size())
+        if not self._model_size:
+            raise DataError("not a SentencePiece model (no pieces)")
+        self._names: list[str] = []  # of the ids behind the model's
+        self.unk = int(self._processor.unk_id())
+        self.pad = self._control(self._processor.pad_id(), "<pad>")
+        self.bos = self._control(self._processor.bos_id(), "<s>")
+        self.eos = self._control(self._processor.eos_id(), "</s>")
+        first_tag = self._model_size + len(self._names)
+        self.tags: Mapping[str, int] = {tag: first_tag + number for number, tag in enumerate(tags)}
+        self._names += tags
+        self.size = self._model_size + len(self._names)
+        self._sampler: BpeDropout | UnigramSampler | None = None
+
+    def _control(self, model_id: int, name: str) -> int:
+        """Return the model's id where text cannot yield it, else one behind the model's ids."""
+        if model_id >= 0 and self._processor.is_control(model_id):
+            return int(model_id)
+        self._names.append(name)
+        return self._model_size + len(self._names) - 1
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Normalise and segment each text; no bos, no eos. Lone surrogates become U+FFFD."""
+        texts = [
+            text if _is_valid(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+            for text in texts
+        ]
+        return self.encode_normalised(normalise(texts, self.unicode))
+
+    def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
+        """Segment texts that `normalise` has seen already, on `threads` threads."""
+        escaped = escape_blank_marks(list(texts))
+        return cast(list[list[int]], self._processor.encode(escaped, out_type=int, num_threads=threads))
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text on one line; control ids and tags vanish, an unknown piece is shown as ` ⁇ `.
+
+        Line ends, which a model may spell in bytes although no training text holds them, become blanks.
+        """
+        known = [int(index) for index in ids if 0 <= index < self._model_size]
+        text = self._processor.decode(known) if known else ""
+        if _ESCAPE in text:
+            text = _ESCAPED.sub(
+                lambda found: {"_": _BLANK_MARK, _ESCAPE: _ESCAPE}.get(found[1], found[1]), text
+            )
+        return text.replace("\n", " ").replace("\r", " ")
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """Return the written form of each id, control ids and tags included."""
+        name, size = self._processor.id_to_piece, self._model_size
+        return [name(int(index)) if index < size else self._names[index - size] for index in ids]
+
+    def sample(
+        self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
+    ) -> list[list[int]]:
+        """Segment each text at random, as a function of (text, seed).
+
+        BPE models: BPE-dropout (Provilkov et al. 2020). Unigram models: a draw from the n best segmentations,
+        P(segmentation)^alpha (Kudo 2018). SentencePiece has both, but draws from a generator of each thread
+        that cannot be seeded again, so that a resumed training run could not be equal to an uninterrupted one.
+        """
+        if self._sampler is None:
+            self._sampler = make_sampler(self._processor)
+        escaped = escape_blank_marks(normalise(texts, self.unicode))
+        return [self._sampler.sample(t, s, regularisation) for t, s in zip(escaped, seeds, strict=True)]
+
+
+def make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
+    """Return the sampler of the model's kind (SentencePiece offers n-best segmentation for unigram models only)."""
+    try:
+        processor.nbest_encode("a", nbest_size=2, out_type=int)
+    except RuntimeError:
+        return BpeDropout(processor)
+    return UnigramSampler(processor)
+
+
+def _is_valid(text: str) -> bool:
+    """Whether `text` can be written as UTF-8 (no lone surrogates)."""
+    if not text.isascii():
+        try:
+            text.encode()
+        except UnicodeEncodeError:
+            return False
+    return True
+
+
+def escape_blank_marks(texts: list[str]) -> list[str]:
+    """Spell U+2581, SentencePiece's sign for a blank, so that it survives training, encoding and decoding."""
+    joined = "".join(texts)
+    if _BLANK_MARK not in joined and _ESCAPE not in joined:
+        return texts
+    return [text.replace(_ESCAPE, _ESCAPE * 2).replace(_BLANK_MARK, f"{_ESCAPE}_") for text in texts]
+
+
+def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> None:
+    """Write the model files and, last, `vocabulary.json`; `source is target` makes a joint vocabulary."""
+    joint = source is target
+    sides = {"joint": source} if joint else {"source": source, "target": target}
+    described: dict[str, Any] = {}
+    for name, tokenizer in sides.items():
+        if isinstance(tokenizer, SentencePieceTokenizer):
+            kind, file, content = "sentencepiece", f"{name}.spm", tokenizer.model
+        else:
+            tokenizer = cast(VocabularyTokenizer, tokenizer)
+            kind, file, content = "vocabulary", f"{name}.vocab", tokenizer.content()
+        write_atomically(directory / file, content)
+        described[name] = {
+            "kind": kind,
+            "file": file,
+            "unicode": tokenizer.unicode,
+            "tags": list(tokenizer.tags),
+            "size": tokenizer.size,
+        }
+    document = {"format": VOCABULARY_FORMAT, "joint": joint, **described}
+    write_atomically(
+        directory / _DESCRIPTION, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
+    )
+
+
+def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
+    """Return the source and the target tokenizer of a store, run or model directory; one object where joint.
+
+    Raises:
+        DataError: missing or damaged files, or another format version.
+    """
+    directory = Path(directory)
+    document = _description(directory)
+    try:
+        sides = ["joint"] if document["joint"] else ["source", "target"]
+        loaded = [_load(directory, document[side]) for side in sides]
+    except (KeyError, TypeError):
+        raise DataError(f"{directory / _DESCRIPTION}: damaged; run `ziggurat prepare` again") from None
+    return loaded[0], loaded[-1]
+
+
+def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> None:
+    """Copy the tokenizers' files; each appears whole or not at all, `vocabulary.json` last."""
+    source, target = load_tokenizers(from_directory)  # a damaged original is refused here, not in the copy
+    directory = Path(to_directory)
+    directory.mkdir(parents=True, exist_ok=True)
+    save_tokenizers(directory, source, target)
+
+
+def _description(directory: Path) -> dict[str, Any]:
+    path = directory / _DESCRIPTION
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        version = document["format"]
+    except OSError:
+        raise DataError(f"{directory}: no {_DESCRIPTION}: not a store, run or model directory") from None
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path}: damaged; run `ziggurat prepare` again") from None
+    if version != VOCABULARY_FORMAT:
+        raise DataError(
+            f"{path}: format version {version}, but this version of ziggurat reads {VOCABULARY_FORMAT}; "
+            "run `ziggurat prepare` again"
+        )
+    return cast(dict[str, Any], document)
+
+
+def _load(directory: Path, described: Mapping[str, Any]) -> Tokenizer:
+    path = directory / str(described["file"])
+    tokenizer: Tokenizer
+    try:
+        content = path.read_bytes()
+        if described["kind"] == "sentencepiece":
+            tokenizer = SentencePieceTokenizer(content, described["unicode"], described["tags"])
+        else:
+            tokenizer = VocabularyTokenizer(content, described["unicode"], described["tags"])
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+    if tokenizer.size != described["size"]:
+        raise DataError(
+            f"{path}: {tokenizer.size} pieces instead of the {described['size']} of {_DESCRIPTION}"
+        )
+    return tokenizer

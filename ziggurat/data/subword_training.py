@@ -1,0 +1,125 @@
+"""Training a SentencePiece model, and the tokenizers that a configuration asks for."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import sentencepiece
+
+from ziggurat.config.data import SubwordConfig
+from ziggurat.data.files import find_files
+from ziggurat.data.normalise import UnicodeForm
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, escape_blank_marks
+from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.errors import ConfigError, DataError
+
+__all__ = ["existing_tokenizers", "train_tokenizers"]
+
+# SentencePiece sums unigram counts per thread: a fixed number makes the model the same on every machine.
+_TRAINING_THREADS = 4
+_LARGE_SAMPLE = 2_000_000  # pairs above which SentencePiece needs 64-bit text positions
+
+Sample = Callable[[str], Iterator[str]]
+"""From `source`, `target` or `joint` to normalised sentences (not escaped)."""
+
+
+def train_tokenizers(
+    config: SubwordConfig, unicode: UnicodeForm, tags: list[str], sample: Sample
+) -> tuple[Tokenizer, Tokenizer]:
+    """Train one model for both sides or one each (`kind: bpe` or `unigram`); deterministic.
+
+    Raises:
+        DataError: no vocabulary of the wanted size can be made.
+    """
+    if config.joint:
+        joint = SentencePieceTokenizer(_train(config, sample("joint"), "joint"), unicode, tags)
+        return joint, joint
+    return (
+        SentencePieceTokenizer(_train(config, sample("source"), "source"), unicode, tags),
+        SentencePieceTokenizer(_train(config, sample("target"), "target"), unicode),
+    )
+
+
+def _train(config: SubwordConfig, sentences: Iterator[str], side: str) -> bytes:
+    """Return a serialised model. Fewer pieces than asked for are accepted: a small corpus has no more."""
+    writer = io.BytesIO()
+    failed: list[BaseException] = []
+
+    def guarded() -> Iterator[str]:
+        # SentencePiece would wrap an exception of the iterator in one of its own.
+        try:
+            for sentence in sentences:
+                yield from escape_blank_marks([sentence])
+        except BaseException as error:
+            failed.append(error)
+
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=guarded(),
+            model_writer=writer,
+            model_type=config.kind,
+            vocab_size=config.vocabulary_size,
+            hard_vocab_limit=False,
+            byte_fallback=config.byte_fallback,
+            character_coverage=config.character_coverage,
+            normalization_rule_name="identity",
+            remove_extra_whitespaces=False,
+            pad_id=0,
+            unk_id=1,
+            bos_id=2,
+            eos_id=3,
+            pad_piece="<pad>",
+            max_sentence_length=1 << 14,
+            num_threads=_TRAINING_THREADS,
+            train_extremely_large_corpus=config.sample_pairs > _LARGE_SAMPLE,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        if failed:
+            raise failed[0] from None
+        detail = str(error).rpartition("] ")[2].strip() or str(error)
+        raise DataError(
+            f"data.subword: no {config.kind} model of {config.vocabulary_size} pieces for the {side} side: {detail} "
+            "(raise data.subword.vocabulary_size, or lower data.subword.character_coverage, which sets how many "
+            "rare characters get a piece of their own)"
+        ) from None
+    if failed:
+        raise failed[0]
+    return writer.getvalue()
+
+
+def existing_tokenizers(
+    config: SubwordConfig, unicode: UnicodeForm, tags: list[str]
+) -> tuple[Tokenizer, Tokenizer]:
+    """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
+
+    Raises:
+        DataError: a file is missing or not what it should be.
+    """
+    kind = "model" if config.kind == "existing" else "vocabulary"
+    source = config.source_model if kind == "model" else config.source_vocabulary
+    target = config.target_model if kind == "model" else config.target_vocabulary
+    if source is None:
+        raise ConfigError(f"data.subword.source_{kind}: `kind: {config.kind}` needs it")
+    first = _read(source, f"data.subword.source_{kind}", kind, unicode, tags)
+    if target is None or target == source:
+        return first, first
+    return first, _read(target, f"data.subword.target_{kind}", kind, unicode, [])
+
+
+def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str]) -> Tokenizer:
+    found = find_files(name, key)
+    if len(found) != 1:
+        raise DataError(f"{key}: {name} matches {len(found)} files; one is wanted")
+    path: Path = found[0]
+    try:
+        content = path.read_bytes()
+        if kind == "model":
+            return SentencePieceTokenizer(content, unicode, tags)
+        return VocabularyTokenizer(content, unicode, tags)
+    except OSError as error:
+        raise DataError(f"{key}: {path}: cannot be read: {error.strerror}") from None
+    except DataError as error:
+        raise DataError(f"{key}: {path}: {error}") from None

@@ -1,0 +1,262 @@
+"""One split (`train` or `dev`) of a store: Arrow shards and arrays of lengths, writer and memory-mapped reader.
+
+train-00000.arrow ...       record batches: source, target (lists of int32 ids), with text: source_text, target_text
+train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag counted, without eos
+train-corpora.npy           uint16 [pairs]: number of the corpus a pair came from
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_right
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, BinaryIO, cast
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import ArrayLike, NDArray
+
+from ziggurat.errors import DataError
+
+__all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
+
+SHARD_PAIRS = 1_000_000
+"""A shard is closed at the first batch that brings it to so many pairs."""
+
+_LENGTH_TYPE = np.dtype("<i4")
+_CORPUS_TYPE = np.dtype("<u2")
+_DAMAGED = "run `ziggurat prepare --force` again"
+
+
+class _ArrayWriter:
+    """Streams a one-dimensional array to a `.npy` file; the header gets the final length on closing."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._dtype = dtype
+        self._count = 0
+        self._header()
+
+    def _header(self) -> None:
+        # numpy pads this header to a multiple of 64 bytes with room for a longer shape: its size does not change.
+        description = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._count,)}
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, description)
+
+    def write(self, values: NDArray[Any]) -> None:
+        self._file.write(values.astype(self._dtype).tobytes())
+        self._count += len(values)
+
+    def close(self) -> None:
+        self._header()
+        _sync(self._file)
+
+
+def _sync(file: BinaryIO) -> None:
+    """Close `file` with its content on the disk."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
+class TableWriter:
+    """Writes the pairs of one split (`train` or `dev`) batch by batch; memory does not grow with their number."""
+
+    def __init__(
+        self, directory: Path, split: str, *, has_text: bool, shard_pairs: int = SHARD_PAIRS
+    ) -> None:
+        self._directory = directory
+        self._split = split
+        self._has_text = has_text
+        self._shard_pairs = shard_pairs
+        ids = pa.list_(pa.int32())
+        fields = [("source", ids), ("target", ids)]
+        fields += [("source_text", pa.large_string()), ("target_text", pa.large_string())] if has_text else []
+        self._schema = pa.schema(fields)
+        self._lengths = [
+            _ArrayWriter(directory / f"{split}-{s}-lengths.npy", _LENGTH_TYPE) for s in ("source", "target")
+        ]
+        self._corpora = _ArrayWriter(directory / f"{split}-corpora.npy", _CORPUS_TYPE)
+        self._file: BinaryIO | None = None
+        self._writer: Any = None
+        self._shards: list[dict[str, Any]] = []
+        self._pieces = [0, 0]
+
+    def write(
+        self,
+        corpus: int,
+        source: tuple[NDArray[np.int32], NDArray[np.int32]],
+        target: tuple[NDArray[np.int32], NDArray[np.int32]],
+        texts: tuple[Sequence[str], Sequence[str]] | None = None,
+    ) -> None:
+        """Append pairs of corpus number `corpus`.
+
+        Args:
+            corpus: Number within the split.
+            source: All ids behind each other [pieces] and the lengths [pairs].
+            target: The same for the other side.
+            texts: Both sides as text [pairs]; needed if and only if the table has text.
+        """
+        pairs = len(source[1])
+        if not pairs:
+            return
+        columns = [_list_array(*source), _list_array(*target)]
+        if self._has_text:
+            assert texts is not None
+            columns += [pa.array(side, pa.large_string()) for side in texts]
+        if self._writer is None:
+            name = f"{self._split}-{len(self._shards):05d}.arrow"
+            self._file = (self._directory / name).open("wb")
+            self._writer = pa.ipc.new_file(self._file, self._schema)
+            self._shards.append({"file": name, "pairs": 0})
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._shards[-1]["pairs"] += pairs
+        for number, (ids, lengths) in enumerate((source, target)):
+            self._lengths[number].write(lengths)
+            self._pieces[number] += len(ids)
+        self._corpora.write(np.full(pairs, corpus))
+        if self._shards[-1]["pairs"] >= self._shard_pairs:
+            self._close_shard()
+
+    def _close_shard(self) -> None:
+        if self._writer is not None and self._file is not None:
+            self._writer.close()
+            _sync(self._file)
+            self._writer = self._file = None
+
+    def close(self) -> dict[str, Any]:
+        """Finish all files; return the table's entry in the manifest."""
+        self._close_shard()
+        for array in (*self._lengths, self._corpora):
+            array.close()
+        return {
+            "pairs": sum(shard["pairs"] for shard in self._shards),
+            "source_pieces": self._pieces[0],
+            "target_pieces": self._pieces[1],
+            "has_text": self._has_text,
+            "shards": self._shards,
+        }
+
+
+def _list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListArray:
+    offsets = np.zeros(len(lengths) + 1, np.int32)
+    np.cumsum(lengths, out=offsets[1:])
+    return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids, pa.int32()))
+
+
+class _Batch:
+    """One record batch with its columns as numpy views of the mapped file."""
+
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch = batch
+
+    @cached_property
+    def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """(offsets [pairs + 1], ids [pieces]) of source and target."""
+        columns = [self._batch.column(name) for name in ("source", "target")]
+        return [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
+
+    def text(self, side: str, row: int) -> str:
+        return cast(str, self._batch.column(f"{side}_text")[row].as_py())
+
+
+class _Shard:
+    """One Arrow file, mapped when it is first asked for."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def _contents(self) -> tuple[list[_Batch], list[int]]:
+        try:
+            reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+        except (pa.ArrowException, OSError) as error:
+            raise DataError(f"{self._path}: damaged ({error}); {_DAMAGED}") from None
+        starts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        return [_Batch(batch) for batch in batches], starts
+
+    def locate(self, row: int) -> tuple[_Batch, int]:
+        """Return the batch that holds `row` of this shard and the row within it."""
+        batches, starts = self._contents
+        number = bisect_right(starts, row) - 1
+        return batches[number], row - starts[number]
+
+
+class PairTable:
+    """The pairs of one split, memory-mapped: opening costs neither time nor memory, whatever their number."""
+
+    def __init__(
+        self, directory: Path, split: str, entry: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]
+    ) -> None:
+        self.has_text = bool(entry["has_text"])
+        """Whether `texts` can be asked for."""
+        self.source_lengths = _mapped(directory / f"{split}-source-lengths.npy", entry["pairs"], _LENGTH_TYPE)
+        """Pieces of each source, int32 [pairs]; a tag counts, eos does not."""
+        self.target_lengths = _mapped(directory / f"{split}-target-lengths.npy", entry["pairs"], _LENGTH_TYPE)
+        """Pieces of each target, int32 [pairs]; eos does not count."""
+        self.corpora = _mapped(directory / f"{split}-corpora.npy", entry["pairs"], _CORPUS_TYPE)
+        """Number of the corpus each pair came from, uint16 [pairs]."""
+        self.corpus_names = [str(corpus["name"]) for corpus in corpora]
+        self.corpus_weights = [float(corpus["weight"]) for corpus in corpora]
+        self.corpus_pairs = [int(corpus["kept"]) for corpus in corpora]
+        """Pairs of each corpus in this table."""
+        self._pairs = int(entry["pairs"])
+        self._shards = [_Shard(directory / shard["file"]) for shard in entry["shards"]]
+        self._starts = np.cumsum([0, *(shard["pairs"] for shard in entry["shards"])]).tolist()
+
+    def __len__(self) -> int:
+        return self._pairs
+
+    def _locate(self, indices: ArrayLike) -> Iterable[tuple[_Batch, int]]:
+        for index in np.asarray(indices, np.int64).tolist():
+            if not 0 <= index < self._pairs:
+                raise IndexError(f"pair {index} of {self._pairs}")
+            number = bisect_right(self._starts, index) - 1
+            yield self._shards[number].locate(index - self._starts[number])
+
+    def pairs(self, indices: ArrayLike) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]:
+        """Return the ids of the pairs at `indices` [n], in that order, as read-only views of the mapped files.
+
+        Returns:
+            Sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus' tag in front of the source.
+        """
+        sources, targets = [], []
+        for batch, row in self._locate(indices):
+            (source_offsets, source), (target_offsets, target) = batch.sides
+            sources.append(source[source_offsets[row] : source_offsets[row + 1]])
+            targets.append(target[target_offsets[row] : target_offsets[row + 1]])
+        return sources, targets
+
+    def texts(self, indices: ArrayLike) -> tuple[list[str], list[str]]:
+        """Return source and target texts of the pairs at `indices`, without tags.
+
+        Training pairs: as segmented (normalised). Development pairs: the target as it stands in the file, since
+        it is the reference of scores (pre-segmented text with `@@ ` joined).
+
+        Raises:
+            DataError: the table was written without text.
+        """
+        if not self.has_text:
+            raise DataError(
+                "the store holds no training text: set data.subword.regularisation before `ziggurat prepare`"
+            )
+        found = list(self._locate(indices))
+        return [batch.text("source", row) for batch, row in found], [
+            batch.text("target", row) for batch, row in found
+        ]
+
+
+def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Map a `.npy` file of the expected shape and type."""
+    if not pairs:
+        return np.zeros(0, dtype)
+    try:
+        array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: damaged ({error}); {_DAMAGED}") from None
+    if array.shape != (pairs,) or array.dtype != dtype:
+        raise DataError(f"{path}: damaged (not {pairs} numbers); {_DAMAGED}")
+    return cast(NDArray[Any], array)

@@ -1,0 +1,140 @@
+"""Lines of text on their way into and out of translation: one line in, exactly one line out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import BinaryIO
+
+import regex
+
+from ziggurat.data.lines import MAX_LINE_BYTES
+from ziggurat.errors import DataError
+
+__all__ = ["join_parts", "one_line", "read_lines", "split_long", "windows"]
+
+_WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+
+# NUL, and all that ends a line for str.splitlines(), wc, an editor or JavaScript.
+_LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
+
+# After sentence-final punctuation with closing quotes or brackets: before a blank, or at once in scripts
+# without.
+_SENTENCE_END = regex.compile(r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]*)\s+|(?<=[。！？｡][」』”’）]*)(?![。！？｡」』”’）])""")
+_NO_BLANKS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}。、！？｡」』）]"
+_ENDS_UNSPACED = regex.compile(_NO_BLANKS + r"\Z")
+_STARTS_UNSPACED = regex.compile(_NO_BLANKS)
+
+
+def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
+    """Yield the lines of a UTF-8 byte stream as they come; `name` (a file, `standard input`) is used in
+    errors.
+
+    Only LF ends a line; one CR before it is removed, and so is a byte order mark at the start. The last line
+    may lack its LF. Raises DataError naming line (from 1) and byte (from 0) at the first line that is not
+    UTF-8 or is longer than 64 MiB; lines before it have been yielded.
+    """
+    offset = 0
+    for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
+        if len(raw) > MAX_LINE_BYTES:
+            raise DataError(
+                f"{name}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; is this text with LF at the end "
+                "of each line?"
+            )
+        mark = len(_BYTE_ORDER_MARK) if number == 1 and raw.startswith(_BYTE_ORDER_MARK) else 0
+        try:
+            line = raw[mark:].decode("utf-8")
+        except UnicodeDecodeError as error:
+            at = error.start + mark
+            found = raw[at : at + 4].hex(" ").upper()
+            hint = "convert it to UTF-8"
+            if number == 1 and raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                hint = "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"
+            raise DataError(
+                f"{name}, line {number}: not valid UTF-8: {found} (byte {at} of the line, {offset + at} of the "
+                f"input, from 0); {hint}. Every line before it was translated, none after it"
+            ) from None
+        offset += len(raw)
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+def one_line(text: str) -> str:
+    """Return `text` with every run of line ends, or of NUL, made one blank, and trimmed where that was at an
+    end.
+
+    A model can generate any byte. Line ends are LF and CR, but also vertical tab, form feed, U+001C to
+    U+001E, U+0085, U+2028 and U+2029: some reader takes each of them for the end of a line, and lines would
+    shift.
+    """
+    return _LINE_ENDS.sub(" ", text).strip(" ") if _LINE_ENDS.search(text) else text
+
+
+def split_long(
+    text: str, ids: list[int], encode: Callable[[list[str]], list[list[int]]], limit: int
+) -> list[list[int]]:
+    """Return `ids`, the pieces of `text`, as parts of at most `limit` pieces, each as long as fits.
+
+    Parts end at the end of a sentence; a sentence longer than `limit` is cut between words, a word longer
+    than `limit` between pieces.
+    """
+    if len(ids) <= limit:
+        return [ids]
+    units: list[list[int]] = []
+    sentences = [s for s in _SENTENCE_END.split(text) if s.strip()]
+    for sentence, pieces in zip(sentences, encode(sentences), strict=True):
+        if len(pieces) <= limit:
+            units.append(pieces)
+        else:
+            units += _packed(_pieces_of_words(sentence, encode, limit), limit)
+    return list(_packed(units, limit))
+
+
+def _pieces_of_words(sentence: str, encode: Callable[[list[str]], list[list[int]]], limit: int) -> Iterator[list[int]]:
+    """Yield the pieces of each word, in stretches of at most `limit`."""
+    for pieces in encode(sentence.split()):
+        for start in range(0, len(pieces), limit):
+            yield pieces[start : start + limit]
+
+
+def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
+    """Yield consecutive units joined to lists of at most `limit`; no unit is longer than that."""
+    part: list[int] = []
+    for unit in units:
+        if part and len(part) + len(unit) > limit:
+            yield part
+            part = []
+        part = part + unit
+    if part:
+        yield part
+
+
+def join_parts(texts: Iterable[str]) -> str:
+    """Join the translations of a line's parts by blanks; by nothing between letters of unspaced scripts."""
+    joined = ""
+    for text in filter(None, texts):
+        unspaced = _ENDS_UNSPACED.search(joined[-1:]) and _STARTS_UNSPACED.match(text)
+        joined += text if unspaced or not joined else f" {text}"
+    return joined
+
+
+def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
+    """Yield `lines` in lists; if `lines` raises an error, what came before it is yielded first."""
+    window: list[str] = []
+    characters = 0
+    source = iter(lines)
+    while True:
+        try:
+            line = next(source, None)
+        except Exception:
+            if window:
+                yield window
+            raise
+        if line is None:
+            break
+        window.append(line)
+        characters += len(line)
+        if len(window) >= size or characters >= _WINDOW_CHARACTERS:
+            yield window
+            window, characters = [], 0
+    if window:
+        yield window

@@ -1,0 +1,99 @@
+"""One model as a scorer for the search, and forced scoring: the probability of targets that are given."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ziggurat.decoding.batches import length_batches, padded
+from ziggurat.models.seq2seq import DecoderState, Seq2Seq
+
+__all__ = ["ForcedScore", "ModelScorer", "force_score"]
+
+_LOGIT_ROWS = 1024
+"""Target tokens whose logits [rows, vocabulary] exist at a time in forced scoring."""
+
+
+class ModelScorer:
+    """The scorer (decoding.beam.Scorer) of a single model; `keep_attention` is needed for a coverage penalty."""
+
+    def __init__(self, model: Seq2Seq, *, keep_attention: bool = False) -> None:
+        self.model = model
+        self.vocabulary_size = model.vocabulary_size
+        self.keep_attention = keep_attention
+        self._state: DecoderState | None = None
+
+    @property
+    def attention(self) -> Tensor | None:
+        """Last layer's cross-attention [B, K, S] at the last step, mean over heads; None if not kept."""
+        return self._state.cross_attention if self._state is not None else None
+
+    def start(self, source: Tensor, source_mask: Tensor, beam_size: int, max_steps: int) -> None:
+        """Encode source ids [B, S]; the caches are made once, for `max_steps` steps of K beams."""
+        memory = self.model.encode(source, source_mask)
+        self._state = self.model.start(memory, beam_size, max_steps, keep_attention=self.keep_attention)
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return logits [B, K, V] of the token after `tokens` [B, K]."""
+        return self.model.step(tokens, self._started())
+
+    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
+        """Keep `sentences` [B'] and let beam k of row i continue old beam `parents`[i, k]."""
+        self._started().reorder(sentences, parents)
+
+    def _started(self) -> DecoderState:
+        assert self._state is not None, "start() comes first"
+        return self._state
+
+
+@dataclass(frozen=True)
+class ForcedScore:
+    """Log-probabilities (natural logarithm) of one given target, end-of-sentence included."""
+
+    log_probability: float
+    token_log_probabilities: list[float]
+
+
+@torch.inference_mode()
+def force_score(
+    model: Seq2Seq,
+    sources: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    *,
+    bos: int,
+    eos: int,
+    pad: int,
+    batch_tokens: int = 4096,
+    device: torch.device | str = "cpu",
+) -> list[ForcedScore]:
+    """Return the score of each target given its source, in the order of the input.
+
+    sources, targets: ids without begin- and end-of-sentence; batch_tokens: most tokens per batch, padding
+    counted, on the longer side. Raises ValueError for unequal numbers of sources and targets.
+    """
+    if len(sources) != len(targets):
+        raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
+    scores: dict[int, ForcedScore] = {}
+    lengths = [max(len(s), len(t)) + 1 for s, t in zip(sources, targets, strict=True)]
+    for batch in length_batches(lengths, batch_tokens):
+        source, source_mask = padded([[*sources[i], eos] for i in batch], pad, device)
+        target_in, _ = padded([[bos, *targets[i]] for i in batch], pad, device)
+        target, target_mask = padded([[*targets[i], eos] for i in batch], pad, device)
+        hidden = model.decode(target_in, model.encode(source, source_mask))
+        tokens = _log_probabilities(model, hidden[target_mask], target[target_mask])
+        for i, row in zip(batch, tokens.split(target_mask.sum(1).tolist()), strict=True):
+            scores[i] = ForcedScore(float(row.double().sum()), row.tolist())
+    return [scores[i] for i in range(len(sources))]
+
+
+def _log_probabilities(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
+    """Return log p(target) [tokens] after decoder states `hidden` [tokens, D], in chunks of tokens."""
+    chunks = []
+    for states, wanted in zip(hidden.split(_LOGIT_ROWS), target.split(_LOGIT_ROWS), strict=True):
+        logits = model.logits(states)
+        wide = torch.float32 if logits.dtype in (torch.bfloat16, torch.float16) else logits.dtype
+        chunks.append(logits.log_softmax(-1, dtype=wide).gather(-1, wanted[:, None])[:, 0])
+    return torch.cat(chunks)

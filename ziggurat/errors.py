@@ -1,0 +1,40 @@
+"""Errors that a user can mend. Each message says what is wrong, where, and what to do about it."""
+
+from __future__ import annotations
+
+__all__ = ["CheckpointError", "ConfigError", "DataError", "TrainingError", "ZigguratError", "printable"]
+
+
+class ZigguratError(Exception):
+    """Base of every error a user can mend; the command line prints it without a traceback, exit status 2."""
+
+
+class ConfigError(ZigguratError):
+    """A configuration key is unknown, ill-typed, out of range or in conflict with another key."""
+
+
+class DataError(ZigguratError):
+    """A corpus, vocabulary or store cannot be used; the message names file, line and (encodings) byte."""
+
+
+class CheckpointError(ZigguratError):
+    """A checkpoint or model directory is missing, damaged or of another format version."""
+
+
+class TrainingError(ZigguratError):
+    """Training cannot go on (for example: too many non-finite updates in a row)."""
+
+
+def printable(text: str, limit: int = 80) -> str:
+    """Return `text` fit for a terminal or a log: control and bidirectional characters escaped, cut at `limit`.
+
+    Corpora hold terminal escape sequences and right-to-left overrides; shown raw they can rewrite a
+    terminal's content or reverse what a reader sees.
+    """
+    shown = "".join(
+        c
+        if c.isprintable() and not (0x202A <= ord(c) <= 0x202E or 0x2066 <= ord(c) <= 0x2069 or ord(c) == 0x061C)
+        else c.encode("unicode_escape").decode("ascii")
+        for c in text[: limit + 1]
+    )
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"

@@ -1,0 +1,129 @@
+"""Scores of translations as sacreBLEU gives them, each with the signature that makes it comparable.
+
+BLEU: Papineni et al. 2002; chrF: Popović 2015; TER: Snover et al. 2006; signatures: Post 2018; confidence intervals:
+bootstrap resampling, Koehn 2004. All of it is sacreBLEU's own code, with sacreBLEU's defaults, on detokenised text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, cast
+
+from ziggurat.errors import ConfigError, DataError
+
+__all__ = ["BOOTSTRAP_SAMPLES", "METRICS", "Metric", "Score", "corpus_score", "evaluate"]
+
+Metric = Literal["bleu", "chrf", "ter"]
+METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
+"""Names of the metrics, as sacreBLEU's command line spells them."""
+
+BOOTSTRAP_SAMPLES = 1000
+"""Resamplings behind a confidence interval: sacreBLEU's default."""
+
+
+@dataclass(frozen=True)
+class Score:
+    """One score of one test set."""
+
+    name: str
+    """Such as `BLEU`, `chrF2`, `TER`."""
+    value: float
+    """From 0 to 100 (TER: from 0, and smaller is better)."""
+    signature: str
+    """How it was made; scores with different signatures must not be compared."""
+    sentences: int
+    """Lines that were scored."""
+    details: str
+    """sacreBLEU's further figures, such as BLEU's precisions and brevity penalty; may be empty."""
+    mean: float | None = None
+    """Mean over bootstrap resamplings; None: not asked for."""
+    interval: float | None = None
+    """Half the width of the 95 % confidence interval around `mean`; None: not asked for."""
+    comparable: bool = True
+    """False: must not be compared with sacreBLEU scores."""
+
+    def __str__(self) -> str:
+        confidence = f" (μ = {self.mean:.1f} ± {self.interval:.1f})" if self.mean is not None else ""
+        return f"{self.name}|{self.signature} = {self.value:.1f}{confidence} {self.details}".rstrip()
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return asdict(self)
+
+
+def evaluate(
+    hypotheses: Sequence[str],
+    references: Sequence[Sequence[str]],
+    *,
+    metrics: Sequence[Metric] = METRICS,
+    confidence: bool = False,
+    target_language: str | None = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    chrf_word_order: int = 0,
+) -> list[Score]:
+    """Return the score of each of `metrics`, in that order, equal to those of the `sacrebleu` command.
+
+    Args:
+        hypotheses: detokenised translations, one per line of the test set.
+        references: one list of lines per reference translation, each as long as `hypotheses`.
+        metrics: any of METRICS.
+        confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
+        target_language: lets sacreBLEU choose BLEU's tokenizer for languages that need their own (zh, ja, ko).
+        tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else 13a.
+        lowercase: compare without regard to case.
+        chrf_word_order: 2 gives chrF++.
+
+    Raises DataError when there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
+    tokenizer that is unknown or not installed.
+    """
+    import sacrebleu
+
+    makers: dict[str, Callable[[], Any]] = {
+        "bleu": lambda: sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, trg_lang=target_language or ""),
+        "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order),
+        "ter": lambda: sacrebleu.TER(case_sensitive=not lowercase),
+    }
+    if unknown := [m for m in metrics if m not in makers]:
+        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
+    if tokenize is not None and tokenize not in sacrebleu.BLEU.TOKENIZERS:
+        raise ConfigError(f"unknown tokenizer `{tokenize}`; valid: {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
+    check_lines(hypotheses, references)
+    scores = []
+    for name in metrics:
+        try:
+            metric = makers[name]()
+        except (ImportError, RuntimeError) as error:  # sacreBLEU: a tokenizer's package is missing
+            raise ConfigError(f"{name}: {error}") from None
+        scores.append(corpus_score(metric, hypotheses, references, confidence=confidence))
+    return scores
+
+
+def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
+    """Raise DataError unless there are references, and as many lines (at least one) in each as in `hypotheses`."""
+    if isinstance(hypotheses, str) or not references or any(isinstance(r, str) for r in references):
+        raise DataError("needs a list of lines as hypotheses, and a list of lists of lines as references")
+    for number, reference in enumerate(references, start=1):
+        if len(reference) != len(hypotheses):
+            which = f"reference {number}" if len(references) > 1 else "the reference"
+            raise DataError(f"{len(hypotheses)} hypotheses, but {len(reference)} lines in {which}: they must pair up")
+    if not hypotheses:
+        raise DataError("nothing to score: 0 lines in hypotheses and references")
+
+
+def corpus_score(
+    metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, confidence: bool
+) -> Score:
+    """Return the score of a sacreBLEU `metric` object on lines that check_lines has seen."""
+    resamplings = BOOTSTRAP_SAMPLES if confidence else 1
+    found = metric.corpus_score(list(hypotheses), [list(r) for r in references], n_bootstrap=resamplings)
+    return Score(
+        name=cast(str, found.name),
+        value=float(found.score),
+        signature=str(metric.get_signature()),
+        sentences=len(hypotheses),
+        details=str(found._verbose),  # in no public attribute
+        mean=float(found._mean) if confidence else None,
+        interval=float(found._ci) if confidence else None,
+    )

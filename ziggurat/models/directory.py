@@ -1,0 +1,163 @@
+"""Models on disk: weights as safetensors, beside their configuration and vocabularies. No pickle is read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor, nn
+
+from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.data.files import write_atomically
+from ziggurat.data.subword import copy_tokenizers, load_tokenizers
+from ziggurat.errors import CheckpointError
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+
+__all__ = [
+    "CONFIG_FILE",
+    "MODEL_FILE",
+    "OpenedModel",
+    "load_weights",
+    "open_model",
+    "read_tensors",
+    "weights",
+    "write_model_directory",
+    "write_tensors",
+]
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.yaml"
+CHECKPOINTS = "checkpoints"
+WEIGHTS_FORMAT = "1"
+
+
+@dataclass(frozen=True)
+class OpenedModel:
+    """A model ready to decode.
+
+    Attributes:
+        model: in evaluation mode.
+        experiment: its configuration.
+        directory: folder that holds the vocabulary files.
+        weights: file the weights came from.
+    """
+
+    model: Seq2Seq
+    experiment: Experiment
+    directory: Path
+    weights: Path
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter by name; a shared one once, under its first name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
+    """Write a safetensors file atomically."""
+    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    write_atomically(path, save(on_cpu, metadata={"format": WEIGHTS_FORMAT}))
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            version = (file.metadata() or {}).get("format")
+            if version != WEIGHTS_FORMAT:
+                raise CheckpointError(
+                    f"{path}: weights format {version}, but this version of ziggurat reads {WEIGHTS_FORMAT}"
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Copy `tensors` into the model's parameters; `name` says in errors where they came from.
+
+    Raises CheckpointError listing the first parameter that is missing, unknown or of another shape.
+    """
+    parameters = dict(model.named_parameters())
+    if missing := sorted(parameters.keys() - tensors.keys()):
+        raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
+    if unknown := sorted(tensors.keys() - parameters.keys()):
+        raise CheckpointError(f"{name}: parameter {unknown[0]} is unknown ({len(unknown)} in all); other architecture?")
+    for key, parameter in parameters.items():
+        if parameter.shape != tensors[key].shape:
+            raise CheckpointError(
+                f"{name}: {key} has shape {list(tensors[key].shape)}, the configuration needs {list(parameter.shape)}"
+            )
+        parameter.copy_(tensors[key])
+
+
+def write_model_directory(
+    directory: Path, tensors: Mapping[str, Tensor], experiment: Experiment, vocabularies: Path
+) -> None:
+    """Write a model directory: vocabularies, configuration and, last, the weights, each atomically."""
+    directory.mkdir(parents=True, exist_ok=True)
+    copy_tokenizers(vocabularies, directory)
+    write_atomically(directory / CONFIG_FILE, dump(experiment).encode())
+    write_tensors(directory / MODEL_FILE, tensors)
+
+
+def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu") -> OpenedModel:
+    """Open a run, one of its checkpoints, or a model directory.
+
+    Args:
+        path: the folder.
+        which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first of these
+            that is there.
+        device: where to put the model.
+
+    Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration.
+    """
+    weights_file, root = _locate(Path(path), which)
+    experiment = load_experiment(root / CONFIG_FILE)
+    source, target = load_tokenizers(root)
+    model = build_model(experiment.model, source.size, target.size)
+    load_weights(model, read_tensors(weights_file), str(weights_file))
+    try:
+        model.to(device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise CheckpointError(f"device {device!r} cannot be used: {reason}; use `--device cpu`") from None
+    return OpenedModel(model.eval(), experiment, root, weights_file)
+
+
+def _locate(path: Path, which: str | None) -> tuple[Path, Path]:
+    """Return the weights file and the folder with configuration and vocabularies."""
+    if not path.is_dir():
+        raise CheckpointError(f"{path}: no such run or model directory")
+    if (path / CHECKPOINTS).is_dir():
+        if which is None:
+            candidates = [path / "averaged", path / "best", path / "last"]
+        elif which.isdigit():
+            candidates = [path / CHECKPOINTS / f"step-{int(which):08d}"]
+        else:
+            candidates = [path / which]
+        for candidate in candidates:
+            if (candidate / MODEL_FILE).is_file():
+                return candidate / MODEL_FILE, path
+        kept = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
+        wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
+        raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
+    if not (path / MODEL_FILE).is_file():
+        raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
+    if which is not None:
+        raise CheckpointError(f"{path}: is a model directory, it has no checkpoint `{which}`")
+    if (path / CONFIG_FILE).is_file():
+        return path / MODEL_FILE, path
+    run = Path(os.path.realpath(path)).parents[1]  # a checkpoint inside a run
+    if (run / CONFIG_FILE).is_file():
+        return path / MODEL_FILE, run
+    raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")

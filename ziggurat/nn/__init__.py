@@ -1,0 +1,1 @@
+"""Building blocks, one idea per file. Modules take numbers, never configuration objects."""

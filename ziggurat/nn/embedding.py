@@ -1,0 +1,117 @@
+"""Token embeddings, positions and the output projection (Vaswani et al. 2017, sections 3.4 and 3.5)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ziggurat.errors import ConfigError
+from ziggurat.nn.dropout import Dropout
+
+__all__ = ["InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
+
+
+def sinusoids(length: int, d_model: int) -> Tensor:
+    """Return [length, d_model] in fp64: channels i < d/2 are sin(pos r_i), the rest cos(pos r_i).
+
+    r_i = 10000^(-i / (d/2 - 1)): the layout of tensor2tensor, fairseq, zero and lingvo. The paper's text
+    interleaves sine and cosine, which is the same table with its channels permuted.
+    """
+    half = d_model // 2
+    rates = torch.exp(torch.arange(half, dtype=torch.float64) * (-math.log(10000.0) / max(1, half - 1)))
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+
+class SinusoidalPositions(nn.Module):
+    """Fixed positions for any length; the table grows when a longer input comes. Nothing is saved with the model."""
+
+    table: Tensor
+
+    def __init__(self, d_model: int, length: int = 256) -> None:
+        super().__init__()
+        self.d_model = d_model
+        self.register_buffer("table", sinusoids(length, d_model).float(), persistent=False)
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """Return [length, d_model]: positions start, start + 1, ..."""
+        end = start + length
+        if end > self.table.shape[0]:
+            # Doubled, so that step-by-step decoding does not rebuild the table at every step.
+            self.table = sinusoids(max(end, 2 * self.table.shape[0]), self.d_model).to(self.table)
+        return self.table[start:end]
+
+    def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        if self.table.dtype == torch.float64:  # recomputed: a table rounded to fp32 stays rounded
+            self.table = sinusoids(self.table.shape[0], self.d_model).to(self.table.device)
+        return self
+
+
+class LearnedPositions(nn.Module):
+    """One trained vector per position.
+
+    Raises ConfigError in `forward` when an input is longer than `max_positions`.
+    """
+
+    def __init__(self, d_model: int, max_positions: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(max_positions, d_model))
+
+    def forward(self, start: int, length: int) -> Tensor:
+        """Return [length, d_model]: positions start, start + 1, ..."""
+        if start + length > self.weight.shape[0]:
+            raise ConfigError(
+                f"a sequence of {start + length} tokens is longer than `model.embedding.max_positions` "
+                f"({self.weight.shape[0]}); raise it and train again, or lower `data.filters.max_pieces`, "
+                "`decoding.max_source_pieces` or `decoding.max_length.limit`"
+            )
+        return self.weight[start : start + length]
+
+
+class InputEmbedding(nn.Module):
+    """dropout(scale * E[token] + position).
+
+    Args:
+        tokens: embedding of [vocabulary, d_model]; may be shared with other modules.
+        positions: module that gives [length, d_model] for (start, length), or None.
+        scale: factor of the embedding, sqrt(d_model) or 1.
+        dropout: on the sum.
+    """
+
+    def __init__(self, tokens: nn.Embedding, positions: nn.Module | None, scale: float, dropout: Dropout) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.positions = positions
+        self.scale = scale
+        self.dropout = dropout
+
+    def forward(self, ids: Tensor, start: int = 0) -> Tensor:
+        """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
+        x = self.tokens(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        if self.positions is not None:
+            x = x + self.positions(start, ids.shape[1])
+        return self.dropout(x)
+
+    def step(self, ids: Tensor, position: int) -> Tensor:
+        """Return [batch, beam, d_model] for `ids` [batch, beam], all at the same position."""
+        return self(ids.reshape(-1, 1), position).view(*ids.shape, -1)
+
+
+class OutputProjection(nn.Module):
+    """Logits = hidden W^T; W [vocabulary, d_model] may be the target embedding."""
+
+    weight: Tensor
+
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return [..., vocabulary] for `hidden` [..., d_model]."""
+        return F.linear(hidden, self.weight)

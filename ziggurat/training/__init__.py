@@ -1,0 +1,1 @@
+"""Training: loss, optimiser, the update, the run, checkpoints."""

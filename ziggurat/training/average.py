@@ -1,0 +1,53 @@
+"""Checkpoint averaging (Vaswani et al. 2017, section 6.1): the mean of the weights of several checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import load_experiment
+from ziggurat.errors import CheckpointError
+from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, read_tensors, write_model_directory
+from ziggurat.training.checkpoint import checkpoint_folders
+
+__all__ = ["average_run", "mean_weights"]
+
+
+def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
+    """Return the arithmetic mean of every floating-point tensor, summed in fp64 and rounded to its own type once.
+
+    Raises CheckpointError when there is no file or the files' tensors differ in name or shape.
+    """
+    if not files:
+        raise CheckpointError("nothing to average")
+    first = read_tensors(files[0])
+    total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
+    for path in files[1:]:
+        tensors = read_tensors(path)
+        if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in first.items()}:
+            raise CheckpointError(f"{path} and {files[0]} are not checkpoints of one architecture")
+        for name, tensor in tensors.items():
+            total[name] += tensor
+    return {name: (total[name] / len(files)).to(first[name].dtype) for name in first}
+
+
+def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path, list[int]]:
+    """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
+
+    Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept.
+    """
+    if not (run / CHECKPOINTS).is_dir():
+        raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
+    folders = checkpoint_folders(run)[-last:]
+    if len(folders) < last:
+        raise CheckpointError(
+            f"{run}: only {len(folders)} checkpoints are kept, {last} wanted; "
+            "raise `training.checkpoint.keep_last` or average fewer"
+        )
+    out = out or run / "averaged"
+    tensors = mean_weights([folder / MODEL_FILE for folder in folders])
+    write_model_directory(out, tensors, load_experiment(run / CONFIG_FILE), run)
+    return out, [int(folder.name.removeprefix("step-")) for folder in folders]

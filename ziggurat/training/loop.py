@@ -1,0 +1,291 @@
+"""The run: next batch, update, every-n actions, stop."""
+
+from __future__ import annotations
+
+import shutil
+import signal
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from ziggurat.config import Experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.duration import duration
+from ziggurat.errors import CheckpointError, ConfigError, TrainingError
+from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.models.directory import load_weights, weights
+from ziggurat.training.allocator import keep_freed_memory
+from ziggurat.training.average import average_run
+from ziggurat.training.checkpoint import (
+    Progress,
+    checkpoint_folders,
+    latest_checkpoint,
+    prune,
+    restore_random_state,
+    save_checkpoint,
+)
+from ziggurat.training.metrics import MetricsWriter, RunLog
+from ziggurat.training.optim import Optimiser
+from ziggurat.training.progress import ProgressLine, Window
+from ziggurat.training.run import create_run, owned
+from ziggurat.training.schedule import learning_rate
+from ziggurat.training.signals import GracefulStop
+from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.validate import Validation, Validator
+
+__all__ = ["TrainingResult", "train"]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        reason: why it stopped, for people.
+        update: updates done.
+        seconds: wall time of training, all resumed parts together.
+        target_tokens: target tokens trained on.
+        best: best value of the validation metric, or None.
+        best_update: its update.
+        signal: number of the signal that stopped it, or None.
+    """
+
+    reason: str
+    update: int
+    seconds: float
+    target_tokens: int
+    best: float | None
+    best_update: int | None
+    signal: int | None
+
+
+def train(run: Path, experiment: Experiment, *, resume: bool = False, console: Console | None = None) -> TrainingResult:
+    """Train as `experiment` says, into the folder `run`; with `resume`, go on from its newest whole checkpoint.
+
+    The result is a function of configuration, data and seed: a run killed at any moment and resumed ends with the
+    same weights, bit for bit on one machine. Raises ConfigError, DataError, CheckpointError, TrainingError.
+    """
+    console = console or Console(stderr=True)
+    store = Store.open(experiment.data.store)
+    if not resume:
+        create_run(run, experiment, store)
+    with owned(run):
+        log = RunLog(run, console)
+        try:
+            return _Training(run, experiment, store, log, console).go(resume)
+        finally:
+            log.close()
+
+
+class _Training:
+    """State of one training process."""
+
+    def __init__(self, run: Path, experiment: Experiment, store: Store, log: RunLog, console: Console) -> None:
+        self.run, self.experiment, self.store, self.log, self.console = run, experiment, store, log, console
+        self.config = config = experiment.training
+        self.device = _device(config.device)
+        if config.threads:
+            torch.set_num_threads(config.threads)
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+        keep_freed_memory()
+        self.model = build_model(
+            experiment.model, store.source.size, store.target.size, seed=config.seed, exact_dropout=config.exact_dropout
+        ).to(self.device)
+        self.optimiser = Optimiser(self.model, model_slots(self.model), config.optimiser)
+        self.loader = Loader(
+            store.train,
+            store.source,
+            store.target,
+            config.batch,
+            seed=config.seed,
+            temperature=experiment.data.sampling_temperature,
+            regularisation=experiment.data.subword.regularisation,
+        )
+        embedding = experiment.model.embedding
+        limit = embedding.max_positions if embedding.positions == "learned" else None
+        has_dev = store.dev is not None and len(store.dev) > 0
+        self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
+        self.progress = Progress()
+        self.saved_update = -1
+
+    def go(self, resume: bool) -> TrainingResult:
+        torch.manual_seed(self.config.seed)
+        if resume:
+            self._resume()
+        sizes = f"{count_parameters(self.model):,} parameters, {len(self.store.train):,} training pairs"
+        self.log.say(f"{sizes}, {self.device.type}, {self.config.precision}; run folder {self.run}")
+        if self.validator is None:
+            self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
+        metrics = MetricsWriter(self.run, update=self.progress.update, tensorboard=self.config.tensorboard)
+        try:
+            with GracefulStop() as stop, ProgressLine(self.console, self.config) as line:
+                reason = self._train(stop, line, metrics)
+        finally:
+            metrics.close()
+        p = self.progress
+        self.log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training)")
+        if stop.received is None:
+            self._average()
+        return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.received)
+
+    def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter) -> str:
+        p, config = self.progress, self.config
+        started = time.perf_counter() - p.seconds
+        last_save_seconds = p.seconds
+        window = Window(self.loader)
+        groups = self.loader.groups(LoaderState(p.epoch, p.batch))
+        reason = self._finished()
+        while reason is None:
+            group = next(groups)
+            rate = learning_rate(
+                config.schedule, p.update + 1, d_model=self.experiment.model.d_model, last_update=config.stop.updates
+            )
+            result = train_update(
+                self.model,
+                group.batches,
+                self.optimiser,
+                config.loss,
+                rate=rate,
+                clip_norm=config.clip_norm,
+                precision=config.precision,
+            )
+            p.update, (p.epoch, p.batch) = p.update + 1, group.state_after
+            p.target_tokens += result.target_tokens
+            p.seconds = time.perf_counter() - started
+            self._count_skipped(result)
+            window.add(result)
+            line.update(p, window)
+            if p.update % config.log_every_updates == 0:
+                metrics.write("train", p.update, window.record(p, rate))
+                line.say(window.line(p, rate), self.log)
+                window = Window(self.loader)
+            if self.validator and p.update % config.validation.every_updates == 0:
+                self._validate(metrics, line)
+                window = Window(self.loader)
+            p.seconds = time.perf_counter() - started
+            reason = self._finished() or (signal.Signals(stop.received).name if stop.received else None)
+            minutes = config.checkpoint.every_minutes
+            due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
+            if p.update % config.checkpoint.every_updates == 0 or due or reason is not None:
+                self._save()
+                last_save_seconds = p.seconds
+            if p.skipped_in_a_row >= config.stop.non_finite:
+                raise self._diverged()
+        return reason
+
+    def _finished(self) -> str | None:
+        """Return why training is over, or None; a function of the progress alone, so a resumed run agrees."""
+        p, stop = self.progress, self.config.stop
+        if stop.updates is not None and p.update >= stop.updates:
+            return "`training.stop.updates` reached"
+        if stop.epochs is not None and p.epoch >= stop.epochs:
+            return "`training.stop.epochs` reached"
+        if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
+            return "`training.stop.minutes` reached"
+        if stop.patience is not None and p.validations_since_best >= stop.patience:
+            return f"no better {self.config.validation.metric} in {stop.patience} validations"
+        return None
+
+    def _count_skipped(self, result: UpdateResult) -> None:
+        p = self.progress
+        if result.finite:
+            p.skipped_in_a_row = 0
+            return
+        p.skipped += 1
+        p.skipped_in_a_row += 1
+        self.log.say(
+            f"update {p.update}: loss {result.loss} and gradient norm {result.grad_norm} are not both finite; "
+            f"update skipped ({p.skipped} in all, {p.skipped_in_a_row} in a row)",
+            "bold red",
+        )
+
+    def _diverged(self) -> TrainingError:
+        p = self.progress
+        kept = [f.name for f in checkpoint_folders(self.run)]
+        return TrainingError(
+            f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, the first of them update "
+            f"{p.update - p.skipped_in_a_row + 1}. Lower `training.schedule.peak`, lengthen `warmup_updates`, set "
+            f"`training.clip_norm`, or use fp32. Weights were last good in {kept[-1] if kept else 'no checkpoint'}."
+        )
+
+    def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
+        assert self.validator is not None
+        p, name = self.progress, self.config.validation.metric
+        began = time.perf_counter()
+        result: Validation = self.validator.measure(self.model)
+        value = result.metric(name)
+        sign = 1.0 if name == "loss" else -1.0
+        better = p.best is None or sign * value < sign * p.best
+        if better:
+            p.best, p.best_update, p.validations_since_best = value, p.update, 0
+        else:
+            p.validations_since_best += 1
+        p.scores[f"step-{p.update:08d}"] = value
+        seconds = time.perf_counter() - began
+        record = {"nll": result.nll, "perplexity": result.perplexity, "bleu": result.bleu, "chrf": result.chrf}
+        metrics.write("validation", p.update, {**record, "seconds": seconds})
+        scores = "" if result.bleu is None else f"  BLEU {result.bleu:.2f}  chrF {result.chrf:.2f}"
+        mark = "  (best)" if better else ""
+        line.say(
+            f"update {p.update}: dev nll {result.nll:.4f}  perplexity {result.perplexity:.2f}{scores}{mark}"
+            f"  [{duration(seconds)}]",
+            self.log,
+            "bold" if better else None,
+        )
+        self._save()
+
+    def _save(self) -> None:
+        p, kept = self.progress, self.config.checkpoint
+        if self.saved_update == p.update:
+            return
+        save_checkpoint(self.run, p, weights(self.model), self.optimiser.state(), self.store.fingerprint)
+        self.saved_update = p.update
+        prune(
+            self.run,
+            p,
+            keep_last=kept.keep_last,
+            keep_best=kept.keep_best,
+            smaller_is_better=self.config.validation.metric == "loss",
+        )
+        names = {folder.name for folder in checkpoint_folders(self.run)}
+        p.scores = {name: score for name, score in p.scores.items() if name in names}
+
+    def _resume(self) -> None:
+        shutil.rmtree(self.run / "averaged", ignore_errors=True)  # of older checkpoints than the ones to come
+        checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
+        if checkpoint is None:
+            self.log.say("no checkpoint yet: starting from the beginning")
+            return
+        if checkpoint.store != self.store.fingerprint:
+            raise CheckpointError(
+                f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
+                "restore it or start a new run"
+            )
+        load_weights(self.model, checkpoint.weights, str(self.run))
+        self.optimiser.load_state(checkpoint.optimiser)
+        restore_random_state(checkpoint.random)
+        self.progress = checkpoint.progress
+        self.saved_update = checkpoint.progress.update
+        self.log.say(f"resumed after update {checkpoint.progress.update}")
+
+    def _average(self) -> None:
+        wanted = min(self.config.checkpoint.average_last, len(checkpoint_folders(self.run)))
+        if wanted:
+            out, updates = average_run(self.run, last=wanted)
+            self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"`training.device: {name}` cannot be used: {reason}") from None
+    return device

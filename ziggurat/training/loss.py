@@ -1,0 +1,169 @@
+"""Label-smoothed cross-entropy that never builds [tokens, vocabulary] logits (docs/recipes.md, "Loss")."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ziggurat.config.train import LossConfig
+
+__all__ = ["LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
+
+
+class Smoothing(NamedTuple):
+    """Smoothed target distribution: `gold` extra mass on the gold token, `every` on each token (gold + V every = 1)."""
+
+    gold: float
+    every: float
+
+    def entropy(self, vocabulary: int) -> float:
+        """Return the entropy of the smoothed target in nats: the loss of a perfect model."""
+        return -sum(
+            n * q * math.log(q) for n, q in ((1, self.gold + self.every), (vocabulary - 1, self.every)) if q > 0
+        )
+
+
+def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
+    """Return the target distribution of `config.smoothing` (methods: fairseq `uniform`, tensor2tensor `others`)."""
+    e = config.label_smoothing
+    if config.smoothing == "uniform":
+        return Smoothing(1.0 - e, e / vocabulary)
+    every = e / (vocabulary - 1)
+    return Smoothing(1.0 - e - every, every)
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Projection and cross-entropy, `chunk` rows of logits at a time, gradients computed in the forward pass.
+
+    With p = softmax(h W^T), the gradient of row i's loss with respect to its logits is p - gold onehot - every.
+    Only p needs [chunk, vocabulary] values; the other two terms are applied to h and W directly:
+    every * sum_v W_v and gold * W_target. So each chunk of logits is written once, exponentiated in place and
+    multiplied twice.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, row_weight: Tensor, smoothing: Smoothing, chunk: int
+    ) -> tuple[Tensor, Tensor]:
+        need_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
+        grad_hidden = torch.empty_like(hidden) if need_grad else None
+        grad_weight = torch.zeros_like(weight) if need_grad else None
+        weight_sum = weight.sum(0)
+        nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
+        compute = torch.get_autocast_dtype(hidden.device.type)
+        compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+        with torch.autocast(hidden.device.type, enabled=False):
+            matrix = weight.to(compute)
+            for start in range(0, hidden.shape[0], chunk):
+                rows = slice(start, start + chunk)
+                h, gold_ids, w = hidden[rows], target[rows], row_weight[rows]
+                logits = torch.mm(h.to(compute), matrix.t()).to(hidden.dtype)
+                gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
+                total = torch.mv(h, weight_sum)
+                peak = logits.amax(1, keepdim=True)
+                odds = logits.sub_(peak).exp_()
+                odds_sum = odds.sum(1)
+                log_sum = peak.squeeze(1) + odds_sum.log()
+                nll += (log_sum - gold).sum()
+                smoothed += torch.dot(log_sum - smoothing.gold * gold - smoothing.every * total, w)
+                if grad_hidden is not None and grad_weight is not None:
+                    scale = (w / odds_sum)[:, None]
+                    odds = odds.to(compute)
+                    grad_hidden[rows] = torch.mm(odds, matrix) * scale
+                    if compute == weight.dtype:
+                        grad_weight.addmm_(odds.t(), h * scale)
+                    else:
+                        grad_weight += torch.mm(odds.t(), (h * scale).to(compute))
+            if grad_hidden is not None and grad_weight is not None:
+                correction = weight[target].mul_(smoothing.gold).add_(weight_sum, alpha=smoothing.every)
+                grad_hidden.sub_(correction.mul_(row_weight[:, None]))
+                weighted = hidden * row_weight[:, None]
+                grad_weight.index_add_(0, target, weighted, alpha=-smoothing.gold)
+                grad_weight.sub_(weighted.sum(0), alpha=smoothing.every)
+        if need_grad:
+            ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.mark_non_differentiable(nll)
+        return smoothed, nll
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grad_hidden * gradients[0], grad_weight * gradients[0], None, None, None, None
+
+
+def linear_cross_entropy(
+    hidden: Tensor, weight: Tensor, target: Tensor, row_weight: Tensor, smoothing: Smoothing, chunk: int
+) -> tuple[Tensor, Tensor]:
+    """Return (sum_i row_weight_i * smoothed loss_i, sum_i -log p(target_i)), both in nats, shape [].
+
+    Args:
+        hidden: [tokens, d_model]; only real tokens.
+        weight: output projection [vocabulary, d_model].
+        target: gold ids [tokens].
+        row_weight: [tokens], the normalisation of the loss.
+        smoothing: target distribution.
+        chunk: rows of logits that exist at a time.
+
+    Only the first result can be differentiated.
+    """
+    smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden, weight, target, row_weight, smoothing, chunk
+    )
+    return smoothed, nll
+
+
+@dataclass(frozen=True)
+class LossSums:
+    """Loss of one batch.
+
+    Attributes:
+        objective: what is minimised, already normalised; shape [].
+        nll: sum of -log p(gold) over the batch's tokens, nats; shape [].
+    """
+
+    objective: Tensor
+    nll: Tensor
+
+
+def sequence_loss(
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    *,
+    tokens: int,
+    sentences: int,
+) -> LossSums:
+    """Return the loss of a batch as its part of an update's loss.
+
+    Args:
+        hidden: decoder output [batch, target, d_model].
+        weight: output projection [vocabulary, d_model].
+        target: gold ids [batch, target], end-of-sentence included.
+        mask: [batch, target], True at real tokens.
+        config: smoothing and normalisation.
+        tokens: real target tokens in the whole update, all batches and processes together.
+        sentences: sentence pairs in the whole update.
+
+    So the objectives of an update's batches add up to its loss, however it was cut into batches.
+    """
+    smoothing = smoothing_of(config, weight.shape[0])
+    rows = hidden[mask].float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden[mask]
+    gold = target[mask]
+    match config.normalisation:
+        case "tokens":
+            row_weight = torch.full_like(rows[:, 0], 1.0 / tokens)
+        case "sentence_sum":
+            row_weight = torch.full_like(rows[:, 0], 1.0 / sentences)
+        case "sentence_mean":
+            per_sentence = 1.0 / (mask.sum(1, keepdim=True) * sentences)
+            row_weight = per_sentence.expand(mask.shape)[mask].to(rows.dtype)
+    objective, nll = linear_cross_entropy(rows, weight, gold, row_weight, smoothing, config.chunk_tokens)
+    if config.subtract_entropy:
+        objective = objective - smoothing.entropy(weight.shape[0]) * row_weight.sum()
+    return LossSums(objective, nll)

@@ -1,0 +1,111 @@
+"""torch's optimisers over parameter groups by role, with a state that is saved by parameter name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.config.train import OptimiserConfig
+from ziggurat.errors import CheckpointError
+from ziggurat.init import Role, Slot
+
+__all__ = ["Optimiser"]
+
+_UNDECAYED = frozenset(
+    {Role.BIAS, Role.NORM_GAIN, Role.NORM_BIAS, Role.WIRING, Role.EMBEDDING, Role.POSITION, Role.OUTPUT}
+)
+
+
+class Optimiser:
+    """One or two torch optimisers that together own every parameter of the model exactly once.
+
+    Args:
+        model: its parameters' names are the names in the saved state.
+        slots: role of each parameter (ziggurat.models.build.model_slots).
+        config: kind and constants.
+    """
+
+    def __init__(self, model: nn.Module, slots: list[Slot], config: OptimiserConfig) -> None:
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        role_of = {slot.values.data_ptr(): slot.role for slot in slots}  # a fused matrix begins with its first part
+        undecayed = [p for p in model.parameters() if role_of[p.data_ptr()] in _UNDECAYED]
+        decayed = [p for p in model.parameters() if role_of[p.data_ptr()] not in _UNDECAYED]
+        self.parts = _optimisers(decayed, undecayed, config)
+
+    @property
+    def parameters(self) -> list[Tensor]:
+        """Every parameter that is trained."""
+        return [p for part in self.parts for group in part.param_groups for p in group["params"]]
+
+    def set_rate(self, rate: float) -> None:
+        """Set the learning rate of all groups."""
+        for part in self.parts:
+            for group in part.param_groups:
+                group["lr"] = rate
+
+    def step(self) -> None:
+        """Apply the gradients."""
+        for part in self.parts:
+            part.step()
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for part in self.parts:
+            part.zero_grad(set_to_none=True)
+
+    def state(self) -> dict[str, Tensor]:
+        """Return the moments as `<parameter name>/<moment name>`; numbers become tensors of shape []."""
+        return {
+            f"{self.names[parameter]}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
+            for part in self.parts
+            for parameter, moments in part.state.items()
+            for key, value in moments.items()
+        }
+
+    def load_state(self, saved: Mapping[str, Tensor]) -> None:
+        """Restore what `state` returned. Raises CheckpointError when a parameter's moments are missing or misshapen."""
+        by_name: dict[str, dict[str, Tensor]] = {}
+        for key, value in saved.items():
+            name, _, moment = key.rpartition("/")
+            by_name.setdefault(name, {})[moment] = value
+        known = set(self.names.values())
+        if by_name and (wrong := sorted(known ^ set(by_name))):
+            raise CheckpointError(f"optimiser state does not fit the model: {wrong[0]} (and {len(wrong) - 1} more)")
+        for part in self.parts:
+            for group in part.param_groups:
+                for parameter in group["params"]:
+                    moments = by_name.get(self.names[parameter], {})
+                    if any(v.dim() and v.shape != parameter.shape for v in moments.values()):
+                        raise CheckpointError(f"optimiser state of {self.names[parameter]} has another shape")
+                    if moments:
+                        # `step` stays where the optimiser keeps it: on the CPU, unless it runs fused on a GPU.
+                        home = parameter.device
+                        part.state[parameter] = {
+                            k: v.to(home) if v.dim() or group.get("fused") else v for k, v in moments.items()
+                        }
+
+
+def _optimisers(
+    decayed: list[nn.Parameter], undecayed: list[nn.Parameter], config: OptimiserConfig
+) -> list[torch.optim.Optimizer]:
+    groups = [
+        {"params": decayed, "weight_decay": config.weight_decay},
+        {"params": undecayed, "weight_decay": 0.0},
+    ]
+    groups = [group for group in groups if group["params"]]
+    betas, eps = config.betas, config.epsilon
+    match config.kind:
+        case "adam":
+            return [torch.optim.Adam(groups, betas=betas, eps=eps, fused=True)]
+        case "adamw":
+            return [torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)]
+        case "radam":
+            return [torch.optim.RAdam(groups, betas=betas, eps=eps, decoupled_weight_decay=True)]
+        case "muon":
+            # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.
+            muon = torch.optim.Muon(
+                decayed, weight_decay=config.weight_decay, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"
+            )
+            return [muon, torch.optim.AdamW(undecayed, betas=betas, eps=eps, weight_decay=0.0, fused=True)]

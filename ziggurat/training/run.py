@@ -1,0 +1,58 @@
+"""The folder of a run: made once, owned by one process at a time, opened again to resume."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import write_atomically
+from ziggurat.data.subword import copy_tokenizers
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
+
+__all__ = ["create_run", "owned", "reopen_run"]
+
+
+def create_run(run: Path, experiment: Experiment, store: Store) -> None:
+    """Make a new run: resolved configuration and vocabularies. Raises ConfigError when one is there already."""
+    if (run / CHECKPOINTS).exists():
+        raise ConfigError(f"{run} already holds a run; add `--resume` to go on with it, or choose another folder")
+    run.mkdir(parents=True, exist_ok=True)
+    copy_tokenizers(store.path, run)
+    write_atomically(run / CONFIG_FILE, dump(experiment).encode())
+    (run / CHECKPOINTS).mkdir()
+
+
+def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
+    """Return the configuration of an existing run, with overrides of how to go on (`training.stop.updates=...`).
+
+    Raises ConfigError when there is no run, or an override would change the model or the data under way.
+    """
+    if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
+        raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)")
+    before = load_experiment(run / CONFIG_FILE)
+    after = load_experiment(run / CONFIG_FILE, overrides)
+    if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
+        raise ConfigError(f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved)")
+    fixed = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout")
+    for key in fixed:
+        if getattr(after.training, key) != getattr(before.training, key):
+            raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
+    if after != before:
+        write_atomically(run / CONFIG_FILE, dump(after).encode())
+    return after
+
+
+@contextlib.contextmanager
+def owned(run: Path) -> Iterator[None]:
+    """Hold the run for this process. Raises CheckpointError when another process trains in it."""
+    with (run / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            raise CheckpointError(f"{run}: another process is training in this folder") from None
+        yield

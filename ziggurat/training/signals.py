@@ -1,0 +1,39 @@
+"""SIGTERM and Ctrl-C: finish the update, write a checkpoint, leave; a second one leaves at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from types import FrameType, TracebackType
+
+__all__ = ["GracefulStop"]
+
+
+class GracefulStop:
+    """Context in which SIGINT and SIGTERM are remembered instead of ending the process.
+
+    Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
+
+    Attributes:
+        received: number of the signal that came, or None.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> GracefulStop:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: type[BaseException] | BaseException | TracebackType | None) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)  # at once: no cleaning up, the last checkpoint is whole
+        self.received = number

@@ -1,0 +1,95 @@
+"""Micro-batches -> one update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ziggurat.config.train import LossConfig
+from ziggurat.data.loader import Batch
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.loss import LossSums, sequence_loss
+from ziggurat.training.optim import Optimiser
+
+__all__ = ["UpdateResult", "autocast", "batch_loss", "train_update"]
+
+
+@dataclass(frozen=True)
+class UpdateResult:
+    """What one update measured.
+
+    Attributes:
+        loss: the update's objective (normalised, smoothed), nats.
+        nll: sum of -log p(gold) over target tokens, nats.
+        grad_norm: global gradient norm before clipping.
+        source_tokens: real source tokens, end-of-sentence included.
+        target_tokens: real target tokens, end-of-sentence included.
+        sentences: sentence pairs.
+        finite: False when loss or gradient was not finite; the update was then skipped.
+    """
+
+    loss: float
+    nll: float
+    grad_norm: float
+    source_tokens: int
+    target_tokens: int
+    sentences: int
+    finite: bool
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context of forward passes: bf16 matrix products, or nothing for fp32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+
+
+def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
+    """Run the model over `batch`, teacher-forced, and return its part of an update of `tokens` and `sentences`."""
+    hidden = model(batch.source, batch.source_mask, batch.target_in)
+    return sequence_loss(
+        hidden, model.output.weight, batch.target_out, batch.target_mask, config, tokens=tokens, sentences=sentences
+    )
+
+
+def train_update(
+    model: Seq2Seq,
+    batches: Sequence[Batch],
+    optimiser: Optimiser,
+    loss_config: LossConfig,
+    *,
+    rate: float,
+    clip_norm: float | None,
+    precision: str = "fp32",
+) -> UpdateResult:
+    """Accumulate the gradients of `batches`, clip, and take one optimiser step with learning rate `rate`.
+
+    The loss is normalised by the token (or sentence) count of all batches together, so that cutting an update
+    into batches differently changes nothing but rounding. A non-finite loss or gradient skips the step.
+    """
+    model.train()
+    tokens = sum(batch.target_tokens for batch in batches)
+    sentences = sum(batch.sentences for batch in batches)
+    objective: Tensor | float = 0.0
+    nll: Tensor | float = 0.0
+    for batch in batches:
+        on_device = batch.to(model.device, non_blocking=True)
+        with autocast(model.device, precision):
+            sums = batch_loss(model, on_device, loss_config, tokens=tokens, sentences=sentences)
+        sums.objective.backward()
+        objective = objective + sums.objective.detach()
+        nll = nll + sums.nll
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
+    loss, grad_norm = float(objective), float(norm)
+    finite = math.isfinite(loss) and math.isfinite(grad_norm)
+    if finite:
+        if clip_norm is not None and grad_norm > clip_norm:
+            torch._foreach_mul_(gradients, clip_norm / (grad_norm + 1e-6))
+        optimiser.set_rate(rate)
+        optimiser.step()
+    optimiser.zero_grad()
+    return UpdateResult(loss, float(nll), grad_norm, sum(b.source_tokens for b in batches), tokens, sentences, finite)

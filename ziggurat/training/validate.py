@@ -1,0 +1,101 @@
+"""What is measured on the dev set during training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ziggurat.config import DecodingConfig, TrainingConfig
+from ziggurat.config.train import LossConfig
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import fixed_batches
+from ziggurat.decoding.translator import Translator
+from ziggurat.evaluation.scores import evaluate
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.step import autocast, batch_loss
+
+__all__ = ["Validation", "Validator"]
+
+
+@dataclass(frozen=True)
+class Validation:
+    """Results on the dev set.
+
+    Attributes:
+        nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
+        bleu: sacreBLEU of the decoded dev set, or None.
+        chrf: chrF of the same, or None.
+    """
+
+    nll: float
+    bleu: float | None
+    chrf: float | None
+
+    @property
+    def perplexity(self) -> float:
+        """exp(nll)."""
+        return math.exp(min(self.nll, 700.0))
+
+    def metric(self, name: str) -> float:
+        """Return the value of `training.validation.metric`."""
+        value = {"loss": self.nll, "bleu": self.bleu, "chrf": self.chrf}[name]
+        assert value is not None  # the configuration refuses a metric that is not measured
+        return value
+
+
+class Validator:
+    """Measures a model on the dev set of a store. Draws no random number, so training is the same with or without.
+
+    Args:
+        store: its dev set must not be empty.
+        config: section `training`.
+        decoding: section `decoding`, whose length penalty and limits are used.
+        max_positions: longest input of the model, in tokens, if it has a limit.
+    """
+
+    def __init__(
+        self, store: Store, config: TrainingConfig, decoding: DecodingConfig, max_positions: int | None = None
+    ) -> None:
+        assert store.dev is not None
+        self.store = store
+        self.dev = store.dev
+        self.config = config
+        self.max_positions = max_positions
+        beam = config.validation.beam_size
+        self.decoding = decoding.model_copy(update={"beam_size": beam, "n_best": 1})
+        count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
+        self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
+
+    @torch.inference_mode()
+    def measure(self, model: Seq2Seq) -> Validation:
+        """Return the scores of `model`, which is left in evaluation mode."""
+        model.eval()
+        config = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens)
+        nll, tokens = 0.0, 0
+        for batch in fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch):
+            on_device = batch.to(model.device)
+            with autocast(model.device, self.config.precision):
+                nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
+            tokens += batch.target_tokens
+        bleu = chrf = None
+        if self.config.validation.decode:
+            bleu, chrf = self._decode(model)
+        return Validation(nll / max(1, tokens), bleu, chrf)
+
+    def _decode(self, model: Seq2Seq) -> tuple[float, float]:
+        translator = Translator(
+            model,
+            self.store.source,
+            self.store.target,
+            self.decoding,
+            max_positions=self.max_positions,
+            device=model.device,
+        )
+        with autocast(model.device, self.config.precision):
+            translations = translator.translate(self.sources)
+        outputs = [translation.hypotheses[0].text for translation in translations]
+        bleu, chrf = evaluate(outputs, [self.references], metrics=("bleu", "chrf"))
+        return bleu.value, chrf.value
