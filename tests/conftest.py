@@ -3,10 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.data.babel import generate
+from ziggurat.data.prepare import prepare
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _one_thread_per_worker() -> None:
+    """Tests run side by side (pytest -n), so each keeps to one core."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")
@@ -15,3 +27,53 @@ def shared_data() -> Path:
     if not SHARED_DATA.is_dir():
         pytest.skip("corpora not present: no ../shared/data beside the repository")
     return SHARED_DATA
+
+
+def tiny_experiment(folder: Path, **training: Any) -> Experiment:
+    """A model of a few thousand parameters on a few hundred embedded pairs; `training` replaces section values."""
+    for split, first, count in (("train", 0, 300), ("dev", 300, 20)):
+        pairs = list(generate(first + count, seed=5))[first:]
+        for side, language in enumerate(("qlo", "qhi")):
+            text = "".join(pair[side] + "\n" for pair in pairs)
+            (folder / f"{split}.{language}").write_text(text, encoding="utf-8")
+    corpora = {
+        split: [{"source": str(folder / f"{split}.qlo"), "target": str(folder / f"{split}.qhi")}]
+        for split in ("train", "dev")
+    }
+    defaults: dict[str, Any] = {
+        "batch": {"max_tokens": 400},
+        "schedule": {"peak": 3e-3, "warmup_updates": 4},
+        "validation": {"every_updates": 1000},
+        "checkpoint": {"every_updates": 1000},
+        "stop": {"updates": 8},
+        "tensorboard": False,
+    }
+    return Experiment.model_validate(
+        {
+            "data": {
+                "source_language": "qlo",
+                "target_language": "qhi",
+                "store": str(folder / "store"),
+                "subword": {"vocabulary_size": 400},
+                **corpora,
+            },
+            "model": {
+                "d_model": 16,
+                "d_ff": 32,
+                "heads": 2,
+                "encoder": {"layers": 2},
+                "decoder": {"layers": 2},
+                "dropout": {"attention": 0.1, "activation": 0.1},
+            },
+            "training": {**defaults, **training},
+            "decoding": {"max_length": {"extra": 5}},
+        }
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the tiny corpus and its prepared store."""
+    folder = tmp_path_factory.mktemp("tiny")
+    prepare(tiny_experiment(folder).data)
+    return folder

@@ -45,9 +45,7 @@ class NounPhrase:
 
     positions: list[int] = field(default_factory=list)
     owner: NounPhrase | None = None
-    relative: tuple[bool, int, str, NounPhrase] | None = (
-        None  # (head is subject, verb, particle, other phrase)
-    )
+    relative: tuple[bool, int, str, NounPhrase] | None = None  # (head is subject, verb, particle, other phrase)
 
 
 class Reader:
@@ -269,9 +267,7 @@ def test_meaning_depends_on_words_far_away(pairs: list[tuple[str, str]]) -> None
     homograph = next(n for n in LEXICON.nouns.items if n.senses[0] != n.senses[1])
     verbs = [next(v for v in LEXICON.transitive.items if v.field == f and not v.particle) for f in (0, 1)]
     for verb in verbs:
-        said = translated(
-            f"Ma {homograph.low}, ke su {LEXICON.nouns.items[0].low} {verbs[0].low}, {verb.low} Madona."
-        )
+        said = translated(f"Ma {homograph.low}, ke su {LEXICON.nouns.items[0].low} {verbs[0].low}, {verb.low} Madona.")
         assert homograph.senses[verb.field].forms[0] in said
     phrasal = next(v for v in LEXICON.transitive.items if v.particle)
     plain = VERB[phrasal.low, ""]
@@ -301,9 +297,7 @@ def test_no_word_by_word_translation_comes_near(pairs: list[tuple[str, str]]) ->
     for low, high in pairs[4000:4500]:
         tokens, found = by_position(low)
         references.append(high)
-        frequent.append(
-            written([dictionary[t].most_common(1)[0][0] if t in dictionary else t for t in tokens])
-        )
+        frequent.append(written([dictionary[t].most_common(1)[0][0] if t in dictionary else t for t in tokens]))
         right.append(written([found.get(position, token) for position, token in enumerate(tokens)]))
     assert sacrebleu.corpus_bleu(frequent, [references]).score < 20
     assert sacrebleu.corpus_bleu(right, [references]).score < 50
@@ -325,9 +319,7 @@ def test_splits_are_disjoint_and_whole(tmp_path: Path) -> None:
 def test_short_sentences_of_train_never_reach_test(tmp_path: Path) -> None:
     """Without the check some of so many short sentences would be in both."""
     paths = write_corpus(tmp_path, train=20_000, dev=2000, test=2000, seed=1)
-    train, dev, test = (
-        set(paths[split][0].read_text("utf-8").splitlines()) for split in ("train", "dev", "test")
-    )
+    train, dev, test = (set(paths[split][0].read_text("utf-8").splitlines()) for split in ("train", "dev", "test"))
     assert not train & dev
     assert not train & test
     assert not dev & test

@@ -106,6 +106,7 @@ def settings_of(folder: Path, case: str, store: Path, filters: dict[str, Any]) -
 
 def expected_texts(corpus: dict[str, str], dropped: tuple[int, ...]) -> list[list[str]]:
     """Read the files in the plainest way there is and normalise blanks by the documented rule."""
+
     def lines(path: str) -> list[str]:
         data = Path(path).read_bytes()
         text = (gzip.decompress(data) if path.endswith(".gz") else data).decode("utf-8-sig")
@@ -139,7 +140,10 @@ def test_hostile(shared_data: Path, tmp_path: Path, case: str) -> None:
     report = prepare(config)
     (corpus,) = report.corpora
     assert (corpus.kept, corpus.dropped) == (expected.kept, expected.dropped)
-    assert (corpus.carriage_returns, corpus.byte_order_marks) == (expected.carriage_returns, expected.byte_order_marks)
+    assert (corpus.carriage_returns, corpus.byte_order_marks) == (
+        expected.carriage_returns,
+        expected.byte_order_marks,
+    )
     opened = Store.open(store)
     for tokenizer, ids, texts in zip(
         (opened.source, opened.target),

@@ -65,13 +65,9 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> PairTable:
     return write_table(tmp_path_factory.mktemp("table"), ROWS)
 
 
-def make_loader(
-    table: PairTable, regularisation: RegularisationConfig | None = None, seed: int = 5
-) -> Loader:
+def make_loader(table: PairTable, regularisation: RegularisationConfig | None = None, seed: int = 5) -> Loader:
     batch = BatchConfig(max_tokens=120, accumulate=3, length_multiple=4)
-    return Loader(
-        table, SOURCE, TARGET, batch, seed=seed, temperature=1.5, regularisation=regularisation, prefetch=2
-    )
+    return Loader(table, SOURCE, TARGET, batch, seed=seed, temperature=1.5, regularisation=regularisation, prefetch=2)
 
 
 def take(groups: Iterator[Group], count: int) -> list[Group]:
@@ -85,10 +81,7 @@ def contents(groups: list[Group]) -> list[object]:
     return [
         (
             g.state_after,
-            [
-                (b.source.tolist(), b.target_in.tolist(), b.target_out.tolist(), b.indices.tolist())
-                for b in g.batches
-            ],
+            [(b.source.tolist(), b.target_in.tolist(), b.target_out.tolist(), b.indices.tolist()) for b in g.batches],
         )
         for g in groups
     ]
@@ -153,9 +146,7 @@ def test_epoch_follows_the_plan(table: PairTable) -> None:
 
 
 @pytest.mark.parametrize("regularisation", [None, RegularisationConfig(target=True)])
-def test_resuming_anywhere_gives_the_same_tail(
-    table: PairTable, regularisation: RegularisationConfig | None
-) -> None:
+def test_resuming_anywhere_gives_the_same_tail(table: PairTable, regularisation: RegularisationConfig | None) -> None:
     count = 2 * -(-len(make_loader(table).plan(0)) // 3) + 2
     whole = take(make_loader(table, regularisation).groups(), count)
     expected = contents(whole)
@@ -236,9 +227,11 @@ def test_samples_change_with_epoch_and_side_only(table: PairTable) -> None:
     assert all(first[i][0][-3:] != first[i][1][-3:] for i in shared)
 
 
-def test_sample_too_long_for_any_batch_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize("max_tokens", [40, 60])
+def test_sample_too_long_for_any_batch_is_left_alone(tmp_path: Path, max_tokens: int) -> None:
+    """Samples have 30 or 60 pieces; end-of-sentence makes 60 too many for 60."""
     table = write_table(tmp_path, [(0, 30, 30)] * 20)
-    batch = BatchConfig(max_tokens=40)
+    batch = BatchConfig(max_tokens=max_tokens)
     loader = Loader(table, SOURCE, TARGET, batch, seed=1, regularisation=RegularisationConfig())
     found = [row for group in take(loader.groups(), 20) for b in group.batches for row in rows(b).values()]
     stored = [source[0] < 1000 for source, _ in found]

@@ -25,7 +25,9 @@ WORDS = ["turm", "ziegel", "fluss", "lampe", "winter", "brief", "hof", "regen", 
 
 
 def sentence(number: int, offset: int) -> str:
-    return " ".join(WORDS[(number * 7 + place * place + offset) % 10] for place in range(3 + number % 5)) + f" {number} ."
+    return (
+        " ".join(WORDS[(number * 7 + place * place + offset) % 10] for place in range(3 + number % 5)) + f" {number} ."
+    )
 
 
 class Project:
@@ -65,7 +67,11 @@ def project(tmp_path: Path) -> Project:
 def test_end_to_end_over_several_corpora(project: Project) -> None:
     project.add_plain("train", 50)
     project.add_plain("train", 30, start=100, tag="<bt>", weight=0.5, name="synthetic")
-    project.add("train", ["  a \t b", "", "x" * 4001, " ".join(map(str, range(200))), "null\0"], ["A  B", "y", "y", "y", "y"])
+    project.add(
+        "train",
+        ["  a \t b", "", "x" * 4001, " ".join(map(str, range(200))), "null\0"],
+        ["A  B", "y", "y", "y", "y"],
+    )
     project.add_plain("dev", 7, start=300)
     report = project.prepare()
     assert report.kept == 81
@@ -88,7 +94,7 @@ def test_end_to_end_over_several_corpora(project: Project) -> None:
             original = number if number < 50 else number + 50
             assert store.source.decode(source.tolist()) == sentence(original, 0)
             assert store.target.decode(target.tolist()) == sentence(original, 3)
-            assert source[tagged:].tolist() == store.source.encode([sentence(original, 0)])[0]
+            assert source[int(tagged) :].tolist() == store.source.encode([sentence(original, 0)])[0]
     assert store.source.decode(sources[80].tolist()) == "a b"
     assert store.dev is not None
     assert store.dev.texts(range(7))[1] == [sentence(n, 3) for n in range(300, 307)]
@@ -112,7 +118,10 @@ def test_result_depends_on_neither_threads_nor_blocks_nor_folder(
     assert (stores[0].path / "joint.spm").read_bytes() == (stores[2].path / "joint.spm").read_bytes()
     for first, third in zip(stores[0].train.pairs(range(60)), stores[2].train.pairs(range(60)), strict=True):
         assert [ids.tolist() for ids in first] == [ids.tolist() for ids in third]
-    assert stores[0].train.texts([5, 1]) == ([sentence(5, 0), sentence(1, 0)], [sentence(5, 3), sentence(1, 3)])
+    assert stores[0].train.texts([5, 1]) == (
+        [sentence(5, 0), sentence(1, 0)],
+        [sentence(5, 3), sentence(1, 3)],
+    )
 
 
 class TestExistingStore:
@@ -122,7 +131,11 @@ class TestExistingStore:
         stamp = (project.store / "manifest.json").stat().st_mtime_ns
         again = project.prepare()
         assert (first.reused, again.reused) == (False, True)
-        assert {**again.as_dict(), "seconds": 0, "reused": 0} == {**first.as_dict(), "seconds": 0, "reused": 0}
+        assert {**again.as_dict(), "seconds": 0, "reused": 0} == {
+            **first.as_dict(),
+            "seconds": 0,
+            "reused": 0,
+        }
         assert (project.store / "manifest.json").stat().st_mtime_ns == stamp
 
     def test_moved_inputs_are_the_same_inputs(self, project: Project) -> None:
@@ -150,7 +163,9 @@ class TestExistingStore:
         project.prepare()
         before = Store.open(project.store).fingerprint
         project.settings["filters"] = {"max_characters": 30}
-        with pytest.raises(DataError, match=r"settings or files: data\.filters\.max_characters \(4000 -> 30\).*--force"):
+        with pytest.raises(
+            DataError, match=r"settings or files: data\.filters\.max_characters \(4000 -> 30\).*--force"
+        ):
             project.prepare()
         assert Store.open(project.store).fingerprint == before
         assert project.prepare(force=True).kept < 20
@@ -195,7 +210,9 @@ class TestRefusals:
     def test_misaligned_second_corpus(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         project.add_plain("train", 20)
         project.add("train", ["a", "b"], ["c"])
-        monkeypatch.setattr("ziggurat.data.prepare.train_tokenizers", lambda *_: pytest.fail("trained before the check"))
+        monkeypatch.setattr(
+            "ziggurat.data.prepare.train_tokenizers", lambda *_: pytest.fail("trained before the check")
+        )
         self.refused(project, r"train1\.source has 2 lines but .*train1\.target has 1")
 
     def test_faulty_development_file(self, project: Project) -> None:
@@ -241,7 +258,10 @@ class TestRefusals:
 
     def test_a_second_process_on_the_same_store(self, project: Project) -> None:
         project.add_plain("train", 20)
-        with building(project.store), pytest.raises(DataError, match="another `ziggurat prepare` is building"):
+        with (
+            building(project.store),
+            pytest.raises(DataError, match="another `ziggurat prepare` is building"),
+        ):
             project.prepare()
         project.prepare(force=True)
 
@@ -319,6 +339,27 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
     assert len(set(drawn)) == len(drawn)
     assert sample("source") == drawn
     assert sorted(sample("joint")) == sorted(drawn + sample("target"))
+
+
+@pytest.mark.parametrize(("total", "wanted"), [(0, 0), (100, 100), (100, 0), (30_000, 1), (30_000, 20_001)])
+def test_picks_are_as_many_as_wanted_however_they_are_asked_for(total: int, wanted: int) -> None:
+    def picked(step: int) -> list[bool]:
+        picks = passes._Picks(np.random.default_rng(3), total, wanted)
+        return [bool(x) for start in range(0, total, step) for x in picks.take(min(step, total - start))]
+
+    first = picked(7)
+    assert len(first) == total
+    assert sum(first) == wanted
+    assert picked(10_000) == first
+
+
+def test_picks_favour_no_place() -> None:
+    counts = np.zeros(20)
+    for seed in range(3000):
+        picks = passes._Picks(np.random.default_rng(seed), 20, 5)
+        picks._WINDOW = 8
+        counts += picks.take(20)
+    assert abs(counts / 3000 - 0.25).max() < 0.04  # five standard deviations
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,13 @@ def joined(lines: list[str]) -> bytes:
 def parquet(source: list[str | None], target: list[str | None], *, nested: bool = False) -> bytes:
     table = pa.table({"de": pa.array(source, pa.string()), "en": pa.array(target, pa.large_string())})
     if nested:
-        table = pa.table({"translation": pa.StructArray.from_arrays(
-            [pa.array(source, pa.string()), pa.array(target, pa.string())], names=["de", "en"]
-        )})
+        table = pa.table(
+            {
+                "translation": pa.StructArray.from_arrays(
+                    [pa.array(source, pa.string()), pa.array(target, pa.string())], names=["de", "en"]
+                )
+            }
+        )
     sink = io.BytesIO()
     pq.write_table(table, sink, row_group_size=2)
     return sink.getvalue()
@@ -65,7 +69,7 @@ def parquet(source: list[str | None], target: list[str | None], *, nested: bool 
 def test_every_format_gives_the_same_pairs(tmp_path: Path, suffix: str) -> None:
     pack = COMPRESS[suffix]
     flat = [line.replace("\t", " ") for line in SOURCE]
-    tsv = "".join(f'id\t{t}\t{s}\n' for s, t in zip(flat, TARGET, strict=True)).encode()
+    tsv = "".join(f"id\t{t}\t{s}\n" for s, t in zip(flat, TARGET, strict=True)).encode()
     records = [{"de": s, "en": t, "n": 1} for s, t in zip(SOURCE, TARGET, strict=True)]
     files = {
         "a.tsv": tsv,
@@ -147,7 +151,13 @@ def test_unequal_sides_are_refused_with_both_counts(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("block", [3, 1 << 20])
 def test_invalid_utf8_is_refused_at_its_place(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes, line: int, in_line: int, in_file: int, block: int
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    content: bytes,
+    line: int,
+    in_line: int,
+    in_file: int,
+    block: int,
 ) -> None:
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", block)
     monkeypatch.setattr("ziggurat.data.files._READ_BYTES", block)
@@ -225,7 +235,15 @@ def test_tsv_quotes_have_no_meaning_and_columns_must_agree(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(
     "line",
-    ["{broken", "[1, 2]", '{"de": "a"}', '{"de": "a", "en": 3}', "", '{"de": "a", "en": "\\ud800"}', "[" * 100_000],
+    [
+        "{broken",
+        "[1, 2]",
+        '{"de": "a"}',
+        '{"de": "a", "en": 3}',
+        "",
+        '{"de": "a", "en": "\\ud800"}',
+        "[" * 100_000,
+    ],
 )
 def test_bad_json_lines_are_refused_at_their_line(tmp_path: Path, line: str) -> None:
     path = tmp_path / "a.jsonl"

@@ -22,11 +22,22 @@ from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 
-NOUNS = ["the tower", "a brick", "the old river", "my sister", "some clay", "the engineer", "a lamp", "the winter"]
+NOUNS = [
+    "the tower",
+    "a brick",
+    "the old river",
+    "my sister",
+    "some clay",
+    "the engineer",
+    "a lamp",
+    "the winter",
+]
 VERBS = ["is lower than", "has built", "carries", "remembers", "was newer than", "could not find", "shows"]
 SENTENCES = [f"{a} {verb} {b}." for a in NOUNS for verb in VERBS for b in NOUNS]
 
-ANY_TEXT = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("\u2581\ufdd0_ \t\u00a0<s>@"), max_size=30)
+ANY_TEXT = st.text(
+    st.characters(exclude_categories=["Cs"]) | st.sampled_from("\u2581\ufdd0_ \t\u00a0<s>@"), max_size=30
+)
 
 
 def train(kind: str = "bpe", *, byte_fallback: bool = True, joint: bool = True, size: int = 420) -> Tokenizer:
@@ -78,7 +89,9 @@ def test_round_trip_is_exact_for_any_text(bpe: Tokenizer, unigram: Tokenizer, te
         assert tokenizer.encode([wanted]) == [ids]
 
 
-@pytest.mark.parametrize("text", ["<s> a </s>", "<unk> <pad> <bt>", "<0x41>", "\u2581the \u2581tower", "\u2581", "a\0b"])
+@pytest.mark.parametrize(
+    "text", ["<s> a </s>", "<unk> <pad> <bt>", "<0x41>", "\u2581the \u2581tower", "\u2581", "a\0b"]
+)
 def test_text_never_becomes_a_control_id(tokenizer: Tokenizer, text: str) -> None:
     (ids,) = tokenizer.encode([text])
     assert min(ids) > 3
@@ -138,10 +151,12 @@ def test_existing_models_get_what_they_lack(pad: int, bos: int, eos: int) -> Non
     assert tokenizer.decode([tokenizer.bos, *tokenizer.encode(["the tower"])[0], tokenizer.eos]) == "the tower"
 
 
-def test_control_names_that_text_can_spell_are_not_used() -> None:
+@pytest.mark.parametrize("eos", [-1, 2])
+def test_control_names_that_text_can_spell_are_not_used(eos: int) -> None:
     """A model with `</s>` as user-defined symbol would let text end a sentence."""
-    model = raw_model(user_defined_symbols="</s>", eos_id=-1, unk_id=0, bos_id=1)
+    model = raw_model(user_defined_symbols="</s>", unk_id=0, bos_id=1, eos_id=eos)
     tokenizer = SentencePieceTokenizer(model)
+    assert tokenizer.eos == tokenizer.size - 1
     assert tokenizer.eos not in tokenizer.encode(["a </s> b"])[0]
 
 
@@ -166,7 +181,9 @@ class TestSampling:
             assert tokenizer.decode(ids) == text
 
     @pytest.mark.parametrize("byte_fallback", [True, False])
-    @pytest.mark.parametrize("model", [{}, {"user_defined_symbols": "<2de>,ow"}, {"normalization_rule_name": "nmt_nfkc_cf"}])
+    @pytest.mark.parametrize(
+        "model", [{}, {"user_defined_symbols": "<2de>,ow"}, {"normalization_rule_name": "nmt_nfkc_cf"}]
+    )
     def test_without_dropout_is_the_models_own_segmentation(self, model: dict[str, str], byte_fallback: bool) -> None:
         tokenizer = SentencePieceTokenizer(raw_model(byte_fallback=byte_fallback, vocab_size=400, **model))
         texts = [*SENTENCES, "Zwölf  日本 <2de> The TOWER low", "ow ow", "日", "<unk>"]
@@ -223,7 +240,11 @@ class TestVocabulary:
 
     @pytest.mark.parametrize(
         ("content", "reason"),
-        [("a\n\nb\n", "line 2: no token"), ("a\nb\na\n", "line 3: 'a' is listed already in line 1"), ("", "line 1")],
+        [
+            ("a\n\nb\n", "line 2: no token"),
+            ("a\nb\na\n", "line 3: 'a' is listed already in line 1"),
+            ("", "line 1"),
+        ],
     )
     def test_bad_lists_are_refused(self, content: str, reason: str) -> None:
         with pytest.raises(DataError, match=reason):

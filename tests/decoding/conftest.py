@@ -21,7 +21,7 @@ SENTENCES = [
     "A dog runs over the green meadow!",
     "Where is the old bridge? Nobody knows.",
     "Two children, three books and 17 apples; that is all.",
-    "She said: \"We will meet tomorrow.\"",
+    'She said: "We will meet tomorrow."',
 ]
 
 
@@ -74,5 +74,5 @@ def tiny_model(tokenizer: SentencePieceTokenizer) -> Seq2Seq:
         constant = torch.linspace(-1, 1, 16, dtype=torch.float64)
         assert isinstance(model.decoder.final_norm, torch.nn.LayerNorm)
         model.decoder.final_norm.bias.copy_(constant)
-        model.output.weight[tokenizer.eos] = 5 * constant / constant.square().sum()
+        model.output.weight[tokenizer.eos] = 4 * constant / constant.square().sum()
     return model

@@ -68,10 +68,7 @@ class TableScorer:
         if self.attention_seed is not None:
             self.attention = torch.tensor(
                 [
-                    [
-                        random_attention(self.attention_seed, s, p, n) + [0.0] * (self.source_size - n)
-                        for p in row
-                    ]
+                    [random_attention(self.attention_seed, s, p, n) + [0.0] * (self.source_size - n) for p in row]
                     for s, n, row in zip(self.sentences, self.source_lengths, self.prefixes, strict=True)
                 ],
                 dtype=self.dtype,
@@ -87,8 +84,7 @@ class TableScorer:
     def reorder(self, sentences: Tensor, parents: Tensor) -> None:
         kept = sentences.tolist()
         self.prefixes = [
-            [self.prefixes[row][parent] for parent in line]
-            for row, line in zip(kept, parents.tolist(), strict=True)
+            [self.prefixes[row][parent] for parent in line] for row, line in zip(kept, parents.tolist(), strict=True)
         ]
         self.sentences = [self.sentences[row] for row in kept]
         self.source_lengths = [self.source_lengths[row] for row in kept]
@@ -122,7 +118,8 @@ class CopyModel(nn.Module):
     def encode(self, source: Tensor, source_mask: Tensor) -> Tensor:
         self.sentences += len(source)
         self.shapes.append((source.shape[0], source.shape[1]))
-        rows = [row[mask].tolist() for row, mask in zip(source, source_mask, strict=True)]
+        lengths = source_mask.sum(1).tolist()
+        rows = [row[:length] for row, length in zip(source.tolist(), lengths, strict=True)]
         self.seen += rows
         kept = [[t for t in row if t not in self.tags] for row in rows]
         width = max(map(len, kept))

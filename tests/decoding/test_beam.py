@@ -95,13 +95,11 @@ def assert_same(found: list[IdHypothesis], wanted: list[Plain]) -> None:
 
 penalties = st.one_of(
     st.builds(LengthPenalty, st.sampled_from(["none", "power", "gnmt", "lingvo"]), st.sampled_from([0.0, 0.6, 1.5])),
-    st.builds(
-        LengthPenalty, st.just("lingvo"), st.sampled_from([0.2, 1.0]), st.sampled_from([0.1, 0.4]), st.just(1.3)
-    ),
+    st.builds(LengthPenalty, st.just("lingvo"), st.sampled_from([0.2, 1.0]), st.sampled_from([0.1, 0.4]), st.just(1.3)),
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(data=st.data(), penalty=penalties)
 def test_same_n_best_as_a_plain_loop_whatever_the_batch(data: st.DataObject, penalty: LengthPenalty) -> None:
     vocabulary = data.draw(st.integers(3, 7))
@@ -115,7 +113,9 @@ def test_same_n_best_as_a_plain_loop_whatever_the_batch(data: st.DataObject, pen
         min_length=data.draw(st.integers(0, 3)),
         penalty=penalty,
     )
-    table = random_log_probabilities(data.draw(st.integers(0, 999)), vocabulary, data.draw(st.sampled_from([0.3, 2, 6])))
+    table = random_log_probabilities(
+        data.draw(st.integers(0, 999)), vocabulary, data.draw(st.sampled_from([0.3, 2, 6]))
+    )
     max_lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
     source_lengths = data.draw(st.lists(st.integers(1, 4), min_size=len(max_lengths), max_size=len(max_lengths)))
     scorer = TableScorer(table, vocabulary, attention_seed=3 if penalty.coverage else None)
@@ -204,7 +204,9 @@ def test_hypotheses_that_never_end_are_cut_and_marked() -> None:
     def never(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(0.1), -math.inf, math.log(0.6), math.log(0.3)]
 
-    found = run(TableScorer(never, 4), [3, 0], SearchSettings(2, 2, BOS, EOS, (BOS,), penalty=LengthPenalty("power", 1)))
+    found = run(
+        TableScorer(never, 4), [3, 0], SearchSettings(2, 2, BOS, EOS, (BOS,), penalty=LengthPenalty("power", 1))
+    )
     (cut,), (empty,) = found
     assert (cut.tokens, cut.finished) == ([2, 2, 2], False)
     assert cut.log_probability == pytest.approx(3 * math.log(0.6))
@@ -258,6 +260,22 @@ def test_best_tokens_is_a_stable_sort_cut_short(rows: list[list[int]], data: st.
     values, ids = best_tokens(scores, count)
     assert torch.equal(values, wanted.values[:, :count])
     assert torch.equal(ids, wanted.indices[:, :count])
+
+
+@pytest.mark.parametrize("vocabulary", [640, 1300, 4096 + 63])
+@pytest.mark.parametrize("different", [3, 50, 1_000_000])
+def test_best_tokens_of_large_vocabularies_with_few_different_values(vocabulary: int, different: int) -> None:
+    generator = torch.Generator().manual_seed(vocabulary)
+    scores = torch.randint(different, (3, 2, vocabulary), generator=generator).float()
+    scores[0, 0] = -torch.inf
+    scores[0, 0, [5, vocabulary - 1]] = 1.0  # fewer than asked for exist
+    scores[1, 1, -1] = 2e6  # in what the blocks leave over
+    for count in (1, 2, 8):
+        wanted = scores.sort(dim=-1, descending=True, stable=True)
+        values, ids = best_tokens(scores, count)
+        assert torch.equal(values, wanted.values[..., :count])
+        exist = values > -torch.inf
+        assert torch.equal(ids[exist], wanted.indices[..., :count][exist])
 
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])

@@ -23,8 +23,8 @@ HOSTILE = {
     "blanks": " \t \u00a0\u3000 ",
     "one character": "x",
     "ten thousand words": " ".join(["river", "dog", "house."][i % 3] for i in range(10_000)),
-    "one word of 20,000 characters": "river" * 4000,
-    "20,000 full stops": "." * 20_000,
+    "one word of 8,000 characters": "river" * 1600,
+    "5,000 full stops": "." * 5000,
     "no script that was seen": "ქართული ᏣᎳᎩ አማርኛ ភាសាខ្មែរ",
     "right to left": "\u202eשלום\u202c مرحبا",
     "emoji sequence": "👩‍👩‍👧‍👦🏳️‍🌈",
@@ -53,7 +53,7 @@ def translate_quietly(translator: Translator, lines: list[str], **options: int) 
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_every_line_gives_one_line_and_disturbs_no_other(copying: Translator, name: str) -> None:
-    copying.decoding = DecodingConfig(beam_size=2, max_source_pieces=200)
+    copying.decoding = DecodingConfig(beam_size=1, max_source_pieces=200)
     lines = ["Where is the old bridge?", HOSTILE[name], "A dog runs!"]
     first, found, last = translate_quietly(copying, lines)
     assert (first, last) == (lines[0], lines[2])
@@ -70,7 +70,7 @@ def test_a_copying_model_gives_the_text_back(copying: Translator, name: str) -> 
     copying.decoding = DecodingConfig(beam_size=1, max_source_pieces=300)
     (found,) = translate_quietly(copying, [HOSTILE[name]])
     wanted = HOSTILE[name]
-    if name in ("one word of 20,000 characters", "20,000 full stops", "stacked accents"):
+    if name in ("one word of 8,000 characters", "5,000 full stops", "stacked accents"):
         found, wanted = found.replace(" ", ""), wanted.replace(" ", "")  # parts of a word are joined by blanks
     assert found.split() == wanted.replace("\0", " ").split()
 

@@ -111,7 +111,7 @@ def test_long_lines_are_cut_at_sentence_ends_then_words_then_anywhere() -> None:
     assert split('One. "Two!" Three? 3.5 m.', 8) == ["One.", '"Two!"', "Three?", "3.5m."]
     assert split("One. Two. Three.", 9) == ["One.Two.", "Three."]
     assert split("alpha beta gamma. So.", 10) == ["alphabeta", "gamma.So."]
-    assert split("abcdefghijklm n", 5) == ["abcde", "fghij", "klmn"]
+    assert split("abcdefghijklm n", 5) == ["abc", "def", "ghi", "jklmn"]
     assert split("你好。「再见。」好！！吗", 5) == ["你好。", "「再见。」", "好！！吗"]
 
 
@@ -121,6 +121,17 @@ def test_parts_hold_every_piece_in_order_and_fit(text: str, limit: int) -> None:
     parts = split_long(text, ids, characters, limit)
     assert [i for part in parts for i in part] == ids
     assert all(len(part) <= limit for part in parts)
+
+
+def test_characters_are_not_cut_into_bytes() -> None:
+    def utf8(texts: list[str]) -> list[list[int]]:
+        return [list(text.replace(" ", "").encode()) for text in texts]
+
+    word = "aé€😀" * 9
+    for limit in (4, 5, 7, 30):
+        parts = split_long(word, utf8([word])[0], utf8, limit)
+        assert "".join(bytes(part).decode() for part in parts) == word
+        assert max(map(len, parts)) <= limit
 
 
 def test_parts_are_joined_by_blanks_where_the_script_has_them() -> None:

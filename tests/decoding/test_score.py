@@ -35,22 +35,20 @@ def forced(
 def test_search_scores_are_forced_scores_token_by_token(
     tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer, beam_size: int, penalty: LengthPenalty
 ) -> None:
-    wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), penalty=penalty)
+    wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), 4, penalty)
     found = search(tiny_model, SOURCES, wanted)
-    assert len({tuple(h.tokens) for row in found for h in row}) > 3  # or the model would be no test
+    assert len({tuple(h.tokens) for row in found for h in row}) >= 4  # or the model would be no test
     for source, row in zip(SOURCES, found, strict=True):
         scores = forced(tiny_model, [source] * len(row), [h.tokens for h in row], tokenizer, 4096)
         for hypothesis, score in zip(row, scores, strict=True):
             steps = len(hypothesis.token_log_probabilities)
-            assert hypothesis.token_log_probabilities == pytest.approx(
-                score.token_log_probabilities[:steps], abs=1e-10
-            )
+            assert hypothesis.token_log_probabilities == pytest.approx(score.token_log_probabilities[:steps], abs=1e-10)
             if hypothesis.finished:
                 assert hypothesis.log_probability == pytest.approx(score.log_probability, abs=1e-10)
 
 
 def test_search_does_not_depend_on_the_batch(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
-    wanted = SearchSettings(4, 4, tokenizer.bos, tokenizer.eos, (0, 2), penalty=LengthPenalty("lingvo", 0.5, 0.2))
+    wanted = SearchSettings(4, 4, tokenizer.bos, tokenizer.eos, (0, 2), 4, LengthPenalty("lingvo", 0.5, 0.2))
     together = search(tiny_model, SOURCES, wanted)
     reverse = search(tiny_model, SOURCES[::-1], wanted)[::-1]
     alone = [search(tiny_model, [s], wanted)[0] for s in SOURCES]
@@ -60,9 +58,7 @@ def test_search_does_not_depend_on_the_batch(tiny_model: Seq2Seq, tokenizer: Sen
         assert [h.score for h in a] == pytest.approx([h.score for h in c], abs=1e-10)
 
 
-def test_forced_scores_against_one_sentence_at_a_time(
-    tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer
-) -> None:
+def test_forced_scores_against_one_sentence_at_a_time(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
     targets = [[50, 51, 52, 53], [], [60], [61, 62]]
     for batch_tokens in (1, 16, 4096):
         scores = forced(tiny_model, SOURCES, targets, tokenizer, batch_tokens)

@@ -78,22 +78,16 @@ def test_json_lines_hold_tokens_scores_and_the_n_best_list(
     assert json.loads(score.to_json())["log_probability"] == score.log_probability
 
 
-def test_scores_of_own_translations_are_those_of_the_search(
-    tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer
-) -> None:
-    """Text -> pieces is not one to one, so only translations whose pieces come back are compared."""
-    decoding = DecodingConfig(beam_size=3, n_best=3, length_penalty=LengthPenaltyConfig(kind="gnmt", alpha=0.7))
-    translator = Translator(tiny_model, tokenizer, tokenizer, decoding)
-    compared = 0
-    for source in ("A dog runs!", "Where?", "Two books.", "the river", "17 apples"):
-        (found,) = translator.translate([source])
-        for hypothesis in found.hypotheses:
-            (score,) = translator.score([source], [hypothesis.text])
-            if hypothesis.finished and score.tokens == hypothesis.tokens:
-                compared += 1
-                assert score.log_probability == pytest.approx(hypothesis.log_probability, abs=1e-9)
-                assert score.score == pytest.approx(hypothesis.score, abs=1e-9)
-    assert compared
+def test_scores_of_own_translations_are_those_of_the_search(copying: Translator) -> None:
+    copying.decoding = DecodingConfig(length_penalty=LengthPenaltyConfig(kind="gnmt", alpha=0.7))
+    sources = [text for text in TEXTS if text]
+    found = copying.translate(sources)
+    for translation, score in zip(found, copying.score(sources, [t.text for t in found]), strict=True):
+        best = translation.hypotheses[0]
+        assert score.tokens == best.tokens
+        assert score.token_log_probabilities == pytest.approx(best.token_log_probabilities, abs=1e-6)
+        assert score.log_probability == pytest.approx(best.log_probability, rel=1e-5)
+        assert score.score == pytest.approx(best.score, rel=1e-5)
 
 
 def test_score_of_a_copy_is_better_than_of_anything_else(copying: Translator) -> None:
@@ -140,7 +134,7 @@ def test_settings_that_cannot_work_are_refused(copying: Translator, changes: dic
 
 
 def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -> None:
-    with pytest.raises(ConfigError, match="decoding.beam"):
+    with pytest.raises(ConfigError, match=r"decoding\.beam"):
         copying.translate_stream(["a"], beam=3)
     with pytest.raises(ConfigError, match="`window` must be at least 1"):
         copying.translate_stream(["a"], window=0)
@@ -164,7 +158,7 @@ def test_long_lines_are_translated_in_parts_and_joined(copying: Translator) -> N
     copying.decoding = DecodingConfig(max_source_pieces=30)
     sentence = "The little house stands by the river."
     lines = [" ".join([sentence] * 40), "Where?", " ".join(["meadow"] * 200)]
-    with pytest.warns(TranslationWarning, match="translated in .* parts") as caught:
+    with pytest.warns(TranslationWarning, match=r"translated in .* parts") as caught:
         found = copying.translate(lines)
     assert [t.text for t in found] == lines
     assert len(caught) == 1
@@ -211,7 +205,6 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
         while True:
             yield from TEXTS
 
-    model_of(copying).encode = lambda s, m: CopyModel.encode(model_of(copying), s, m)  # type: ignore[method-assign]
     stream = copying.translate_stream(endless(), window=24, beam_size=1)
 
     def peak(count: int) -> int:
@@ -225,10 +218,10 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
     tracemalloc.start()
     try:
         peak(240)
-        early, late = peak(240), peak(2400)
+        early, late = peak(240), peak(1800)
     finally:
         tracemalloc.stop()
-    assert late < 1.2 * early
+    assert late < early + 200_000  # 1,800 translations that were kept would take megabytes
 
 
 def test_lines_before_a_fault_of_the_stream_are_translated(copying: Translator) -> None:
@@ -236,10 +229,10 @@ def test_lines_before_a_fault_of_the_stream_are_translated(copying: Translator) 
         yield from TEXTS[:2]
         raise DataError("standard input, line 3: not valid UTF-8")
 
-    found = []
+    found: list[str] = []
+    stream = copying.translate_stream(faulty(), window=100)
     with pytest.raises(DataError, match="line 3"):
-        for translation in copying.translate_stream(faulty(), window=100):
-            found.append(translation.text)
+        found.extend(t.text for t in stream)
     assert found == TEXTS[:2]
 
 
@@ -284,13 +277,16 @@ def test_a_model_directory_opens_with_its_own_settings(
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)
         (found,) = translator.translate(["A dog runs!"])
-        assert found.hypotheses == Translator(
-            model.eval(), tokenizer, tokenizer, experiment.decoding, max_positions=most
-        ).translate(["A dog runs!"])[0].hypotheses
+        assert (
+            found.hypotheses
+            == Translator(model.eval(), tokenizer, tokenizer, experiment.decoding, max_positions=most)
+            .translate(["A dog runs!"])[0]
+            .hypotheses
+        )
         assert len(translator.translate(["A dog runs over the green meadow! " * 9])) == 1
     other = load_translator(tmp_path / "model", device="cpu", beam_size=1)
     assert (other.decoding.beam_size, other.decoding.min_length) == (1, 2)
-    with pytest.raises(ConfigError, match="decoding.beam"):
+    with pytest.raises(ConfigError, match=r"decoding\.beam"):
         load_translator(tmp_path / "model", device="cpu", beam=1)
     with pytest.raises(CheckpointError):
         load_translator(tmp_path / "nothing")

@@ -150,11 +150,14 @@ def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint
 
 
 class HashSet:
-    """A growing set of 64-bit hashes in sorted runs whose sizes double: 8 bytes per element, 16 while merging.
+    """A growing set of 64-bit hashes in sorted runs whose sizes double up to a limit: 8 bytes per element.
 
-    40 million pairs take 320 MB. Two different pairs among n share a hash with probability about n^2 / 2^65
-    (4e-5 at 40 million).
+    40 million pairs take 320 MB, and merging up to 100 MB for a moment. Two different pairs among n share a hash
+    with probability about n^2 / 2^65 (4e-5 at 40 million).
     """
+
+    _MOST_MERGED = 1 << 22
+    """A run of more elements is not merged again, which bounds what merging takes."""
 
     def __init__(self) -> None:
         self._runs: list[NDArray[np.uint64]] = []
@@ -177,9 +180,9 @@ class HashSet:
     def _insert(self, run: NDArray[np.uint64]) -> None:
         if not len(run):
             return
-        while self._runs and len(self._runs[-1]) <= 2 * len(run):
+        while self._runs and len(self._runs[-1]) <= min(2 * len(run), self._MOST_MERGED):
             run = np.concatenate([self._runs.pop(), run])
-            run.sort(kind="stable")  # of two sorted halves: linear time
+            run.sort()
         self._runs.append(run)
 
 

@@ -108,12 +108,9 @@ def sample_sentences(
     shares = _even_shares([corpus.read for corpus in corpora], config.subword.sample_pairs)
     kept = done = 0
     for corpus, share in zip(corpora, shares, strict=True):
-        wanted = np.zeros(corpus.read, np.bool_)
-        wanted[generator.choice(corpus.read, share, replace=False, shuffle=False)] = True
-        first = 0
+        picks = _Picks(generator, corpus.read, share)
         for source, target in corpus.reader.blocks():
-            picked = wanted[first : first + len(source)]
-            first += len(source)
+            picked = picks.take(len(source))
             sides = [normalise(list(compress(texts, picked)), config.unicode) for texts in (source, target)]
             sources, targets, _ = cleaner.clean(sides[0], sides[1], counts)
             kept += len(sources)
@@ -122,6 +119,35 @@ def sample_sentences(
             progress("sample", done, sum(corpus.read for corpus in corpora))
     if not kept:
         raise nothing_left(sum(shares), counts, corpora)
+
+
+class _Picks:
+    """A random choice of `wanted` of `total` things without replacement, told in order, in constant memory.
+
+    Things come in windows of fixed size, the number chosen in each being hypergeometric, so that the choice does
+    not depend on how many are asked for at a time.
+    """
+
+    _WINDOW = 8192
+
+    def __init__(self, generator: np.random.Generator, total: int, wanted: int) -> None:
+        self._generator = generator
+        self._total = total
+        self._wanted = wanted
+        self._mask = np.zeros(0, np.bool_)
+
+    def take(self, count: int) -> NDArray[np.bool_]:
+        """Return for the next `count` things whether they are chosen."""
+        while len(self._mask) < count and self._total:
+            size = min(self._WINDOW, self._total)
+            chosen = int(self._generator.hypergeometric(self._wanted, self._total - self._wanted, size))
+            window = np.zeros(size, np.bool_)
+            window[self._generator.choice(size, chosen, replace=False)] = True
+            self._total -= size
+            self._wanted -= chosen
+            self._mask = np.concatenate([self._mask, window])
+        mask, self._mask = self._mask[:count], self._mask[count:]
+        return mask
 
 
 def _even_shares(sizes: Sequence[int], total: int) -> list[int]:

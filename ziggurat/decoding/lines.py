@@ -10,7 +10,10 @@ import regex
 from ziggurat.data.lines import MAX_LINE_BYTES
 from ziggurat.errors import DataError
 
-__all__ = ["join_parts", "one_line", "read_lines", "split_long", "windows"]
+__all__ = ["Encode", "join_parts", "one_line", "read_lines", "split_long", "windows"]
+
+Encode = Callable[[list[str]], list[list[int]]]
+"""Texts -> the pieces of each."""
 
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -69,13 +72,11 @@ def one_line(text: str) -> str:
     return _LINE_ENDS.sub(" ", text).strip(" ") if _LINE_ENDS.search(text) else text
 
 
-def split_long(
-    text: str, ids: list[int], encode: Callable[[list[str]], list[list[int]]], limit: int
-) -> list[list[int]]:
+def split_long(text: str, ids: list[int], encode: Encode, limit: int) -> list[list[int]]:
     """Return `ids`, the pieces of `text`, as parts of at most `limit` pieces, each as long as fits.
 
     Parts end at the end of a sentence; a sentence longer than `limit` is cut between words, a word longer
-    than `limit` between pieces.
+    than `limit` between characters (never inside one: half a character's bytes mean nothing).
     """
     if len(ids) <= limit:
         return [ids]
@@ -89,11 +90,24 @@ def split_long(
     return list(_packed(units, limit))
 
 
-def _pieces_of_words(sentence: str, encode: Callable[[list[str]], list[list[int]]], limit: int) -> Iterator[list[int]]:
-    """Yield the pieces of each word, in stretches of at most `limit`."""
-    for pieces in encode(sentence.split()):
+def _pieces_of_words(sentence: str, encode: Encode, limit: int) -> Iterator[list[int]]:
+    """Yield the pieces of each word, a long word in parts of at most `limit`."""
+    words = sentence.split()
+    for word, pieces in zip(words, encode(words), strict=True):
+        yield from _pieces_of_stretch(word, pieces, encode, limit)
+
+
+def _pieces_of_stretch(text: str, pieces: list[int], encode: Encode, limit: int) -> Iterator[list[int]]:
+    """Yield `pieces` of `text`, halved until they fit; what even a single character has too many of is cut."""
+    if len(pieces) <= limit:
+        yield pieces
+    elif len(text) == 1:
         for start in range(0, len(pieces), limit):
             yield pieces[start : start + limit]
+    else:
+        halves = [text[: len(text) // 2], text[len(text) // 2 :]]
+        for half, its_pieces in zip(halves, encode(halves), strict=True):
+            yield from _pieces_of_stretch(half, its_pieces, encode, limit)
 
 
 def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:

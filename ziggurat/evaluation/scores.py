@@ -72,7 +72,7 @@ def evaluate(
         confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
         target_language: lets sacreBLEU choose BLEU's tokenizer for languages that need their own (zh, ja, ko).
         tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else 13a.
-        lowercase: compare without regard to case.
+        lowercase: BLEU and chrF without regard to case (TER always is, as in the command).
         chrf_word_order: 2 gives chrF++.
 
     Raises DataError when there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
@@ -83,7 +83,7 @@ def evaluate(
     makers: dict[str, Callable[[], Any]] = {
         "bleu": lambda: sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, trg_lang=target_language or ""),
         "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order),
-        "ter": lambda: sacrebleu.TER(case_sensitive=not lowercase),
+        "ter": sacrebleu.TER,  # as the command: without regard to case unless asked otherwise
     }
     if unknown := [m for m in metrics if m not in makers]:
         raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
@@ -117,7 +117,9 @@ def corpus_score(
 ) -> Score:
     """Return the score of a sacreBLEU `metric` object on lines that check_lines has seen."""
     resamplings = BOOTSTRAP_SAMPLES if confidence else 1
-    found = metric.corpus_score(list(hypotheses), [list(r) for r in references], n_bootstrap=resamplings)
+    # The command strips lines on the right, the library does not.
+    hypotheses, *references = ([line.rstrip() for line in lines] for lines in (hypotheses, *references))
+    found = metric.corpus_score(hypotheses, references, n_bootstrap=resamplings)
     return Score(
         name=cast(str, found.name),
         value=float(found.score),

@@ -161,8 +161,8 @@ def sequence_loss(
         case "sentence_sum":
             row_weight = torch.full_like(rows[:, 0], 1.0 / sentences)
         case "sentence_mean":
-            per_sentence = 1.0 / (mask.sum(1, keepdim=True) * sentences)
-            row_weight = per_sentence.expand(mask.shape)[mask].to(rows.dtype)
+            per_sentence = 1.0 / (mask.sum(1, keepdim=True).to(rows.dtype) * sentences)
+            row_weight = per_sentence.expand(mask.shape)[mask]
     objective, nll = linear_cross_entropy(rows, weight, gold, row_weight, smoothing, config.chunk_tokens)
     if config.subtract_entropy:
         objective = objective - smoothing.entropy(weight.shape[0]) * row_weight.sum()

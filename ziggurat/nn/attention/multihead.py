@@ -39,7 +39,7 @@ class SelfAttention(nn.Module):
         self.dropout = dropout
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, length, d_model] for `x` of that shape; `bias` broadcasts to [batch, heads, length, length]."""
+        """Return [batch, length, d_model] for such an `x`; `bias` broadcasts to [batch, heads, length, length]."""
         query, key, value = (_split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
         context = attend(query, key, value, bias, self.dropout).context
         return self.out_proj(_join_heads(context))

@@ -1,0 +1,1 @@
+"""Measurements: speed as ratios within one run, memory as peaks of child processes."""

@@ -1,0 +1,19 @@
+"""`make bench`: the benchmarks that need nothing but the package, one after the other."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+QUICK = ("attention_kernel", "loss_memory", "prepare_rate", "prepare_memory")
+
+
+def main() -> None:
+    for name in QUICK:
+        print(f"== {name}", flush=True)
+        subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
+    print("== train_speed needs a prepared store and, for a ratio, a peer: see benchmarks/README.md")
+
+
+if __name__ == "__main__":
+    main()

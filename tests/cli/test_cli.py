@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import tiny_experiment
+from ziggurat.cli import main
+from ziggurat.config import dump
+
+VERBS = ("demo", "recipes", "explain", "prepare", "train", "average", "translate", "score", "evaluate")
+
+
+class Result:
+    def __init__(self, status: int, out: str, err: str) -> None:
+        self.status, self.out, self.err = status, out, err
+
+
+@pytest.fixture
+def ziggurat(capfd: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
+    def run(*arguments: object) -> Result:
+        with pytest.raises(SystemExit) as stop:
+            main([str(a) for a in arguments])
+        captured = capfd.readouterr()
+        return Result(int(stop.value.code or 0), captured.out, captured.err)
+
+    return run
+
+
+@pytest.fixture(scope="module")
+def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few updates, made through the command line."""
+    folder = tmp_path_factory.mktemp("cli")
+    config = folder / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 4}, validation={"decode": False})))
+    with pytest.raises(SystemExit) as stop:
+        main(["train", str(config), "--run", str(folder / "run")])
+    assert stop.value.code == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None:  # type: ignore[no-untyped-def]
+    result = ziggurat(verb, "--help")
+    assert result.status == 0
+    assert "Example" in result.out
+    assert f"ziggurat {verb}" in result.out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["train"], "`--run FOLDER` is missing"),
+        (["train", "--run", "x"], "name a configuration file or recipe"),
+        (["train", "nothing.yaml", "--run", "x"], "nothing.yaml: no such configuration file"),
+        (["train", "demo", "--run", "x", "training.sed=1"], "command line: unknown key `training.sed`"),
+        (["train", "--run", "nowhere", "--resume"], "nowhere: no run to resume"),
+        (["prepare", "multi30k-de-en", "data.train.0.source=none.de"], "data.train.0.source: no such file: none.de"),
+        (["recipes", "nothing"], "no recipe `nothing`"),
+        (["explain", "model.hedas"], "did you mean `model.heads`"),
+        (["translate", "nowhere"], "nowhere: no such run or model directory"),
+        (["evaluate", "nowhere"], "`--reference FILE` is missing"),
+        (["evaluate", "--hypothesis", "none.txt", "--reference", "none.txt"], "none.txt: no such file"),
+        (["average", "nowhere"], "nowhere: not a run"),
+        (["unknown"], "No such command"),
+        (["train", "--nonsense"], "No such option"),
+    ],
+)
+def test_mistakes_exit_with_2_and_one_message(  # type: ignore[no-untyped-def]
+    arguments: list[str], said: str, ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = ziggurat(*arguments)
+    assert result.status == 2
+    assert said in result.err
+    assert "Traceback" not in result.err
+    assert result.out == ""
+    assert list(tmp_path.iterdir()) == [], "a mistake left files behind"
+
+
+def test_debug_shows_the_traceback(ziggurat) -> None:  # type: ignore[no-untyped-def]
+    result = ziggurat("translate", "nowhere", "--debug")
+    assert result.status == 2
+    assert "Traceback" in result.err
+
+
+def test_recipes_and_keys_as_json(ziggurat) -> None:  # type: ignore[no-untyped-def]
+    names = [recipe["name"] for recipe in json.loads(ziggurat("recipes", "--json").out)]
+    assert {"demo", "multi30k-de-en", "multi30k-en-de", "transformer-base"} <= set(names)
+    assert ziggurat("recipes", "demo").out.startswith("# The embedded language pair")
+    keys = json.loads(ziggurat("explain", "training.schedule", "--json").out)
+    assert {"path": "training.schedule.peak", "type": "number"}.items() <= next(
+        k for k in keys if k["path"].endswith(".peak")
+    ).items()
+
+
+def test_prepare_reports_what_it_did(ziggurat, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tmp_path)))
+    report = json.loads(ziggurat("prepare", config, "--json").out)
+    assert (report["reused"], [c["kept"] for c in report["corpora"]]) == (False, [300, 20])
+    again = ziggurat("prepare", config)
+    assert again.status == 0
+    assert "already there, nothing to do" in again.out
+    other = ziggurat("prepare", config, "data.unicode=nfc")
+    assert other.status == 2
+    assert "--force" in other.err
+    assert ziggurat("prepare", config, "data.unicode=nfc", "--force").status == 0
+
+
+def test_translate_gives_one_line_for_each_line(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    lines = ["Su divusim ne gokun.", "", "   ", "<script>alert(1)</script>", "日本語", "a\rb", "x " * 300]
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes("\n".join(lines).encode())
+    result = ziggurat("translate", trained, "max_length.extra=2", "max_length.ratio=0", "-i", source, "-o", output)
+    assert result.status == 0, result.err
+    assert len(output.read_text(encoding="utf-8").split("\n")) == len(lines) + 1
+    assert "2 blank" in result.err
+    as_json = ziggurat("translate", trained, "beam_size=3", "n_best=2", "max_length.limit=3", "-i", source, "--json")
+    records = [json.loads(line) for line in as_json.out.splitlines()]
+    assert len(records) == len(lines)
+    assert all(len(r["n_best"]) == (1 if not line.strip() else 2) for r, line in zip(records, lines, strict=True))
+    assert {"text", "score", "tokens", "log_probability"} <= records[0].keys()
+    text = ziggurat("translate", trained, "beam_size=3", "n_best=2", "max_length.limit=3", "-i", source).out
+    assert [line.split(" ||| ")[0] for line in text.splitlines()][:3] == ["1", "1", ""] or text.startswith("1 ||| ")
+
+
+def test_bad_input_leaves_no_output_file(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    source, output = tmp_path / "in.txt", tmp_path / "out.txt"
+    source.write_bytes(b"Su divusim.\nbad \xff\n")
+    result = ziggurat("translate", trained, "max_length.limit=2", "-i", source, "-o", output)
+    assert result.status == 2
+    assert "line 2" in result.err
+    assert "byte 4" in result.err
+    assert list(tmp_path.iterdir()) == [source]
+
+
+def test_a_pipe_that_closes_early_is_no_error(trained: Path) -> None:
+    command = f"yes 'Su divusim ne gokun.' | head -3000 | {sys.executable} -m ziggurat translate {trained} --window 2"
+    process = subprocess.run(
+        f"{command} max_length.limit=2 | head -1", shell=True, capture_output=True, text=True, timeout=120, check=True
+    )
+    assert "Traceback" not in process.stderr
+    assert len(process.stdout.splitlines()) == 1
+
+
+def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    source, reference = tiny_folder / "dev.qlo", tiny_folder / "dev.qhi"
+    scored = ziggurat("score", trained, "--source", source, "--target", reference)
+    values = [float(line) for line in scored.out.splitlines()]
+    assert len(values) == 20
+    assert all(value < 0 for value in values)
+    output = tmp_path / "out.txt"
+    options = ["--source", source, "--reference", reference, "--json", "--output", output, "--confidence"]
+    scores = json.loads(ziggurat("evaluate", trained, "max_length.limit=9", *options).out)
+    assert [s["name"] for s in scores] == ["BLEU", "chrF2", "TER"]
+    assert all(s["interval"] is not None for s in scores)
+    shown = ziggurat("evaluate", "--hypothesis", output, "--reference", reference, "--metrics", "chrf").out
+    assert shown.startswith(f"chrF2|{scores[1]['signature']} = {scores[1]['value']:.1f}")
+    perfect = ziggurat(
+        "evaluate", "--hypothesis", reference, "--reference", reference, "--tokenised", "de", "--compound-split"
+    ).out
+    assert perfect.count("= 100.0") == 4
+    assert perfect.count("NOT-comparable-with-sacreBLEU") == 2
+
+
+def test_resume_and_average_through_the_command_line(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    result = ziggurat("train", "--run", trained, "--resume", "training.stop.updates=6", "--json")
+    assert result.status == 0, result.err
+    assert json.loads(result.out)["update"] == 6
+    averaged = ziggurat("average", trained, "--last", "2", "--out", tmp_path / "mean", "--json")
+    assert json.loads(averaged.out) == {"out": str(tmp_path / "mean"), "updates": [4, 6]}
+    assert ziggurat("train", trained / "config.yaml", "--run", trained).status == 2
+    assert ziggurat("train", trained / "config.yaml", "--run", trained, "--resume").status == 2
+
+
+def test_ctrl_c_while_training_exits_with_130(tiny_folder: Path, tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 10**6}, log_every_updates=1)))
+    run = tmp_path / "run"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ziggurat", "train", str(config), "--run", str(run)],
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    metrics = run / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.1)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "SIGINT" in errors
+    assert "Traceback" not in errors
+    assert list((run / "checkpoints").iterdir())
+
+
+def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    (tmp_path / "mine.txt").write_text("keep")
+    result = ziggurat("demo", "--folder", tmp_path)
+    assert result.status == 2
+    assert "is not a demo of ziggurat" in result.err
+    assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_demo_goes_the_whole_road(ziggurat, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    small = ["training.stop.updates=2", "model.encoder.layers=1", "model.decoder.layers=1", "decoding.beam_size=1"]
+    small += ["decoding.max_length.limit=4", "training.validation.every_updates=100"]
+    for _ in range(2):  # the second replaces the first
+        result = ziggurat("demo", "--folder", tmp_path / "demo", *small, "--json")
+        assert result.status == 0, result.err
+        document = json.loads(result.out)
+        assert [s["name"] for s in document["scores"]] == ["BLEU", "chrF2", "TER"]
+        assert (tmp_path / "demo" / "test.output").read_text(encoding="utf-8").count("\n") == 500

@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ziggurat.config import dump, load_experiment, parse_experiment
+from ziggurat.config.recipes import load_named, recipe_names, recipe_summary, recipe_text
+from ziggurat.config.reference import entries, markdown
+from ziggurat.errors import ConfigError
+
+MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"
+GOLDEN = Path(__file__).parent / "golden"
+DOCS = Path(__file__).parents[2] / "docs"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("modle: {}\n", "x.yaml, line 2: unknown key `modle`; did you mean `model`?"),
+        ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `d_model`?"),
+        ("model: {layers: 4}\n", "did you mean `model.decoder.layers`?"),
+        ("training: {precision: bf61}\n", "`training.precision`: input should be 'fp32' or 'bf16', not 'bf61'"),
+        ("training: {batch: {max_tokens: '9'}}\n", "`training.batch.max_tokens`: input should be a valid integer"),
+        ("training: {batch: {max_tokens: 1.5}}\n", "`training.batch.max_tokens`"),
+        ("model: {d_model: 30, heads: 4}\n", "`d_model` (30) is not a multiple of `heads` (4)"),
+        ("model: {dropout: {residual: 1.0}}\n", "`model.dropout.residual`: input should be less than 1"),
+        ("model: {d_model: 8, d_model: 16}\n", "line 2: `model.d_model` is given twice (first in line 2)"),
+        ("training: {stop: {updates: null}}\n", "training would never end"),
+        ("decoding: {n_best: 5}\n", "`n_best` (5) is larger than `beam_size` (4)"),
+        ("model: [1\n", "not valid YAML"),
+        ("format: 99\n", "configuration format 99 is not known here"),
+    ],
+)
+def test_mistakes_are_named_with_line_path_and_way_out(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_experiment(MINIMAL + text, "x.yaml")
+    assert said in str(error.value)
+
+
+def test_every_mistake_is_reported_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_experiment(MINIMAL + "model: {d_modle: 4}\ntraining: {sed: 1}\n", "x.yaml")
+    assert "d_modle" in str(error.value)
+    assert "training.sed" in str(error.value)
+
+
+def test_missing_section_and_key() -> None:
+    with pytest.raises(ConfigError, match="`data` is missing"):
+        parse_experiment("", "x.yaml")
+    with pytest.raises(ConfigError, match=r"`data\.store` is missing"):
+        parse_experiment("data: {source_language: de, target_language: en}", "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("training.sed=1", "command line: unknown key `training.sed`"),
+        ("training.seed", "is not an override"),
+        ("=1", "is not an override"),
+        ("training.seed=[", "the value is not valid YAML"),
+        ("data.store.x=1", "`data.store` is a value"),
+        ("data.train.0.weight=2", "`data.train`: input should be a valid list"),
+    ],
+)
+def test_wrong_overrides(override: str, said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        parse_experiment(MINIMAL, "x.yaml", [override])
+    assert said in str(error.value)
+
+
+def test_overrides_win_and_reach_lists() -> None:
+    text = MINIMAL.replace("store: s", "store: s, train: [{source: a, target: b}]") + "training: {seed: 3}\n"
+    overrides = ["training.seed=4", "data.train.0.weight=2.5", "training.schedule.peak=1e-3", "model.d_model=64"]
+    experiment = parse_experiment(text, "x.yaml", overrides)
+    assert experiment.training.seed == 4
+    assert experiment.data.train[0].weight == 2.5
+    assert experiment.training.schedule.peak == 1e-3
+    assert experiment.model.d_model == 64
+
+
+def test_preset_fills_only_what_is_not_written() -> None:
+    model = parse_experiment(MINIMAL + "model: {preset: big, d_ff: 8192}\n", "x").model
+    assert (model.d_model, model.d_ff, model.heads) == (1024, 8192, 16)
+
+
+def test_two_vocabularies_cannot_share_all_embeddings() -> None:
+    text = MINIMAL.replace("store: s", "store: s, subword: {joint: false}")
+    with pytest.raises(ConfigError, match="needs one vocabulary for both sides"):
+        parse_experiment(text, "x")
+    assert parse_experiment(text, "x", ["model.embedding.sharing=decoder"]).model.embedding.sharing == "decoder"
+
+
+def test_files_that_cannot_be_read(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="no such configuration file"):
+        load_experiment(tmp_path / "none.yaml")
+    with pytest.raises(ConfigError, match="is a folder"):
+        load_experiment(tmp_path)
+    (tmp_path / "latin.yaml").write_bytes(b"data: \xff")
+    with pytest.raises(ConfigError, match="not UTF-8 at byte 6"):
+        load_experiment(tmp_path / "latin.yaml")
+
+
+@pytest.mark.parametrize("name", recipe_names())
+def test_recipe_resolves_to_its_reviewed_golden_dump(name: str) -> None:
+    """A changed default cannot hide: `python -m tests.config.update_golden` rewrites the files for review."""
+    experiment = load_named(name)
+    assert recipe_summary(name)
+    assert dump(experiment) == (GOLDEN / f"{name}.yaml").read_text(encoding="utf-8")
+    assert parse_experiment(dump(experiment), "again") == experiment
+
+
+def test_golden_dumps_are_of_existing_recipes() -> None:
+    assert sorted(path.stem for path in GOLDEN.glob("*.yaml")) == recipe_names()
+
+
+def test_unknown_recipe_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match="did you mean `multi30k-"):
+        recipe_text("multi30k")
+
+
+def test_reference_page_is_up_to_date_and_complete() -> None:
+    assert (DOCS / "config.md").read_text(encoding="utf-8") == markdown()
+    assert all(entry.meaning for entry in entries()), [e.path for e in entries() if not e.meaning]
+
+
+@given(
+    seed=st.integers(0, 2**31),
+    peak=st.floats(1e-9, 10, allow_nan=False),
+    text=st.text(st.characters(blacklist_categories=["Cs", "Cc"]), min_size=1, max_size=20),
+)
+def test_dump_reads_back_to_the_same_configuration(seed: int, peak: float, text: str) -> None:
+    experiment = parse_experiment(MINIMAL, "x", [f"training.seed={seed}", f"training.schedule.peak={peak!r}"])
+    experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"store": text})})
+    assert parse_experiment(dump(experiment), "again") == experiment

@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import tiny_experiment
+from ziggurat.errors import CheckpointError
+from ziggurat.models.build import build_model
+from ziggurat.models.directory import load_weights, open_model, read_tensors, weights, write_model_directory
+
+
+@pytest.fixture
+def directory(tiny_folder: Path, tmp_path: Path) -> Path:
+    experiment = tiny_experiment(tmp_path)
+    model = build_model(experiment.model, 400, 400, seed=9)
+    write_model_directory(tmp_path / "m", weights(model), experiment, tiny_folder / "store")
+    return tmp_path / "m"
+
+
+def test_a_model_directory_reads_back_bit_for_bit(directory: Path) -> None:
+    opened = open_model(directory)
+    original = build_model(opened.experiment.model, 400, 400, seed=9)
+    assert not opened.model.training
+    for (name, mine), (other_name, other) in zip(
+        opened.model.named_parameters(), original.named_parameters(), strict=True
+    ):
+        assert name == other_name
+        assert torch.equal(mine, other)
+    assert {p.name for p in directory.iterdir()} == {"model.safetensors", "config.yaml", "joint.spm", "vocabulary.json"}
+
+
+def test_damaged_and_missing_files_are_named(directory: Path, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match="no such run or model directory"):
+        open_model(tmp_path / "nothing")
+    with pytest.raises(CheckpointError, match="neither a run"):
+        open_model(tmp_path)
+    with pytest.raises(CheckpointError, match="it has no checkpoint `best`"):
+        open_model(directory, which="best")
+    with pytest.raises(CheckpointError, match="device 'cuda:99' cannot be used"):
+        open_model(directory, device="cuda:99")
+    file = directory / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+        open_model(directory)
+    file.write_bytes(b"\x80\x04pickle")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+        open_model(directory)
+
+
+def test_weights_that_do_not_fit_are_refused(directory: Path) -> None:
+    model = open_model(directory).model
+    tensors = read_tensors(directory / "model.safetensors")
+    name = "encoder.layers.0.ffn.in_proj.bias"
+    with pytest.raises(CheckpointError, match=f"x: parameter {name} is missing"):
+        load_weights(model, {k: v for k, v in tensors.items() if k != name}, "x")
+    with pytest.raises(CheckpointError, match="parameter more is unknown"):
+        load_weights(model, {**tensors, "more": torch.zeros(1)}, "x")
+    with pytest.raises(CheckpointError, match=r"has shape \[3\], the configuration needs \[32\]"):
+        load_weights(model, {**tensors, name: torch.zeros(3)}, "x")

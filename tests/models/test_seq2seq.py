@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.config import ModelConfig
+from ziggurat.config.model import PRESETS
+from ziggurat.errors import ConfigError
+from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.models.seq2seq import Seq2Seq
+
+V = 23
+TOLERANCE: dict[str, Any] = {"atol": 1e-10, "rtol": 0.0}
+
+
+def tiny(residual: str = "pre", **more: Any) -> Seq2Seq:
+    config = {
+        "d_model": 8,
+        "d_ff": 12,
+        "heads": 2,
+        "residual": residual,
+        "encoder": {"layers": 2},
+        "decoder": {"layers": 3},
+    }
+    model = build_model(ModelConfig.model_validate(config | more), V, V, seed=3).double().eval()
+    with torch.no_grad():  # norms and biases away from their neutral start
+        generator = torch.Generator().manual_seed(4)
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    source = torch.randint(4, V, (3, 6), generator=generator)
+    mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
+    return source, mask, torch.randint(4, V, (3, 7), generator=generator)
+
+
+@pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
+@pytest.mark.parametrize("residual", ["post", "pre"])
+@settings(max_examples=8, deadline=None)
+@given(data=st.data())
+def test_steps_equal_full_decoding_through_reordering(residual: str, positions: str, data: st.DataObject) -> None:
+    """Each hypothesis' logits equal those of a full pass over its own tokens, sentences leaving on the way."""
+    model = tiny(residual, embedding={"positions": positions})
+    source, mask, _ = batch(data.draw(st.integers(0, 99)))
+    beam = data.draw(st.integers(1, 3))
+    memory = model.encode(source, mask)
+    state = model.start(memory, beam)
+    alive = list(range(3))
+    prefixes = [[[2] for _ in range(beam)] for _ in alive]
+    for _ in range(5):
+        logits = model.step(torch.tensor([[p[-1] for p in row] for row in prefixes]), state)
+        for i, sentence in enumerate(alive):
+            one = model.encode(source[sentence : sentence + 1], mask[sentence : sentence + 1])
+            for k in range(beam):
+                full = model.logits(model.decode(torch.tensor([prefixes[i][k]]), one))[0, -1]
+                torch.testing.assert_close(logits[i, k], full, **TOLERANCE)
+        kept = data.draw(st.lists(st.sampled_from(range(len(alive))), min_size=1, unique=True).map(sorted))
+        parents = [data.draw(st.lists(st.integers(0, beam - 1), min_size=beam, max_size=beam)) for _ in kept]
+        state.reorder(torch.tensor(kept), torch.tensor(parents))
+        token = data.draw(st.integers(4, V - 1))
+        prefixes = [[[*prefixes[row][p], token] for p in chosen] for row, chosen in zip(kept, parents, strict=True)]
+        alive = [alive[row] for row in kept]
+
+
+@pytest.mark.parametrize("residual", ["post", "pre"])
+def test_padding_and_batch_order_change_nothing(residual: str) -> None:
+    model = tiny(residual)
+    source, mask, target = batch()
+    full = model(source, mask, target)
+    order = torch.tensor([2, 0, 1])
+    torch.testing.assert_close(model(source[order], mask[order], target[order]), full[order], **TOLERANCE)
+    longer = torch.nn.functional.pad(source, (0, 4), value=1)
+    padded = model(longer, torch.nn.functional.pad(mask, (0, 4)), target)
+    torch.testing.assert_close(padded, full, **TOLERANCE)
+    source[~mask] = 5  # what stands at padding must not matter
+    torch.testing.assert_close(model(source, mask, target), full, **TOLERANCE)
+    alone = model(source[1:2, :3], mask[1:2, :3], target[1:2])
+    torch.testing.assert_close(alone, full[1:2], **TOLERANCE)
+
+
+@pytest.mark.parametrize("residual", ["post", "pre"])
+def test_a_target_token_reaches_only_its_own_and_later_positions(residual: str) -> None:
+    model = tiny(residual)
+    source, mask, target = batch()
+    before = model(source, mask, target)
+    for k in range(target.shape[1]):
+        changed = target.clone()
+        changed[:, k] = (changed[:, k] + 1) % V
+        after = model(source, mask, changed)
+        torch.testing.assert_close(after[:, :k], before[:, :k], **TOLERANCE)
+        assert not torch.allclose(after[:, k], before[:, k])
+
+
+def test_every_source_token_reaches_every_output() -> None:
+    model = tiny()
+    source, mask, target = batch()
+    before = model(source, mask, target)
+    for sentence, length in enumerate(mask.sum(1).tolist()):
+        for position in range(length):
+            changed = source.clone()
+            changed[sentence, position] = (changed[sentence, position] + 1) % V
+            difference = (model(changed, mask, target) - before).abs().amax(-1)
+            assert bool((difference[sentence] > 1e-9).all())
+            assert float(difference[[i for i in range(3) if i != sentence]].max()) == 0
+
+
+@pytest.mark.parametrize(
+    ("preset", "layers", "residual", "vocabulary", "sharing", "millions"),
+    [
+        # Counts of published systems; where a paper rounds to millions, the exact value of its formula.
+        ("base", (6, 6), "post", (32768, 32768), "all", 60.918 - 0.002),
+        ("base", (6, 6), "pre", (44512, 44512), "all", 66.929),
+        ("base", (60, 12), "post", (32768, 32768), "all", 256.37),
+        ("base", (20, 6), "pre", (34040, 34040), "all", 105.70),
+        ("base", (6, 6), "post", (27500, 27523), "decoder", 72.311),
+        ("big", (6, 6), "pre", (33230, 33230), "all", 210.4),
+    ],
+)
+def test_parameter_counts_of_the_papers(
+    preset: str,
+    layers: tuple[int, int],
+    residual: str,
+    vocabulary: tuple[int, int],
+    sharing: str,
+    millions: float,
+) -> None:
+    config = ModelConfig.model_validate(
+        {
+            "preset": preset,
+            "residual": residual,
+            "encoder": {"layers": layers[0]},
+            "decoder": {"layers": layers[1]},
+            "embedding": {"sharing": sharing},
+        }
+    )
+    with torch.device("meta"):
+        count = count_parameters(_without_values(config, *vocabulary))
+    assert count / 1e6 == pytest.approx(millions, abs=0.05)
+
+
+def _without_values(config: ModelConfig, source: int, target: int) -> Seq2Seq:
+    """The model on the meta device: shapes only, so that 256 million parameters cost no memory."""
+    from ziggurat.models import build
+
+    original = build._initialise
+    build._initialise = lambda *_: None  # type: ignore[assignment]
+    try:
+        return build_model(config, source, target)
+    finally:
+        build._initialise = original
+
+
+@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize("residual", ["post", "pre"])
+def test_parameter_count_follows_the_formula(preset: str, residual: str) -> None:
+    d, f = PRESETS[preset]["d_model"], PRESETS[preset]["d_ff"]
+    encoder, decoder = 4 * d * d + 2 * d * f + 9 * d + f, 8 * d * d + 2 * d * f + 15 * d + f
+    config = {"preset": preset, "residual": residual, "encoder": {"layers": 2}, "decoder": {"layers": 1}}
+    for sharing, matrices in (("all", 1), ("decoder", 2), ("none", 3)):
+        model_config = ModelConfig.model_validate(config | {"embedding": {"sharing": sharing}})
+        with torch.device("meta"):
+            count = count_parameters(_without_values(model_config, V, V))
+        assert count == 2 * encoder + decoder + matrices * V * d + (4 * d if residual == "pre" else 0)
+
+
+def test_embedding_sharing() -> None:
+    shared = tiny(embedding={"sharing": "all"})
+    assert shared.source_embedding.tokens.weight is shared.target_embedding.tokens.weight is shared.output.weight
+    decoder = tiny(embedding={"sharing": "decoder"})
+    assert decoder.source_embedding.tokens.weight is not decoder.output.weight is decoder.target_embedding.tokens.weight
+    none = tiny(embedding={"sharing": "none"})
+    assert none.target_embedding.tokens.weight is not none.output.weight
+    config = ModelConfig.model_validate({"d_model": 8, "heads": 2})
+    with pytest.raises(ConfigError, match="the source has 5 tokens and the target 6"):
+        build_model(config, 5, 6)
+
+
+def test_parameter_names_are_the_same_for_every_residual_kind() -> None:
+    def sub_layer_names(residual: str) -> set[str]:
+        names = (name for name, _ in tiny(residual).named_parameters())
+        return {n for n in names if "_residual." not in n and "final_norm" not in n}
+
+    assert sub_layer_names("post") == sub_layer_names("pre")
+    expected = {f"decoder.layers.0.{n}" for n in ("self_attn", "cross_attn", "ffn")}
+    assert expected <= {".".join(n.split(".")[:4]) for n in sub_layer_names("pre")}
+
+
+@pytest.mark.parametrize("qkv", ["fused", "separate"])
+def test_initial_weights_have_the_bounds_of_glorot(qkv: str) -> None:
+    config = ModelConfig.model_validate(
+        {
+            "d_model": 64,
+            "d_ff": 256,
+            "heads": 4,
+            "encoder": {"layers": 2},
+            "decoder": {"layers": 2},
+            "init": {"qkv": qkv},
+        }
+    )
+    model = build_model(config, 500, 500, seed=1)
+    d, f = 64, 256
+    bounds = {
+        "attention_query": (6 / (d + (3 * d if qkv == "fused" else d))) ** 0.5,
+        "attention_out": (6 / (2 * d)) ** 0.5,
+        "ffn_in": (6 / (d + f)) ** 0.5,
+        "ffn_out": (6 / (d + f)) ** 0.5,
+    }
+    bounds["attention_key"] = bounds["attention_value"] = bounds["attention_query"]
+    seen = set()
+    for slot in model_slots(model):
+        role = slot.role.value
+        seen.add(role)
+        if role in bounds:
+            assert float(slot.values.abs().max()) <= bounds[role]
+            assert float(slot.values.std()) == pytest.approx(bounds[role] / 3**0.5, rel=0.05)
+            assert slot.layer in (1, 2)
+        elif role == "embedding":
+            assert float(slot.values.std()) == pytest.approx(d**-0.5, rel=0.02)
+            assert slot.layer == 0
+        else:
+            assert float(slot.values.std()) == 0
+            assert float(slot.values.mean()) == (1.0 if role == "norm_gain" else 0.0)
+    assert seen == {*bounds, "embedding", "bias", "norm_gain", "norm_bias"}
+
+
+def test_the_seed_fixes_the_weights_and_leaves_the_global_generator_alone() -> None:
+    config = ModelConfig.model_validate({"d_model": 8, "heads": 2})
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    first, second, other = (build_model(config, V, V, seed=seed) for seed in (1, 1, 2))
+    for a, b, c in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a, b)
+        assert a.unique().numel() < 3 or not torch.equal(a, c)
+    del before  # torch.nn draws throw-away values while modules are made; runs seed the generator afterwards

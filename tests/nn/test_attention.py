@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from ziggurat.nn.attention import SelfAttentionCache, attend, base, causal_bias, padding_bias
+from ziggurat.nn.dropout import Dropout
+
+NO_DROPOUT = Dropout(0.0)
+
+
+def reference(query: Tensor, key: Tensor, value: Tensor, allowed: Tensor) -> Tensor:
+    """softmax(q k / sqrt(d)) v written out position by position; `allowed` [batch, queries, keys]."""
+    batch, heads, queries, d_head = query.shape
+    context = torch.zeros_like(query)
+    for b in range(batch):
+        for h in range(heads):
+            for i in range(queries):
+                keys = [j for j in range(key.shape[2]) if allowed[b, i, j]]
+                logits = [float(query[b, h, i] @ key[b, h, j]) / math.sqrt(d_head) for j in keys]
+                total = sum(math.exp(x - max(logits)) for x in logits)
+                for j, logit in zip(keys, logits, strict=True):
+                    context[b, h, i] += math.exp(logit - max(logits)) / total * value[b, h, j]
+    return context
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+@pytest.mark.parametrize("causal", [True, False])
+def test_both_kernels_equal_the_written_out_sum(explicit: bool, causal: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    bias = padding_bias(mask, torch.float64)
+    allowed = mask[:, None, :].expand(2, 5, 5)
+    if causal:
+        bias = bias + causal_bias(5, torch.float64, torch.device("cpu"))
+        allowed = allowed & torch.ones(5, 5, dtype=torch.bool).tril()
+    got = attend(query, key, value, bias, NO_DROPOUT).context
+    torch.testing.assert_close(got, reference(query, key, value, allowed), atol=1e-12, rtol=0)
+
+
+def test_causal_bias_hides_exactly_the_future() -> None:
+    bias = causal_bias(4, torch.float32, torch.device("cpu"))[0, 0]
+    for i in range(4):
+        for j in range(4):
+            assert bias[i, j] == (0.0 if j <= i else -math.inf)
+
+
+def test_weights_are_those_that_were_used() -> None:
+    torch.manual_seed(1)
+    query, key, value = (torch.randn(1, 2, 3, 4, dtype=torch.float64) for _ in range(3))
+    context, weights = attend(query, key, value, None, NO_DROPOUT, need_weights=True)
+    assert weights is not None
+    torch.testing.assert_close(weights.sum(-1), torch.ones(1, 2, 3, dtype=torch.float64))
+    torch.testing.assert_close(weights @ value, context)
+
+
+@pytest.mark.parametrize("explicit", [True, False])
+def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
+    dropout = Dropout(0.5)
+    torch.manual_seed(2)
+    query, key, value = (torch.randn(2, 2, 6, 4) for _ in range(3))
+    dropout.train()
+    assert not torch.equal(
+        attend(query, key, value, None, dropout).context, attend(query, key, value, None, dropout).context
+    )
+    dropout.eval()
+    plain = attend(query, key, value, None, NO_DROPOUT).context
+    torch.testing.assert_close(attend(query, key, value, None, dropout).context, plain)
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data(), block=st.integers(1, 4), steps=st.integers(1, 9))
+def test_cache_holds_what_was_appended_after_any_reordering(data: st.DataObject, block: int, steps: int) -> None:
+    cache = SelfAttentionCache(block)
+    history: list[list[float]] = [[], [], []]
+    for step in range(steps):
+        numbers = [100.0 * step + row for row in range(len(history))]
+        key = torch.tensor(numbers).view(-1, 1, 1, 1)
+        keys, values = cache.append(key, -key)
+        history = [[*old, new] for old, new in zip(history, numbers, strict=True)]
+        assert keys[:, 0, :, 0].tolist() == history
+        assert values[:, 0, :, 0].tolist() == [[-x for x in row] for row in history]
+        rows = data.draw(st.lists(st.integers(0, len(history) - 1), min_size=1, max_size=4))
+        cache.keep(torch.tensor(rows))
+        history = [history[row] for row in rows]

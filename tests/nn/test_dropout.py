@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from ziggurat.nn.dropout import Dropout, byte_mask
+
+
+@pytest.mark.parametrize("p", [0.1, 0.3, 0.001, 0.5])
+@pytest.mark.parametrize("exact", [True, False])
+def test_share_and_scale(p: float, exact: bool) -> None:
+    torch.manual_seed(0)
+    n = 400_000
+    y = Dropout(p, exact)(torch.ones(n))
+    rate = p if exact else max(1, round(256 * p)) / 256
+    dropped = float((y == 0).double().mean())
+    assert abs(dropped - rate) < 5 * math.sqrt(rate * (1 - rate) / n)
+    kept = y[y != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - rate)))
+
+
+def test_every_byte_of_a_draw_is_uniform() -> None:
+    """A draw without its sign bit would drop each eighth element too often."""
+    torch.manual_seed(1)
+    n = 800_000
+    share = (~byte_mask(torch.empty(n), 128)).double().view(-1, 8).mean(0)
+    assert float((share - 0.5).abs().max()) < 5 * math.sqrt(0.25 / (n / 8))
+
+
+def test_neighbours_are_independent() -> None:
+    torch.manual_seed(2)
+    mask = byte_mask(torch.empty(800_000), 128).double() * 2 - 1
+    for lag in (1, 2, 7, 8, 9):
+        assert abs(float((mask[lag:] * mask[:-lag]).mean())) < 5 / math.sqrt(800_000)
+
+
+def test_gradient_passes_exactly_where_the_value_did() -> None:
+    torch.manual_seed(3)
+    x = torch.randn(7, 13, dtype=torch.float64, requires_grad=True)
+    y = Dropout(0.25)(x)
+    upstream = torch.randn_like(y)
+    y.backward(upstream)
+    factor = torch.where(y == 0, 0.0, 1 / 0.75).double()
+    assert x.grad is not None
+    torch.testing.assert_close(y, x * factor)
+    torch.testing.assert_close(x.grad, upstream * factor)
+
+
+def test_evaluation_and_zero_probability_are_the_identity() -> None:
+    x = torch.randn(5)
+    assert Dropout(0.5).eval()(x) is x
+    assert Dropout(0.0)(x) is x
+
+
+def test_the_seed_fixes_the_mask() -> None:
+    x = torch.ones(1001)
+    torch.manual_seed(4)
+    first = Dropout(0.4)(x)
+    torch.manual_seed(4)
+    assert torch.equal(Dropout(0.4)(x), first)

@@ -1,0 +1,79 @@
+"""Who may import whom, and how long a module may be."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).resolve().parents[1] / "ziggurat"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+
+# A package may import those named here, itself, and nothing else of ziggurat.
+BASE = {"errors", "duration"}
+ALLOWED = {
+    "config": BASE,
+    "data": BASE | {"config"},
+    "nn": BASE | {"config"},
+    "evaluation": BASE | {"config"},
+    "init": BASE | {"config", "nn"},
+    "models": BASE | {"config", "data", "nn", "init"},
+    "decoding": BASE | {"config", "data", "nn", "models"},
+    "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding"},
+    "cli": BASE | {"config", "data", "evaluation", "decoding", "training"},
+    "errors": set(),
+    "duration": set(),
+    "__init__": {"decoding"},
+    "__main__": {"cli"},
+}
+OVER_BUDGET: dict[str, int] = {}
+
+
+def imports(path: Path) -> set[str]:
+    """Modules that a file imports anywhere, lazily or for typing only."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            names.add(node.module)
+    return names
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_follow_the_layers(path: Path) -> None:
+    part = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    used = {name.split(".")[1] for name in imports(path) if name.startswith("ziggurat.")}
+    assert used - {part} <= ALLOWED[part]
+    if part == "decoding":
+        data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
+        assert data <= {"ziggurat.data.subword", "ziggurat.data.lines", "ziggurat.data.normalise"}
+    if part == "nn":
+        assert not any(name.startswith("ziggurat.config") for name in imports(path)), "nn takes numbers, not configs"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_modules_stay_short(path: Path) -> None:
+    name = str(path.relative_to(PACKAGE))
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 300)
+
+
+def test_config_and_data_need_no_torch() -> None:
+    modules = [
+        "ziggurat." + ".".join(path.relative_to(PACKAGE).with_suffix("").parts)
+        for path in MODULES
+        if path.parent.name in ("config", "data") and path.name not in ("loader.py", "__init__.py")
+    ]
+    code = f"import sys, importlib\nfor m in {modules!r}: importlib.import_module(m)\nprint('torch' in sys.modules)"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "False"
+
+
+def test_nothing_loads_pickles() -> None:
+    for path in MODULES:
+        text = path.read_text(encoding="utf-8")
+        assert "torch.load(" not in text, path
+        assert not {"pickle", "dill", "joblib", "cloudpickle"} & imports(path), path

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.conftest import tiny_experiment
+from ziggurat.errors import CheckpointError, TrainingError
+from ziggurat.models.directory import open_model, read_tensors
+from ziggurat.training.average import average_run, mean_weights
+from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.training.loop import TrainingResult, train
+
+QUIET = Console(file=io.StringIO())
+
+
+def go(folder: Path, run: Path, **training: object) -> TrainingResult:
+    return train(run, tiny_experiment(folder, **training), console=QUIET)
+
+
+def test_a_run_holds_what_the_design_says(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = go(
+        tiny_folder,
+        run,
+        stop={"updates": 8},
+        validation={"every_updates": 4, "metric": "bleu"},
+        checkpoint={"every_updates": 2, "keep_last": 2, "average_last": 2},
+        tensorboard=True,
+        log_every_updates=2,
+    )
+    assert (result.update, result.signal) == (8, None)
+    names = {p.name for p in run.iterdir()}
+    assert names >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "log.txt",
+        "tensorboard",
+        "checkpoints",
+        "best",
+        "last",
+        "averaged",
+    }
+    assert list((run / "tensorboard").iterdir())
+    steps = [folder.name for folder in checkpoint_folders(run)]
+    assert steps[-2:] == ["step-00000006", "step-00000008"]
+    assert (run / "last").resolve().name == "step-00000008"
+    assert result.best_update is not None
+    assert (run / "best").resolve().name == f"step-{result.best_update:08d}"
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    train_records = [r for r in records if r["kind"] == "train"]
+    assert [r["update"] for r in train_records] == [2, 4, 6, 8]
+    for key in ("loss", "nll", "perplexity", "learning_rate", "grad_norm", "target_tokens_per_second"):
+        assert all(isinstance(r[key], float) for r in train_records)
+    validation = [r for r in records if r["kind"] == "validation"]
+    assert [r["update"] for r in validation] == [4, 8]
+    assert all({"nll", "perplexity", "bleu", "chrf"} <= r.keys() for r in validation)
+    for which in (None, "averaged", "best", "last", "6"):
+        assert open_model(run, which=which).model.vocabulary_size == 400
+    with pytest.raises(CheckpointError, match="no checkpoint `2`; kept: step-"):
+        open_model(run, which="2")
+
+
+def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(tiny_folder, run, stop={"updates": 3}, checkpoint={"every_updates": 1, "keep_last": 3})
+    files = [folder / "model.safetensors" for folder in checkpoint_folders(run)]
+    each = [read_tensors(file) for file in files]
+    for name, tensor in mean_weights(files).items():
+        expected = sum(t[name].double() for t in each) / 3
+        torch.testing.assert_close(tensor.double(), expected, atol=1e-7, rtol=1e-6)
+    out, updates = average_run(run, last=2, out=tmp_path / "mean")
+    assert updates == [2, 3]
+    model = open_model(out).model
+    name = "encoder.layers.0.ffn.in_proj.weight"
+    torch.testing.assert_close(model.get_parameter(name).detach(), (each[1][name] + each[2][name]) / 2)
+    with pytest.raises(CheckpointError, match="only 3 checkpoints are kept, 4 wanted"):
+        average_run(run, last=4)
+
+
+def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: Path, tmp_path: Path) -> None:
+    result = go(
+        tiny_folder,
+        tmp_path / "run",
+        schedule={"kind": "constant", "peak": 1e-30, "warmup_updates": 0, "initial": 0.0},  # nothing ever improves
+        validation={"every_updates": 1, "decode": False},
+        stop={"updates": 100, "patience": 3},
+    )
+    assert result.update == 4
+    assert "no better loss in 3 validations" in result.reason
+
+
+def test_epochs_end_a_run(tiny_folder: Path, tmp_path: Path) -> None:
+    result = go(tiny_folder, tmp_path / "run", stop={"updates": None, "epochs": 2})
+    assert "epochs" in result.reason
+    seen = json.loads((checkpoint_folders(tmp_path / "run")[-1] / "meta.json").read_text())["progress"]
+    assert (seen["epoch"], seen["batch"]) == (2, 0)
+
+
+def test_divergence_stops_with_a_diagnosis(tiny_folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(TrainingError, match="3 updates in a row had a non-finite loss") as error:
+        go(
+            tiny_folder,
+            tmp_path / "run",
+            schedule={"kind": "constant", "peak": 1e30, "warmup_updates": 0},
+            stop={"updates": 100, "non_finite": 3},
+        )
+    assert "training.schedule.peak" in str(error.value)
+
+
+def test_validation_changes_nothing_in_training(tiny_folder: Path, tmp_path: Path) -> None:
+    runs = []
+    for number, every in enumerate((1, 1000)):
+        run = tmp_path / str(number)
+        go(tiny_folder, run, stop={"updates": 4}, validation={"every_updates": every, "max_sentences": 3})
+        runs.append(read_tensors(checkpoint_folders(run)[-1] / "model.safetensors"))
+    for name in runs[0]:
+        assert torch.equal(runs[0][name], runs[1][name])
+
+
+@pytest.mark.parametrize("kind", ["adamw", "radam", "muon"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_other_optimisers_and_bf16_train(kind: str, precision: str, tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    go(
+        tiny_folder,
+        run,
+        optimiser={"kind": kind},
+        precision=precision,
+        schedule={"peak": 1e-2, "warmup_updates": 4},
+        stop={"updates": 30},
+        log_every_updates=5,
+    )
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert records[-1]["nll"] < records[0]["nll"] - 0.2
+    assert {t.dtype for t in read_tensors(run / "last" / "model.safetensors").values()} == {torch.float32}

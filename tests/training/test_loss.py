@@ -1,0 +1,141 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from ziggurat.config.train import LossConfig
+from ziggurat.training.loss import Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
+
+
+def written_out(
+    hidden: Tensor, weight: Tensor, target: Tensor, mask: Tensor, config: LossConfig
+) -> tuple[float, float]:
+    """(objective, summed nll) in plain float64 loops, straight from the definitions."""
+    vocabulary, e = weight.shape[0], config.label_smoothing
+    sentences = []
+    nll = 0.0
+    entropy = 0.0
+    for b in range(hidden.shape[0]):
+        losses = []
+        for t in range(hidden.shape[1]):
+            if not mask[b, t]:
+                continue
+            logits = [float(hidden[b, t] @ weight[v]) for v in range(vocabulary)]
+            log_sum = math.log(sum(math.exp(x) for x in logits))
+            gold = int(target[b, t])
+            if config.smoothing == "uniform":
+                q = [e / vocabulary + (1 - e) * (v == gold) for v in range(vocabulary)]
+            else:
+                q = [1 - e if v == gold else e / (vocabulary - 1) for v in range(vocabulary)]
+            losses.append(-sum(q[v] * (logits[v] - log_sum) for v in range(vocabulary)))
+            entropy = -sum(x * math.log(x) for x in q if x > 0)
+            if config.subtract_entropy:
+                losses[-1] -= entropy
+            nll -= logits[gold] - log_sum
+        sentences.append(losses)
+    tokens = [x for losses in sentences for x in losses]
+    objective = {
+        "tokens": sum(tokens) / len(tokens),
+        "sentence_mean": sum(sum(x) / len(x) for x in sentences) / len(sentences),
+        "sentence_sum": sum(tokens) / len(sentences),
+    }[config.normalisation]
+    return objective, nll
+
+
+def example(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = torch.randn(3, 5, 4, generator=generator, dtype=torch.float64)
+    weight = torch.randn(7, 4, generator=generator, dtype=torch.float64)
+    target = torch.randint(7, (3, 5), generator=generator)
+    mask = torch.tensor([[True] * 5, [True] * 2 + [False] * 3, [True] * 4 + [False]])
+    return hidden, weight, target, mask
+
+
+@pytest.mark.parametrize("smoothing", ["uniform", "others"])
+@pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
+@pytest.mark.parametrize("subtract_entropy", [True, False])
+def test_loss_equals_its_definition_and_ignores_padding(
+    smoothing: str, normalisation: str, subtract_entropy: bool
+) -> None:
+    hidden, weight, target, mask = example()
+    config = LossConfig.model_validate(
+        {
+            "smoothing": smoothing,
+            "normalisation": normalisation,
+            "subtract_entropy": subtract_entropy,
+            "chunk_tokens": 4,
+        }
+    )
+    objective, nll = written_out(hidden, weight, target, mask, config)
+    got = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3)
+    assert float(got.objective) == pytest.approx(objective, abs=1e-12)
+    assert float(got.nll) == pytest.approx(nll, abs=1e-10)
+    # Whatever stands at padded positions must not matter.
+    hidden[~mask], target[~mask] = 1e3, 0
+    again = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3)
+    assert float(again.objective) == float(got.objective)
+
+
+@pytest.mark.parametrize("smoothing", ["uniform", "others"])
+@pytest.mark.parametrize("chunk", [1, 4, 100])
+def test_gradients_equal_autograd_through_whole_logits(smoothing: str, chunk: int) -> None:
+    hidden, weight, target, mask = example(1)
+    config = LossConfig.model_validate({"smoothing": smoothing, "chunk_tokens": chunk})
+    ours = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    sums = sequence_loss(ours[0], ours[1], target, mask, config, tokens=int(mask.sum()), sentences=3)
+    (3 * sums.objective).backward()
+    plain = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
+    log_p = F.log_softmax(plain[0] @ plain[1].T, -1)[mask]
+    q = smoothing_of(config, 7)
+    loss = -(q.every * log_p.sum(-1) + q.gold * log_p.gather(1, target[mask][:, None])[:, 0]).mean()
+    (3 * loss).backward()
+    assert sums.objective.item() == pytest.approx(loss.item(), abs=1e-12)
+    for mine, other in zip(ours, plain, strict=True):
+        torch.testing.assert_close(mine.grad, other.grad, atol=1e-12, rtol=0)
+
+
+def test_uniform_smoothing_is_torchs() -> None:
+    hidden, weight, target, mask = example(2)
+    config = LossConfig(label_smoothing=0.3)
+    got = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3)
+    theirs = F.cross_entropy((hidden @ weight.T)[mask], target[mask], label_smoothing=0.3)
+    torch.testing.assert_close(got.objective, theirs)
+
+
+@settings(max_examples=50, deadline=None)
+@given(e=st.floats(0, 0.99), vocabulary=st.integers(2, 50), kind=st.sampled_from(["uniform", "others"]))
+def test_smoothed_target_is_a_distribution(e: float, vocabulary: int, kind: str) -> None:
+    q = smoothing_of(LossConfig.model_validate({"label_smoothing": e, "smoothing": kind}), vocabulary)
+    assert q.gold + vocabulary * q.every == pytest.approx(1.0)
+    assert q.entropy(vocabulary) >= 0
+
+
+def test_huge_logits_stay_finite() -> None:
+    hidden, weight = torch.full((2, 4), 200.0), torch.randn(5, 4)
+    loss, nll = linear_cross_entropy(
+        hidden.requires_grad_(), weight.requires_grad_(), torch.tensor([0, 1]), torch.ones(2), Smoothing(0.9, 0.02), 8
+    )
+    loss.backward()
+    assert torch.isfinite(nll)
+    assert hidden.grad is not None
+    assert torch.isfinite(hidden.grad).all()
+
+
+def test_bf16_autocast_stays_close() -> None:
+    hidden, weight, target, mask = (x.float() if x.is_floating_point() else x for x in example(3))
+    config = LossConfig()
+    exact = sequence_loss(hidden, weight, target, mask, config, tokens=11, sentences=3)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        leaf = weight.clone().requires_grad_()
+        rough = sequence_loss(hidden, leaf, target, mask, config, tokens=11, sentences=3)
+    rough.objective.backward()
+    assert rough.objective.dtype == torch.float32
+    assert leaf.grad is not None
+    assert leaf.grad.dtype == torch.float32
+    torch.testing.assert_close(rough.objective, exact.objective, atol=0.05, rtol=0.02)

@@ -1,0 +1,213 @@
+"""Interrupted at any moment and resumed, a run ends with the same weights, bit for bit."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import random
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from tests.conftest import tiny_experiment
+from ziggurat.config import Experiment
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.run import reopen_run
+
+UPDATES = 40
+SETTINGS: dict[str, Any] = {
+    "stop": {"updates": UPDATES},
+    "checkpoint": {"every_updates": 7, "keep_last": 2},
+    "validation": {"every_updates": 10, "max_sentences": 2},
+    "batch": {"max_tokens": 150, "accumulate": 2},
+    "log_every_updates": 5,
+}
+
+
+def go(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
+    return train(run, experiment, resume=resume, console=Console(file=io.StringIO()))
+
+
+def final_bytes(run: Path) -> dict[str, bytes]:
+    last = checkpoint_folders(run)[-1]
+    assert last.name == f"step-{UPDATES:08d}"
+    return {str(p.relative_to(last)): p.read_bytes() for p in sorted(last.rglob("*.safetensors"))}
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny_folder: Path) -> Experiment:
+    return tiny_experiment(tiny_folder, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    go(run, experiment)
+    return final_bytes(run), run
+
+
+def _child(run: str, document: str, resume: bool) -> None:
+    go(Path(run), Experiment.model_validate_json(document), resume=resume)
+
+
+def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
+    """Train in a process of its own and kill it; False when it had already ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    child = context.Process(target=_child, args=(str(run), experiment.model_dump_json(), run.exists()))
+    child.start()
+    child.join(seconds)
+    alive = child.is_alive()
+    child.kill()
+    child.join()
+    return alive
+
+
+def test_sigkill_at_twenty_random_moments(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    began = time.perf_counter()
+    assert not killed_after(300, tmp_path / "timed", experiment)
+    length = time.perf_counter() - began
+    seed = random.SystemRandom().randrange(10**6)
+    moments = random.Random(seed)
+    kills = 0
+    for number in range(20):
+        run = tmp_path / f"run-{number}"
+        moment = moments.uniform(0.0, length)
+        kills += killed_after(moment, run, experiment)
+        has_run = (run / "checkpoints").is_dir()
+        go(run, experiment, resume=has_run)
+        assert final_bytes(run) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
+    assert kills >= 10, f"only {kills} of 20 processes were alive when they were killed"
+
+
+def test_stopping_at_every_kind_of_place_changes_nothing(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    """Before a validation, on one, within an epoch and across its end; several stops in one run."""
+    run = tmp_path / "run"
+    for updates in (3, 9, 10, 11, 25, UPDATES):
+        stop = experiment.training.stop.model_copy(update={"updates": updates})
+        part = experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})})
+        assert go(run, part, resume=run.exists()).update == updates
+    assert final_bytes(run) == uninterrupted[0]
+
+
+def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 17})
+    go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "train", "update": 20, "loss": 1}\n{"kind": "tra')
+    go(run, experiment, resume=True)
+    import json
+
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    updates = [r["update"] for r in records if r["kind"] == "train"]
+    assert updates == list(range(5, UPDATES + 1, 5))
+    assert {r["update"] for r in records if r["kind"] == "validation"} == {10, 20, 30, 40}
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_leaves(number: int, status: int, experiment: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    endless = experiment.training.stop.model_copy(update={"updates": 10**6})
+    training = experiment.training.model_copy(
+        update={
+            "stop": endless,
+            "checkpoint": experiment.training.checkpoint.model_copy(update={"every_updates": 10**5}),
+        }
+    )
+    long = experiment.model_copy(update={"training": training})
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    child = context.Process(target=_child, args=(str(run), long.model_dump_json(), False))
+    child.start()
+    metrics = run / "metrics.jsonl"
+    for _ in range(600):
+        if metrics.exists() and metrics.stat().st_size:
+            break
+        time.sleep(0.1)
+    assert child.pid is not None
+    os.kill(child.pid, number)
+    child.join(60)
+    assert child.exitcode == 0  # train() returns; the command line turns the signal into a status
+    folders = checkpoint_folders(run)
+    assert folders, "no checkpoint was written on the way out"
+    assert int(folders[-1].name[5:]) >= 5
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 16})
+    go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
+    newest = checkpoint_folders(run)[-1]
+    for damaged in ("state/optimiser.safetensors", "model.safetensors"):
+        file = newest / damaged
+        content = bytearray(file.read_bytes())
+        content[-3] ^= 1  # one bit
+        file.write_bytes(content)
+    output = io.StringIO()
+    train(run, experiment, resume=True, console=Console(file=output, width=500))
+    assert "CHECKPOINT DAMAGED" in output.getvalue()
+    assert str(newest) in output.getvalue()
+    assert "resumed after update 14" in output.getvalue()
+    assert final_bytes(run) == uninterrupted[0]
+
+
+def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 8})
+    go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
+    for folder in checkpoint_folders(run):
+        (folder / "meta.json").write_text("{")
+    with pytest.raises(CheckpointError, match="all 2 checkpoints are damaged"):
+        go(run, experiment, resume=True)
+
+
+def test_a_run_is_not_overwritten_and_not_shared(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path]
+) -> None:
+    from ziggurat.training.run import owned
+
+    run = uninterrupted[1]
+    with pytest.raises(ConfigError, match="already holds a run; add `--resume`"):
+        go(run, experiment)
+    with owned(run), pytest.raises(CheckpointError, match="another process is training in this folder"):
+        go(run, experiment, resume=True)
+    with pytest.raises(ConfigError, match="no run to resume"):
+        reopen_run(run / "nothing", [])
+
+
+def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, bytes], Path]) -> None:
+    run = uninterrupted[1]
+    for override in ("model.d_model=32", "training.seed=5", "data.unicode=nfc", "training.batch.max_tokens=99"):
+        with pytest.raises(ConfigError, match="a resumed run cannot change"):
+            reopen_run(run, [override])
+    assert reopen_run(run, []).training.stop.updates == UPDATES
+
+
+def test_another_store_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    from ziggurat.data.prepare import prepare
+
+    run = tmp_path / "run"
+    stop = experiment.training.stop.model_copy(update={"updates": 2})
+    short = experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})})
+    go(run, short)
+    other = tiny_experiment(tmp_path)
+    file = tmp_path / "train.qlo"
+    file.write_text(file.read_text().replace("a", "e", 1))
+    prepare(other.data)
+    moved = short.model_copy(update={"data": short.data.model_copy(update={"store": other.data.store})})
+    with pytest.raises(CheckpointError, match="is not the one this run was trained on"):
+        go(run, moved, resume=True)

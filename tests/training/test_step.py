@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+
+from ziggurat.config import ModelConfig
+from ziggurat.config.train import LossConfig, OptimiserConfig
+from ziggurat.data.loader import Batch, SpecialIds, collate
+from ziggurat.models.build import build_model, model_slots
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.optim import Optimiser
+from ziggurat.training.step import UpdateResult, train_update
+
+SPECIAL = SpecialIds(0, 3, 0, 2, 3)
+
+
+def tiny() -> tuple[Seq2Seq, Optimiser]:
+    config = {
+        "d_model": 8,
+        "d_ff": 12,
+        "heads": 2,
+        "encoder": {"layers": 1},
+        "decoder": {"layers": 1},
+        "dropout": {"residual": 0.0, "embedding": 0.0},
+    }
+    model = build_model(ModelConfig.model_validate(config), 20, 20).double()
+    return model, Optimiser(model, model_slots(model), OptimiserConfig())
+
+
+def batches(sizes: list[int]) -> list[Batch]:
+    """The same seven sentence pairs, cut into batches of `sizes`."""
+    rng = np.random.default_rng(0)
+    pairs = [
+        (rng.integers(4, 20, n).astype(np.int32), rng.integers(4, 20, m).astype(np.int32))
+        for n, m in [(3, 4), (5, 2), (1, 6), (4, 4), (2, 1), (6, 5), (3, 3)]
+    ]
+    cuts = np.cumsum([0, *sizes])
+    assert cuts[-1] == len(pairs)
+    return [
+        collate([s for s, _ in part], [t for _, t in part], np.arange(len(part)), SPECIAL)
+        for part in (pairs[a:b] for a, b in pairwise(cuts))
+    ]
+
+
+def update(
+    sizes: list[int], normalisation: str = "tokens", clip_norm: float | None = None
+) -> tuple[UpdateResult, Seq2Seq]:
+    model, optimiser = tiny()
+    config = LossConfig.model_validate({"normalisation": normalisation})
+    result = train_update(model, batches(sizes), optimiser, config, rate=1e-2, clip_norm=clip_norm)
+    return result, model
+
+
+@pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
+@pytest.mark.parametrize("sizes", [[3, 4], [1, 1, 5], [1] * 7])
+def test_an_update_does_not_depend_on_how_it_is_cut(sizes: list[int], normalisation: str) -> None:
+    whole, model = update([7], normalisation)
+    cut, other = update(sizes, normalisation)
+    assert cut.loss == pytest.approx(whole.loss, abs=1e-12)
+    assert cut.nll == pytest.approx(whole.nll, abs=1e-10)
+    assert cut.grad_norm == pytest.approx(whole.grad_norm, abs=1e-12)
+    assert (cut.source_tokens, cut.target_tokens, cut.sentences) == (31, 32, 7)
+    for a, b in zip(model.parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(a, b, atol=1e-9, rtol=0)
+
+
+def test_clipping_scales_the_whole_gradient(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[float] = []
+    monkeypatch.setattr(
+        Optimiser,
+        "step",
+        lambda self: seen.append(math.sqrt(sum(float(p.grad.square().sum()) for p in self.parameters))),
+    )
+    free, _ = update([7])
+    clipped, _ = update([7], clip_norm=free.grad_norm / 4)
+    loose, _ = update([7], clip_norm=free.grad_norm * 4)
+    assert seen == pytest.approx([free.grad_norm, free.grad_norm / 4, loose.grad_norm], rel=1e-4)
+    assert clipped.grad_norm == pytest.approx(free.grad_norm)  # reported before clipping
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_non_finite_update_is_skipped_whole(bad: float) -> None:
+    model, optimiser = tiny()
+    with torch.no_grad():
+        model.decoder.layers[0].get_parameter("ffn.in_proj.weight")[0, 0] = bad
+    before = [p.detach().clone() for p in model.parameters()]
+    result = train_update(model, batches([7]), optimiser, LossConfig(), rate=1e-2, clip_norm=1.0)
+    assert not result.finite
+    assert optimiser.state() == {}
+    for old, parameter in zip(before, model.parameters(), strict=True):
+        torch.testing.assert_close(parameter.detach(), old, equal_nan=True, atol=0, rtol=0)
+        assert parameter.grad is None
+
+
+def test_training_learns_the_batch_by_heart() -> None:
+    model, optimiser = tiny()
+    losses = [
+        train_update(model, batches([7]), optimiser, LossConfig(label_smoothing=0.0), rate=1e-2, clip_norm=None).loss
+        for _ in range(120)
+    ]
+    assert losses[0] > 2.0
+    assert losses[-1] < 0.1
