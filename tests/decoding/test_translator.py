@@ -36,6 +36,11 @@ def test_order_and_text_are_kept(copying: Translator) -> None:
     assert copying.translate([]) == []
 
 
+def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> None:
+    with pytest.raises(TypeError, match="give a list of texts"):
+        copying.translate("A dog runs!")
+
+
 def test_batches_stay_within_their_tokens_and_are_well_filled(copying: Translator) -> None:
     copying.translate([*TEXTS, *TEXTS], batch_tokens=40)
     shapes = model_of(copying).shapes

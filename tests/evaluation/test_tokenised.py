@@ -14,7 +14,7 @@ HYPOTHESES = [
     "Das ist ein Haus, sagt er.",
 ]
 REFERENCES = [
-    "Das Rich-Text-Dokument ist gut-bekannt.",
+    "Das Rich-Text-Blatt ist gut-bekannt.",
     'Er sagte "ja" - heute und nicht morgen!',
     "Das ist ein Haus, sagt er.",
 ]
@@ -25,7 +25,7 @@ LAST = "Das ist ein Haus , sagt er ."
     ("line", "wanted"),
     [
         ("rich-text format", "rich ##AT##-##AT## text format"),
-        ("Frankfurt-an-der-Oder", "Frankfurt ##AT##-##AT## an ##AT##-##AT## der ##AT##-##AT## Oder"),
+        ("Aix-en-Provence", "Aix ##AT##-##AT## en ##AT##-##AT## Provence"),
         ("a-b-c", "a ##AT##-##AT## b-c"),  # perl's s///g does not overlap
         ("a - b -c d- --", "a - b -c d- --"),
         ("a--b", "a ##AT##-##AT## -b"),
@@ -44,7 +44,7 @@ def bleu(hypotheses: list[str], references: list[str]) -> float:
 def test_tokenised_bleu_counts_moses_tokens() -> None:
     tokenised = ["Das Rich-Text-Format ist gut-bekannt .", "Er sagte „ ja “ – heute , nicht morgen !", LAST]
     reference = [
-        "Das Rich-Text-Dokument ist gut-bekannt .",
+        "Das Rich-Text-Blatt ist gut-bekannt .",
         "Er sagte &quot; ja &quot; - heute und nicht morgen !",
         LAST,
     ]
@@ -61,7 +61,7 @@ def test_compound_split_bleu_replaces_punctuation_and_splits() -> None:
         LAST,
     ]
     reference = [
-        f"Das Rich {at} Text {at} Dokument ist gut {at} bekannt .",
+        f"Das Rich {at} Text {at} Blatt ist gut {at} bekannt .",
         "Er sagte &quot; ja &quot; - heute und nicht morgen !",
         LAST,
     ]

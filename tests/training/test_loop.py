@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from ziggurat.errors import CheckpointError, TrainingError
+from ziggurat.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import checkpoint_folders
@@ -138,3 +138,11 @@ def test_other_optimisers_and_bf16_train(kind: str, precision: str, tiny_folder:
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     assert records[-1]["nll"] < records[0]["nll"] - 0.2
     assert {t.dtype for t in read_tensors(run / "last" / "model.safetensors").values()} == {torch.float32}
+
+
+def test_learned_positions_that_are_too_few_are_refused_before_training(tiny_folder: Path, tmp_path: Path) -> None:
+    experiment = tiny_experiment(tiny_folder)
+    embedding = experiment.model.embedding.model_copy(update={"positions": "learned", "max_positions": 9})
+    model = experiment.model.model_copy(update={"embedding": embedding})
+    with pytest.raises(ConfigError, match=r"`model\.embedding\.max_positions` is 9; raise it"):
+        train(tmp_path / "run", experiment.model_copy(update={"model": model}), console=QUIET)

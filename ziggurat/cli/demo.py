@@ -59,7 +59,7 @@ def demo(
     config = folder / "demo.yaml"
     config.write_text(dump(experiment), encoding="utf-8")
 
-    say("2/5 prepare: cleaning, 1,000 BPE pieces, memory-mapped store")
+    say(f"2/5 prepare: cleaning, {experiment.data.subword.vocabulary_size:,} BPE pieces, memory-mapped store")
     report = prepare(experiment.data)
     layers = f"{experiment.model.encoder.layers}+{experiment.model.decoder.layers}"
     say(f"3/5 train: {report.kept:,} pairs, {layers} layers of width {experiment.model.d_model}")

@@ -49,7 +49,7 @@ class OptimiserConfig(Section):
 
 
 class ScheduleConfig(Section):
-    """Learning rate as a function of the update t = 1, 2, ... (docs/recipes.md)."""
+    """Learning rate as a function of the update t = 1, 2, ... (docs/training.md)."""
 
     kind: Literal["isqrt", "noam", "linear", "cosine", "constant"] = "isqrt"
     """`isqrt`: linear warm-up to `peak`, then peak * sqrt(warmup/t). `noam`: factor * d_model^-0.5 *

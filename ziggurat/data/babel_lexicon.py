@@ -140,9 +140,7 @@ class _Coiner:
         """Coin a stem whose forms with all of `endings` are new; a syllable inside a word has no coda."""
         onsets, vowels, codas = sounds
         while True:
-            stem = "".join(self._pick(onsets) + self._pick(vowels) for _ in range(syllables)) + self._pick(
-                codas
-            )
+            stem = "".join(self._pick(onsets) + self._pick(vowels) for _ in range(syllables)) + self._pick(codas)
             forms = {stem + ending for ending in endings}
             if not forms & self.taken:
                 self.taken |= forms
@@ -191,10 +189,7 @@ class Lexicon:
         self.nouns = Ranked(nouns)
         self.adjectives = Ranked([Adjective(coin.low(), coin.high(ADJECTIVE_ENDINGS)) for _ in range(36)])
         self.determiners = Ranked(
-            [
-                (low, tuple(tuple(stem + e for e in row) for row in DETERMINER_ENDINGS))
-                for low, stem in DETERMINERS
-            ]
+            [(low, tuple(tuple(stem + e for e in row) for row in DETERMINER_ENDINGS)) for low, stem in DETERMINERS]
         )
         self.relatives = tuple(tuple(RELATIVE_STEM + e for e in row) for row in DETERMINER_ENDINGS)
         self.intransitive = coin.verbs(14)
@@ -203,10 +198,7 @@ class Lexicon:
         self.prepositions = Ranked([(coin.low(), coin.high([[""]])[0]) for _ in range(6)])
         self.adverbs = Ranked([Adverb(coin.low(), coin.high([[""]])[0], rank % 3) for rank in range(12)])
         vowels = ("o", "a")  # By gender: names show it, unlike nouns.
-        names = [
-            (coin.word((*LOW_SOUNDS[:2], ["n" + vowels[rank % 2]]), 2, ("",)), rank % 2)
-            for rank in range(150)
-        ]
+        names = [(coin.word((*LOW_SOUNDS[:2], ["n" + vowels[rank % 2]]), 2, ("",)), rank % 2) for rank in range(150)]
         self.names = Ranked([(name.capitalize(), gender) for name, gender in names])
 
 

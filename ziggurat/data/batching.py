@@ -58,9 +58,7 @@ def _quotas(sizes: NDArray[np.int64], weights: Sequence[float], temperature: flo
     return quotas
 
 
-def epoch_indices(
-    corpora: Integers, weights: Sequence[float], temperature: float, seed: int, epoch: int
-) -> Indices:
+def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: float, seed: int, epoch: int) -> Indices:
     """Choose the pairs of one epoch, as many as there are pairs.
 
     Corpus c gets a share proportional to `(n_c * w_c) ** (1 / temperature)`. Its pairs are drawn from an endless
@@ -100,9 +98,7 @@ def epoch_indices(
     return np.concatenate(parts)
 
 
-def _padded(
-    source_lengths: Integers, target_lengths: Integers, length_multiple: int
-) -> tuple[Lengths, Lengths]:
+def _padded(source_lengths: Integers, target_lengths: Integers, length_multiple: int) -> tuple[Lengths, Lengths]:
     """Padded length of each pair by itself, end-of-sentence counted: source side, target side."""
     # Widened first: lengths may be stored in 16 bits, where 65,535 + 1 is 0.
     source, target = source_lengths.astype(np.int32), target_lengths.astype(np.int32)
@@ -219,9 +215,7 @@ def make_batches(
     Raises: DataError when a pair is longer than `max_tokens` (check_fits).
     """
     mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
-    batches = _ordered_batches(
-        mixed, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple
-    )
+    batches = _ordered_batches(mixed, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)
     return [batches[i] for i in _generator(seed, epoch, _Purpose.BATCH_ORDER).permutation(len(batches))]
 
 
@@ -238,6 +232,4 @@ def sorted_batches(
     Arguments, rule and errors are those of make_batches; to go by the source alone give its lengths twice.
     """
     everything = np.arange(len(source_lengths))
-    return _ordered_batches(
-        everything, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple
-    )
+    return _ordered_batches(everything, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)

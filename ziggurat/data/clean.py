@@ -211,9 +211,7 @@ class Cleaner:
         cleaner._filters = [("empty", empty)]
         return cleaner
 
-    def clean(
-        self, source: list[str], target: list[str], counts: Counter[str]
-    ) -> tuple[list[str], list[str], Mask]:
+    def clean(self, source: list[str], target: list[str], counts: Counter[str]) -> tuple[list[str], list[str], Mask]:
         """Return the pairs that stay and a mask [pairs] of them; add the dropped ones to `counts` by reason."""
         kept = np.ones(len(source), np.bool_)
         for reason, predicate in self._filters:

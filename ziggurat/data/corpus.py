@@ -72,9 +72,7 @@ class Store:
         """
         for name, entry in self.manifest["files"].items():
             if fingerprint(self.path / name) != entry["xxh3_128"]:
-                raise DataError(
-                    f"{self.path / name}: damaged (wrong check sum); run `ziggurat prepare --force` again"
-                )
+                raise DataError(f"{self.path / name}: damaged (wrong check sum); run `ziggurat prepare --force` again")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

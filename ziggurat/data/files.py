@@ -86,13 +86,9 @@ def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
     if actual == compression:
         return
     if compression is None:
-        raise DataError(
-            f"{path}: this is {actual} data although the name does not say so; name it {path.name}{actual}"
-        )
+        raise DataError(f"{path}: this is {actual} data although the name does not say so; name it {path.name}{actual}")
     what = f"{actual} data" if actual else "not compressed data of that kind"
-    raise DataError(
-        f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again"
-    )
+    raise DataError(f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again")
 
 
 def byte_blocks(path: Path) -> Iterator[bytes]:
@@ -140,11 +136,7 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
         try:
             block = member.decompress(data)
         except (zlib.error, lzma.LZMAError, zstandard.ZstdError) as error:
-            reason = (
-                "bytes follow the compressed data"
-                if members and not started
-                else "the compressed data is damaged"
-            )
+            reason = "bytes follow the compressed data" if members and not started else "the compressed data is damaged"
             raise DataError(f"{path}: {reason} ({error}); nothing of it was used") from error
         started = True
         if block:

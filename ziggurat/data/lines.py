@@ -43,9 +43,7 @@ class LineStream:
         self._buffer = b""
         self._start = 0  # first byte of the buffer that was not taken
         self._offset = 0  # of the buffer's first byte in the uncompressed file
-        self._ends: NDArray[np.int64] = np.zeros(
-            0, np.int64
-        )  # where lines in the buffer end (exclusive, LF left out)
+        self._ends: NDArray[np.int64] = np.zeros(0, np.int64)  # where lines in the buffer end (exclusive, LF left out)
         self._next_end = 0
         self._at_start = True
 

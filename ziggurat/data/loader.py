@@ -72,9 +72,7 @@ class Batch:
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return this batch with its tensors on `device`."""
         names = ("source", "source_mask", "target_in", "target_out", "target_mask")
-        moved: dict[str, Any] = {
-            name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names
-        }
+        moved: dict[str, Any] = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names}
         return replace(self, **moved)
 
 
@@ -167,9 +165,7 @@ class Loader:
         prefetch: int = 8,
     ) -> None:
         if len(table) == 0:
-            raise DataError(
-                "the store holds no training pair; run `ziggurat prepare` with a corpus in data.train"
-            )
+            raise DataError("the store holds no training pair; run `ziggurat prepare` with a corpus in data.train")
         limits = {"max_tokens": batch.max_tokens, "length_multiple": batch.length_multiple}
         check_fits(table.source_lengths, table.target_lengths, **limits)
         if regularisation is not None:
@@ -266,9 +262,7 @@ class Loader:
         tags = set(tokenizer.tags.values())
         room = self._batch.max_tokens // self._batch.length_multiple * self._batch.length_multiple
         # From nothing but these four numbers, so that a resumed run draws what the uninterrupted one drew.
-        seeds = [
-            xxh32_intdigest(f"{self._seed} {epoch} {side} {index}".encode()) for index in indices.tolist()
-        ]
+        seeds = [xxh32_intdigest(f"{self._seed} {epoch} {side} {index}".encode()) for index in indices.tolist()]
         sentences: list[Ids] = []
         for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):
             tag = [first for first in old[:1].tolist() if first in tags]

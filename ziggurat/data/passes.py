@@ -85,9 +85,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress) -> None:
             raise DataError(f"{corpus.key}: no sentence pairs in {corpus.reader.described()}")
 
 
-def sample_sentences(
-    corpora: Sequence[Corpus], config: DataConfig, side: str, progress: Progress
-) -> Iterator[str]:
+def sample_sentences(corpora: Sequence[Corpus], config: DataConfig, side: str, progress: Progress) -> Iterator[str]:
     """Yield the normalised sentences that the subword model is trained on, in file order; nothing is held in memory.
 
     At most `subword.sample_pairs` pairs, equally many of each corpus as far as it has them, at random (a function
@@ -217,9 +215,7 @@ def encode_corpora(
                 done += len(source)
                 progress(f"encode {corpus.split}", done, total)
             if read != corpus.read:
-                raise DataError(
-                    f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again"
-                )
+                raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
         if waiting is not None:
             _write(waiting, tokenizers[0], config, writer)
 

@@ -116,9 +116,7 @@ def prepare(
         manifest = _with_labels(store, manifest, config, corpora)
         return _report(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
-        manifest = _build(
-            config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress
-        )
+        manifest = _build(config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress)
     return _report(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
 
 
@@ -136,9 +134,7 @@ def _build(
     subword = config.subword
     tokenizers: tuple[Tokenizer, Tokenizer]
     if subword.kind in ("existing", "vocabulary"):
-        tokenizers = existing_tokenizers(
-            subword, config.unicode, tags
-        )  # cheap: refused before the long passes
+        tokenizers = existing_tokenizers(subword, config.unicode, tags)  # cheap: refused before the long passes
         count_pairs(corpora, progress)
     else:
         count_pairs(corpora, progress)

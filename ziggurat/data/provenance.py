@@ -27,9 +27,7 @@ def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress
         if subword[name] is not None:
             subword[name] = [fingerprint(path) for path in find_files(subword[name], f"data.subword.{name}")]
     for number, corpus in enumerate(corpora):
-        entry = corpus.config.model_dump(
-            mode="json", exclude={"source", "target", "path", "weight", "name", "format"}
-        )
+        entry = corpus.config.model_dump(mode="json", exclude={"source", "target", "path", "weight", "name", "format"})
         entry["format"] = corpus.reader.kind
         entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
         settings.setdefault(corpus.split, []).append(entry)
@@ -41,15 +39,8 @@ def differences(old: Any, new: Any, path: str = "data") -> list[str]:
     """Return the dotted names of what differs, with both values where they are short."""
     if isinstance(old, Mapping) and isinstance(new, Mapping):
         names = [*old, *(name for name in new if name not in old)]
-        return [
-            found for name in names for found in differences(old.get(name), new.get(name), f"{path}.{name}")
-        ]
-    if (
-        isinstance(old, list)
-        and isinstance(new, list)
-        and len(old) == len(new)
-        and not path.endswith(".files")
-    ):
+        return [found for name in names for found in differences(old.get(name), new.get(name), f"{path}.{name}")]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and not path.endswith(".files"):
         return [
             found
             for number, pair in enumerate(zip(old, new, strict=True))

@@ -116,14 +116,10 @@ def _format_of(config: CorpusConfig, key: str) -> str:
     """Return the file format, from the configuration or the file name."""
     if config.path is None:
         if config.format not in ("auto", "text"):
-            raise ConfigError(
-                f"{key}.format: {config.format} holds both sides in one file; give `path` instead"
-            )
+            raise ConfigError(f"{key}.format: {config.format} holds both sides in one file; give `path` instead")
         return "text"
     if config.format == "text":
-        raise ConfigError(
-            f"{key}.format: plain text has one file per side; give `source` and `target` instead"
-        )
+        raise ConfigError(f"{key}.format: plain text has one file per side; give `source` and `target` instead")
     if config.format != "auto":
         return config.format
     name = Path(config.path)
@@ -263,9 +259,7 @@ def _parquet_blocks(path: Path, columns: _Columns) -> Iterator[PairBlock]:
                 yield texts[0], texts[1]
                 row += batch.num_rows
     except UnicodeDecodeError as error:
-        raise DataError(
-            f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})"
-        ) from None
+        raise DataError(f"{path}: a text in rows {row + 1} and following is not valid UTF-8 ({error.reason})") from None
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: not a readable Parquet file: {printable(str(error), 200)}") from error
 
@@ -276,9 +270,7 @@ def _parquet_texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
     column = batch.column(steps[0])
     for step in steps[1:]:
         if not pa.types.is_struct(column.type) or column.type.get_field_index(step) < 0:
-            raise DataError(
-                f"{path}: column {name!r}: {steps[0]} has no field {step!r} (its type is {column.type})"
-            )
+            raise DataError(f"{path}: column {name!r}: {steps[0]} has no field {step!r} (its type is {column.type})")
         column = column.field(step)
     if pa.types.is_dictionary(column.type):
         column = column.dictionary_decode()

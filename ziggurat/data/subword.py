@@ -146,9 +146,7 @@ class SentencePieceTokenizer:
         known = [int(index) for index in ids if 0 <= index < self._model_size]
         text = self._processor.decode(known) if known else ""
         if _ESCAPE in text:
-            text = _ESCAPED.sub(
-                lambda found: {"_": _BLANK_MARK, _ESCAPE: _ESCAPE}.get(found[1], found[1]), text
-            )
+            text = _ESCAPED.sub(lambda found: {"_": _BLANK_MARK, _ESCAPE: _ESCAPE}.get(found[1], found[1]), text)
         return text.replace("\n", " ").replace("\r", " ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -218,9 +216,7 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
             "size": tokenizer.size,
         }
     document = {"format": VOCABULARY_FORMAT, "joint": joint, **described}
-    write_atomically(
-        directory / _DESCRIPTION, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n"
-    )
+    write_atomically(directory / _DESCRIPTION, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
@@ -278,7 +274,5 @@ def _load(directory: Path, described: Mapping[str, Any]) -> Tokenizer:
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     if tokenizer.size != described["size"]:
-        raise DataError(
-            f"{path}: {tokenizer.size} pieces instead of the {described['size']} of {_DESCRIPTION}"
-        )
+        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described['size']} of {_DESCRIPTION}")
     return tokenizer

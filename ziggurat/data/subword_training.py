@@ -90,9 +90,7 @@ def _train(config: SubwordConfig, sentences: Iterator[str], side: str) -> bytes:
     return writer.getvalue()
 
 
-def existing_tokenizers(
-    config: SubwordConfig, unicode: UnicodeForm, tags: list[str]
-) -> tuple[Tokenizer, Tokenizer]:
+def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
 
     Raises:

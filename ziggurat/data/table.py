@@ -64,9 +64,7 @@ def _sync(file: BinaryIO) -> None:
 class TableWriter:
     """Writes the pairs of one split (`train` or `dev`) batch by batch; memory does not grow with their number."""
 
-    def __init__(
-        self, directory: Path, split: str, *, has_text: bool, shard_pairs: int = SHARD_PAIRS
-    ) -> None:
+    def __init__(self, directory: Path, split: str, *, has_text: bool, shard_pairs: int = SHARD_PAIRS) -> None:
         self._directory = directory
         self._split = split
         self._has_text = has_text
@@ -244,9 +242,7 @@ class PairTable:
                 "the store holds no training text: set data.subword.regularisation before `ziggurat prepare`"
             )
         found = list(self._locate(indices))
-        return [batch.text("source", row) for batch, row in found], [
-            batch.text("target", row) for batch, row in found
-        ]
+        return [batch.text("source", row) for batch, row in found], [batch.text("target", row) for batch, row in found]
 
 
 def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -83,9 +83,7 @@ def _tokens(content: bytes) -> list[str]:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         bad_line = content.count(b"\n", 0, error.start) + 1
-        raise DataError(
-            f"line {bad_line}: not valid UTF-8 (byte {error.start} of the file, from 0)"
-        ) from None
+        raise DataError(f"line {bad_line}: not valid UTF-8 (byte {error.start} of the file, from 0)") from None
     lines = text.removesuffix("\n").split("\n")
     first_line: dict[str, int] = {}
     for number, line in enumerate(lines, 1):
@@ -93,8 +91,6 @@ def _tokens(content: bytes) -> list[str]:
         if not token:
             raise DataError(f"line {number}: no token")
         if token in first_line:
-            raise DataError(
-                f"line {number}: {printable(token)!r} is listed already in line {first_line[token]}"
-            )
+            raise DataError(f"line {number}: {printable(token)!r} is listed already in line {first_line[token]}")
         first_line[token] = number
     return list(first_line)

@@ -95,8 +95,10 @@ class Translator:
 
         What is None comes from the configuration; `tag` is a token such as `<bt>` of the training data, put
         before every source sentence. A line end inside a text counts as a blank. Raises ConfigError for
-        settings that contradict each other or an unknown tag.
+        settings that contradict each other or an unknown tag, TypeError for a single string.
         """
+        if isinstance(texts, str):
+            raise TypeError("give a list of texts, such as [text]: a string is a sequence of characters")
         changes = {"beam_size": beam_size, "n_best": n_best, "min_length": min_length, "batch_tokens": batch_tokens}
         job = self._job(tag, **changes, length_penalty=length_penalty, max_length=max_length)
         return self._translate_window(texts, job)

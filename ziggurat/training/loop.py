@@ -28,6 +28,7 @@ from ziggurat.training.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
+from ziggurat.training.device import training_device
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.progress import ProgressLine, Window
@@ -87,7 +88,7 @@ class _Training:
     def __init__(self, run: Path, experiment: Experiment, store: Store, log: RunLog, console: Console) -> None:
         self.run, self.experiment, self.store, self.log, self.console = run, experiment, store, log, console
         self.config = config = experiment.training
-        self.device = _device(config.device)
+        self.device = training_device(config.device)
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
@@ -105,8 +106,7 @@ class _Training:
             temperature=experiment.data.sampling_temperature,
             regularisation=experiment.data.subword.regularisation,
         )
-        embedding = experiment.model.embedding
-        limit = embedding.max_positions if embedding.positions == "learned" else None
+        limit = _position_limit(experiment, store)
         has_dev = store.dev is not None and len(store.dev) > 0
         self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
         self.progress = Progress()
@@ -279,13 +279,15 @@ class _Training:
             self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")
 
 
-def _device(name: str) -> torch.device:
-    if name == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise ConfigError(f"`training.device: {name}` cannot be used: {reason}") from None
-    return device
+def _position_limit(experiment: Experiment, store: Store) -> int | None:
+    """Return the longest sequence the model can read, in tokens; None: any. Refuses longer training pairs up front."""
+    embedding = experiment.model.embedding
+    if embedding.positions != "learned":
+        return None
+    longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
+    if longest > embedding.max_positions:
+        raise ConfigError(
+            f"the longest training sentence has {longest} tokens, `model.embedding.max_positions` is "
+            f"{embedding.max_positions}; raise it, or lower `data.filters.max_pieces` and prepare again"
+        )
+    return embedding.max_positions

@@ -1,4 +1,4 @@
-"""Label-smoothed cross-entropy that never builds [tokens, vocabulary] logits (docs/recipes.md, "Loss")."""
+"""Label-smoothed cross-entropy that never builds [tokens, vocabulary] logits (docs/training.md)."""
 
 from __future__ import annotations
 

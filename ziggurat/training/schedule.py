@@ -1,4 +1,4 @@
-"""Learning rate as a function of the update (docs/recipes.md, "Learning-rate schedules")."""
+"""Learning rate as a function of the update (docs/training.md)."""
 
 from __future__ import annotations
 
