@@ -77,3 +77,12 @@ def test_nothing_loads_pickles() -> None:
         text = path.read_text(encoding="utf-8")
         assert "torch.load(" not in text, path
         assert not {"pickle", "dill", "joblib", "cloudpickle"} & imports(path), path
+
+
+def test_the_readme_has_a_line_for_every_module() -> None:
+    readme = (PACKAGE.parent / "README.md").read_text(encoding="utf-8")
+    tree = readme[readme.index("\nziggurat/\n") :]
+    shown = [line.split()[0] for line in tree.splitlines() if line.strip()]
+    for path in MODULES:
+        if path.name != "__init__.py":
+            assert path.name in shown, f"{path.relative_to(PACKAGE)} is not in the README's file tree"

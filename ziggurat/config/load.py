@@ -183,9 +183,11 @@ def _suggest(location: Sequence[str | int]) -> str:
     names = list(section.model_fields)
     if near := difflib.get_close_matches(wrong, names, n=2, cutoff=0.6):
         return "; did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
-    elsewhere = sorted(p for p in _all_paths(Experiment) if p.rsplit(".", 1)[-1] == wrong)
+    inside = _dotted(location[:-1])
+    elsewhere = [p for p in _all_paths(Experiment) if p.rsplit(".", 1)[-1].startswith(wrong)]
     if elsewhere:
-        return f"; did you mean `{elsewhere[0]}`?"
+        near_by = sorted(elsewhere, key=lambda p: (not p.startswith(inside), len(p), p))
+        return f"; did you mean `{near_by[0]}`?"
     return "; valid here: " + ", ".join(names)
 
 
