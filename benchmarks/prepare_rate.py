@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import sentencepiece
-from prepare_memory import write_corpus
+from benchmarks.prepare_memory import write_corpus
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import TableWriter

@@ -97,3 +97,5 @@ def test_batches_hold_every_index_once_within_the_budget() -> None:
     for batch in batches[1:]:
         assert len(batch) * max(lengths[i] for i in batch) <= 30
     assert list(length_batches([], 30)) == []
+    assert [len(batch) for batch in length_batches([10] * 6, 29)] == [2, 2, 2]
+    assert [len(batch) for batch in length_batches([10] * 6, 30)] == [3, 3]

@@ -47,7 +47,7 @@ def command_line(
 @pytest.mark.parametrize("confidence", [False, True])
 def test_scores_and_signatures_equal_the_command_line(tmp_path: Path, references: int, confidence: bool) -> None:
     hypotheses, all_references = corpus(references, 40, 0.3)
-    hypotheses[3] += "  \t"  # the command strips lines on the right
+    hypotheses[3] += "  \t"  # the command strips lines on the right; the library must not see a difference
     wanted = command_line(tmp_path, hypotheses, all_references[:references], *["--confidence"] * confidence)
     found = evaluate(hypotheses, all_references[:references], confidence=confidence)
     assert len(wanted) == 3

@@ -108,7 +108,7 @@ def test_every_source_token_reaches_every_output() -> None:
             changed[sentence, position] = (changed[sentence, position] + 1) % V
             difference = (model(changed, mask, target) - before).abs().amax(-1)
             assert bool((difference[sentence] > 1e-9).all())
-            assert float(difference[[i for i in range(3) if i != sentence]].max()) == 0
+            assert difference[[i for i in range(3) if i != sentence]].max().item() == 0
 
 
 @pytest.mark.parametrize(

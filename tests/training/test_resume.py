@@ -23,6 +23,7 @@ from ziggurat.training.run import reopen_run
 
 UPDATES = 40
 SETTINGS: dict[str, Any] = {
+    "threads": 1,  # the processes that are killed must add up in the same order as this one
     "stop": {"updates": UPDATES},
     "checkpoint": {"every_updates": 7, "keep_last": 2},
     "validation": {"every_updates": 10, "max_sentences": 2},

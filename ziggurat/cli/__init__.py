@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 
-import click
+import typer
 
 from ziggurat.errors import ZigguratError
 
@@ -33,10 +33,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         return status if isinstance(status, int) else 0
     except ZigguratError as error:
         return _fail(str(error), 2, debug)
-    except click.ClickException as error:
-        error.show()
-        return 2
-    except (click.Abort, KeyboardInterrupt):
+    except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped", 130, False)
     except BrokenPipeError:  # `ziggurat translate ... | head`: the reader has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -47,6 +44,10 @@ def _run(arguments: list[str], debug: bool) -> int:
     except MemoryError:
         return _fail("out of memory; use smaller batches (`training.batch.max_tokens`) or a smaller model", 2, debug)
     except Exception as error:
+        # Typer's usage errors: it carries click inside in some versions and depends on it in others.
+        if hasattr(error, "show") and hasattr(error, "exit_code"):
+            error.show()
+            return 2
         text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
         return _fail(f"{text} and report what it prints.", 1, debug)
 

@@ -48,7 +48,7 @@ def translate(
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
 
-    With `n_best=N` the text output is `line ||| translation ||| score`, N lines for each input line.
+    With `n_best=N` the text output is `line ||| translation ||| score`, up to N lines for each input line.
 
     Example: `ziggurat translate runs/a < test.de > test.en`
     """
@@ -57,6 +57,7 @@ def translate(
 
     with _notices():
         translator = _open(model, which, device, overrides)
+        n_best = translator.decoding.n_best
         stream, name = input_stream(input)
         interactive = stream is sys.stdin.buffer and sys.stdin.isatty()
         lines = read_lines(stream, name)
@@ -64,7 +65,7 @@ def translate(
         with output_stream(output) as out:
             size = window or (1 if interactive else WINDOW_LINES)
             for count, translation in enumerate(translator.translate_stream(lines, window=size, tag=tag), start=1):
-                out.write((translation.to_json() if json else _text(translation, count)).encode() + b"\n")
+                out.write((translation.to_json() if json else _text(translation, count, n_best)).encode() + b"\n")
                 if interactive or window == 1:
                     out.flush()
         seconds = time.perf_counter() - began
@@ -195,8 +196,8 @@ def _scores(
     return scores
 
 
-def _text(translation: Translation, number: int) -> str:
-    if len(translation.hypotheses) == 1:
+def _text(translation: Translation, number: int, n_best: int) -> str:
+    if n_best == 1:
         return translation.text
     return "\n".join(f"{number} ||| {h.text} ||| {h.score:.4f}" for h in translation.hypotheses)
 

@@ -36,6 +36,6 @@ def recipe_summary(name: str) -> str:
 
 def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Load a configuration file, or, where no such file exists, the built-in recipe of that name."""
-    if not Path(name).exists() and name in recipe_names():
+    if not Path(name).is_file() and name in recipe_names():
         return parse_experiment(recipe_text(name), f"recipe {name}", overrides)
     return load_experiment(name, overrides)

@@ -117,9 +117,7 @@ def corpus_score(
 ) -> Score:
     """Return the score of a sacreBLEU `metric` object on lines that check_lines has seen."""
     resamplings = BOOTSTRAP_SAMPLES if confidence else 1
-    # The command strips lines on the right, the library does not.
-    hypotheses, *references = ([line.rstrip() for line in lines] for lines in (hypotheses, *references))
-    found = metric.corpus_score(hypotheses, references, n_bootstrap=resamplings)
+    found = metric.corpus_score(list(hypotheses), [list(r) for r in references], n_bootstrap=resamplings)
     return Score(
         name=cast(str, found.name),
         value=float(found.score),

@@ -64,7 +64,7 @@ def compound_split_bleu(
 def split_compounds(tokenised: str) -> str:
     """Return the line with each hyphen between two non-blanks made a token of its own, `##AT##-##AT##`.
 
-    As in the original, matches do not overlap: the second hyphen of "a-b-c" stays, that of "Stratford-upon-Avon" does not.
+    As in the original, matches do not overlap: the second hyphen of "a-b-c" stays, that of "one-to-one" does not.
     """
     return _COMPOUND.sub(r"\1 ##AT##-##AT## \2", tokenised)
 
