@@ -18,8 +18,8 @@ import time
 from pathlib import Path
 
 import sentencepiece
-from benchmarks.prepare_memory import write_corpus
 
+from benchmarks.prepare_memory import write_corpus
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import TableWriter
 from ziggurat.data.passes import count_pairs, encode_corpora, find_corpora

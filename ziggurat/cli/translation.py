@@ -123,7 +123,7 @@ def evaluate(
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
     if model is not None and "=" in model:
-        model, overrides = None, [model, *(overrides or [])]
+        overrides, model = [model, *(overrides or [])], None
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
     references = [_read(path) for path in reference]

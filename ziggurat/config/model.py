@@ -38,7 +38,7 @@ PRESETS: dict[str, dict[str, Any]] = {
     "base": {"d_model": 512, "d_ff": 2048, "heads": 8},
     "big": {"d_model": 1024, "d_ff": 4096, "heads": 16},
 }
-"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key written in the configuration wins over its preset."""
+"""Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is written wins over its preset."""
 
 
 class StackConfig(Section):

@@ -32,7 +32,7 @@ def entries(section: type[BaseModel] = Experiment, prefix: str = "") -> list[Ent
         if inner is not None and not is_list and not _optional(field.annotation):
             found += [Entry(path, "section", "", meaning), *entries(inner, f"{path}.")]
             continue
-        default = field.get_default(call_default_factory=True)  # type: ignore[call-arg]
+        default = field.get_default(call_default_factory=True)
         shown = "required" if default is PydanticUndefined else _shown(default)
         found.append(Entry(path, _type_text(field.annotation), shown, meaning))
         if inner is not None:
