@@ -98,7 +98,7 @@ class SubwordConfig(Section):
     """Spell unknown characters as bytes, so that nothing is ever unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
     """Share of characters that get a piece of their own (SentencePiece)."""
-    sample_pairs: int = Field(default=1_000_000, ge=1)
+    sample_pairs: int = Field(default=200_000, ge=1)
     """Most sentence pairs the model is trained on, drawn evenly over the corpora."""
     source_model: str | None = None
     """`existing`: SentencePiece model of the source side (or of both sides)."""
