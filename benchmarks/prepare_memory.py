@@ -37,10 +37,7 @@ def write_corpus(folder: Path, pairs: int, seed: int = 1) -> tuple[Path, Path]:
     """Write `pairs` pairs of sentences of 3 to 25 words out of 30 thousand, by Zipf's law, as two text files."""
     generator = random.Random(seed)
     syllables = [c + v for c in "bdfgklmnprstvwz" for v in ("a", "e", "i", "o", "u", "ä", "ei")]
-    words = [
-        "".join(generator.choices(syllables, k=1 + int(generator.paretovariate(1.5)) % 5))
-        for _ in range(30_000)
-    ]
+    words = ["".join(generator.choices(syllables, k=1 + int(generator.paretovariate(1.5)) % 5)) for _ in range(30_000)]
     weights = [1 / rank for rank in range(1, len(words) + 1)]
     paths = folder / f"{pairs}.source", folder / f"{pairs}.target"
     with paths[0].open("w") as source, paths[1].open("w") as target:
@@ -80,9 +77,7 @@ def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool) -> di
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[200_000, 2_000_000])
     parser.add_argument("--sample-pairs", type=int, default=100_000)
     parser.add_argument("--duplicates", action="store_true", help="drop repeated pairs (memory grows)")

@@ -37,7 +37,7 @@ _CONTROL = regex.compile(r"[\p{Cc}--\t]", flags=regex.V1)
 
 
 def _mask(values: object, count: int) -> Mask:
-    return np.fromiter(values, np.bool_, count)  # type: ignore[call-overload, no-any-return]
+    return np.fromiter(values, np.bool_, count)  # type: ignore[call-overload]
 
 
 def empty(source: Sequence[str], target: Sequence[str]) -> Mask:
@@ -139,7 +139,7 @@ def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], 
 
 
 def _lengths(values: object, count: int) -> NDArray[np.int64]:
-    return np.fromiter(values, np.int64, count)  # type: ignore[call-overload, no-any-return]
+    return np.fromiter(values, np.int64, count)  # type: ignore[call-overload]
 
 
 def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint64]:
