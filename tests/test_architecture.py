@@ -38,8 +38,9 @@ def imports(path: Path) -> set[str]:
     for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if isinstance(node, ast.Import):
             names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            names.add(node.module)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative imports hide what a module uses"
+            names.add(str(node.module))
     return names
 
 
@@ -50,6 +51,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
     assert used - {part} <= ALLOWED[part]
     if part == "decoding":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
+        # Subwords, and what text must go through before and after them.
         assert data <= {"ziggurat.data.subword", "ziggurat.data.lines", "ziggurat.data.normalise"}
     if part == "nn":
         assert not any(name.startswith("ziggurat.config") for name in imports(path)), "nn takes numbers, not configs"
@@ -86,3 +88,16 @@ def test_the_readme_has_a_line_for_every_module() -> None:
     for path in MODULES:
         if path.name != "__init__.py":
             assert path.name in shown, f"{path.relative_to(PACKAGE)} is not in the README's file tree"
+
+
+def test_no_page_has_a_place_left_to_fill() -> None:
+    root = PACKAGE.parent
+    pages = [
+        *root.glob("*.md"),
+        *root.glob("docs/*.md"),
+        *root.glob("benchmarks/*.md"),
+        *root.glob("experiments/*/*.md"),
+    ]
+    assert len(pages) >= 10
+    for page in pages:
+        assert "<!--" not in page.read_text(encoding="utf-8"), page

@@ -229,3 +229,46 @@ def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]
         document = json.loads(result.out)
         assert [s["name"] for s in document["scores"]] == ["BLEU", "chrF2", "TER"]
         assert (tmp_path / "demo" / "test.output").read_text(encoding="utf-8").count("\n") == 500
+
+
+def test_output_goes_where_a_link_or_pipe_leads(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    source, real, link, pipe = (tmp_path / name for name in ("in", "real", "link", "pipe"))
+    source.write_text("Su divusim.\n")
+    real.write_text("old")
+    link.symlink_to(real)
+    assert ziggurat("translate", trained, "max_length.limit=2", "-i", source, "-o", link).status == 0
+    assert link.is_symlink()
+    assert real.read_text() != "old"
+    os.mkfifo(pipe)
+    writer = subprocess.Popen(["cp", str(source), str(pipe)])
+    result = ziggurat("translate", trained, "max_length.limit=2", "-i", pipe, "-o", "/dev/null")
+    writer.wait(10)
+    assert result.status == 0, result.err
+    assert "1 lines" in result.err
+    assert not Path("/dev/null").is_file()
+    assert ziggurat("translate", trained, "-i", tmp_path).status == 2
+
+
+def test_a_run_that_cannot_start_leaves_nothing(ziggurat, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 1})))
+    result = ziggurat("train", config, "--run", tmp_path / "run", "training.device=cuda:77")
+    assert result.status == 2
+    assert "`training.device: cuda:77` cannot be used" in result.err
+    assert not (tmp_path / "run").exists()
+    assert ziggurat("train", config, "--run", tmp_path / "run", "training.device=cpu").status == 0
+
+
+def test_prepare_replaces_nothing_but_stores(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tmp_path)))
+    website = tmp_path / "web"
+    website.mkdir()
+    (website / "manifest.json").write_text('{"name": "x"}')
+    (website / "index.html").write_text("mine")
+    for folder in (trained, website):
+        before = sorted(folder.rglob("*"))
+        result = ziggurat("prepare", config, f"data.store={folder}", "--force")
+        assert result.status == 2
+        assert "holds other things than a store" in result.err
+        assert sorted(folder.rglob("*")) == before

@@ -20,7 +20,7 @@ DOCS = Path(__file__).parents[2] / "docs"
     ("text", "said"),
     [
         ("modle: {}\n", "x.yaml, line 2: unknown key `modle`; did you mean `model`?"),
-        ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `d_model`?"),
+        ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `model.d_model`?"),
         ("training: {warmup: 4}\n", "did you mean `training.schedule.warmup_updates`?"),
         ("model: {layers: 4}\n", "did you mean `model.decoder.layers`?"),
         ("training: {precision: bf61}\n", "`training.precision`: input should be 'fp32' or 'bf16', not 'bf61'"),

@@ -64,8 +64,11 @@ def test_steps_equal_full_decoding_through_reordering(residual: str, positions: 
         kept = data.draw(st.lists(st.sampled_from(range(len(alive))), min_size=1, unique=True).map(sorted))
         parents = [data.draw(st.lists(st.integers(0, beam - 1), min_size=beam, max_size=beam)) for _ in kept]
         state.reorder(torch.tensor(kept), torch.tensor(parents))
-        token = data.draw(st.integers(4, V - 1))
-        prefixes = [[[*prefixes[row][p], token] for p in chosen] for row, chosen in zip(kept, parents, strict=True)]
+        tokens = [data.draw(st.lists(st.integers(4, V - 1), min_size=beam, max_size=beam)) for _ in kept]
+        prefixes = [
+            [[*prefixes[row][p], t] for p, t in zip(chosen, new, strict=True)]
+            for row, chosen, new in zip(kept, parents, tokens, strict=True)
+        ]
         alive = [alive[row] for row in kept]
 
 

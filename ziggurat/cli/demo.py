@@ -45,8 +45,9 @@ def demo(
     if folder.exists():
         if not mark.exists() and any(folder.iterdir()):
             raise ConfigError(f"{folder} exists and is not a demo of ziggurat; choose another with `--folder`")
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
+        for name in ("corpus", "store", "run"):  # what an earlier demo wrote; anything else in the folder stays
+            shutil.rmtree(folder / name, ignore_errors=True)
+    folder.mkdir(parents=True, exist_ok=True)
     mark.touch()
 
     say("1/5 writing the embedded language pair: 20,000 training pairs of Low Babel and High Babel")

@@ -55,19 +55,32 @@ def input_stream(path: str) -> tuple[BinaryIO, str]:
     """Open `path` (`-`: standard input; .gz, .xz, .zst are unpacked) and return it with its name for messages."""
     if path == "-":
         return sys.stdin.buffer, "standard input"
-    if not Path(path).is_file():
+    if Path(path).is_dir():
+        raise DataError(f"{path}: is a folder, expected a text file")
+    if not Path(path).exists():
         raise DataError(f"{path}: no such file")
+    if not Path(path).is_file():  # a pipe: it can be read only once, so it is taken as it comes
+        return open(path, "rb"), path
     return io.BufferedReader(_Blocks(Path(path))), path
 
 
 @contextlib.contextmanager
 def output_stream(path: str) -> Iterator[BinaryIO]:
-    """Open `path` for writing (`-`: standard output); a file appears only when everything was written."""
+    """Open `path` for writing (`-`: standard output); a file appears only when everything was written.
+
+    What a link points to is replaced, not the link; a pipe or device is written to as it is.
+    """
     if path == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
-    target = Path(path)
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise DataError(f"{path}: is a folder, expected a file to write")
+    if target.exists() and not target.is_file():
+        with target.open("wb") as device:
+            yield device
+        return
     if not target.parent.is_dir():
         raise DataError(f"{path}: folder {target.parent} does not exist")
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")

@@ -182,7 +182,7 @@ def _suggest(location: Sequence[str | int]) -> str:
         return ""
     names = list(section.model_fields)
     if near := difflib.get_close_matches(wrong, names, n=2, cutoff=0.6):
-        return "; did you mean " + " or ".join(f"`{n}`" for n in near) + "?"
+        return "; did you mean " + " or ".join(f"`{_dotted((*location[:-1], n))}`" for n in near) + "?"
     inside = _dotted(location[:-1])
     elsewhere = [p for p in _all_paths(Experiment) if p.rsplit(".", 1)[-1].startswith(wrong)]
     if elsewhere:

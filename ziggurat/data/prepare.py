@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -211,7 +212,7 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     if not store.exists():
         return None
     if not store.is_dir() or (any(store.iterdir()) and not _is_store(store)):
-        raise DataError(f"{store}: exists and is not a store; set data.store to another folder")
+        raise DataError(f"{store}: exists and holds other things than a store; set data.store to another folder")
     if not any(store.iterdir()):
         return None
     try:
@@ -232,9 +233,12 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     )
 
 
+_STORE_FILE = re.compile(r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)")
+
+
 def _is_store(folder: Path) -> bool:
-    """Whether `folder` is one of ours (possibly damaged): nothing else is ever replaced."""
-    return (folder / MANIFEST).exists() or (folder / "vocabulary.json").exists()
+    """Whether `folder` holds files of a store (possibly a damaged one) and nothing else: only that is ever replaced."""
+    return all(path.is_file() and _STORE_FILE.fullmatch(path.name) for path in folder.iterdir())
 
 
 def _with_labels(

@@ -15,7 +15,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
-from ziggurat.errors import CheckpointError, ConfigError, TrainingError
+from ziggurat.errors import CheckpointError, TrainingError
 from ziggurat.models.build import build_model, count_parameters, model_slots
 from ziggurat.models.directory import load_weights, weights
 from ziggurat.training.allocator import keep_freed_memory
@@ -32,11 +32,11 @@ from ziggurat.training.device import training_device
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.progress import ProgressLine, Window
-from ziggurat.training.run import create_run, owned
+from ziggurat.training.run import create_run, owned, refuse_existing
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.validate import Validation, Validator
+from ziggurat.training.validate import Validation, Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
 
@@ -73,20 +73,21 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     console = console or Console(stderr=True)
     store = Store.open(experiment.data.store)
     if not resume:
+        refuse_existing(run)
+    training = _Training(run, experiment, store, console)  # what cannot be trained fails before it leaves a folder
+    if not resume:
         create_run(run, experiment, store)
     with owned(run):
-        log = RunLog(run, console)
-        try:
-            return _Training(run, experiment, store, log, console).go(resume)
-        finally:
-            log.close()
+        return training.go(resume)
 
 
 class _Training:
     """State of one training process."""
 
-    def __init__(self, run: Path, experiment: Experiment, store: Store, log: RunLog, console: Console) -> None:
-        self.run, self.experiment, self.store, self.log, self.console = run, experiment, store, log, console
+    log: RunLog
+
+    def __init__(self, run: Path, experiment: Experiment, store: Store, console: Console) -> None:
+        self.run, self.experiment, self.store, self.console = run, experiment, store, console
         self.config = config = experiment.training
         self.device = training_device(config.device)
         if config.threads:
@@ -106,13 +107,20 @@ class _Training:
             temperature=experiment.data.sampling_temperature,
             regularisation=experiment.data.subword.regularisation,
         )
-        limit = _position_limit(experiment, store)
+        limit = position_limit(experiment, store)
         has_dev = store.dev is not None and len(store.dev) > 0
         self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
         self.progress = Progress()
         self.saved_update = -1
 
     def go(self, resume: bool) -> TrainingResult:
+        self.log = RunLog(self.run, self.console)
+        try:
+            return self._go(resume)
+        finally:
+            self.log.close()
+
+    def _go(self, resume: bool) -> TrainingResult:
         torch.manual_seed(self.config.seed)
         if resume:
             self._resume()
@@ -139,6 +147,9 @@ class _Training:
         window = Window(self.loader)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
         reason = self._finished()
+        if reason is None and (self.run / "averaged").exists():
+            self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
+            shutil.rmtree(self.run / "averaged")
         while reason is None:
             group = next(groups)
             rate = learning_rate(
@@ -255,7 +266,6 @@ class _Training:
         p.scores = {name: score for name, score in p.scores.items() if name in names}
 
     def _resume(self) -> None:
-        shutil.rmtree(self.run / "averaged", ignore_errors=True)  # of older checkpoints than the ones to come
         checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
         if checkpoint is None:
             self.log.say("no checkpoint yet: starting from the beginning")
@@ -277,17 +287,3 @@ class _Training:
         if wanted:
             out, updates = average_run(self.run, last=wanted)
             self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")
-
-
-def _position_limit(experiment: Experiment, store: Store) -> int | None:
-    """Return the longest sequence the model can read, in tokens; None: any. Refuses longer training pairs up front."""
-    embedding = experiment.model.embedding
-    if embedding.positions != "learned":
-        return None
-    longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
-    if longest > embedding.max_positions:
-        raise ConfigError(
-            f"the longest training sentence has {longest} tokens, `model.embedding.max_positions` is "
-            f"{embedding.max_positions}; raise it, or lower `data.filters.max_pieces` and prepare again"
-        )
-    return embedding.max_positions

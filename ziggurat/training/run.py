@@ -14,13 +14,18 @@ from ziggurat.data.subword import copy_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
 
-__all__ = ["create_run", "owned", "reopen_run"]
+__all__ = ["create_run", "owned", "refuse_existing", "reopen_run"]
+
+
+def refuse_existing(run: Path) -> None:
+    """Raise ConfigError when there is a run in the folder already."""
+    if (run / CHECKPOINTS).exists():
+        raise ConfigError(f"{run} already holds a run; add `--resume` to go on with it, or choose another folder")
 
 
 def create_run(run: Path, experiment: Experiment, store: Store) -> None:
     """Make a new run: resolved configuration and vocabularies. Raises ConfigError when one is there already."""
-    if (run / CHECKPOINTS).exists():
-        raise ConfigError(f"{run} already holds a run; add `--resume` to go on with it, or choose another folder")
+    refuse_existing(run)
     run.mkdir(parents=True, exist_ok=True)
     copy_tokenizers(store.path, run)
     write_atomically(run / CONFIG_FILE, dump(experiment).encode())

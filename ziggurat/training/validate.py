@@ -8,16 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from ziggurat.config import DecodingConfig, TrainingConfig
+from ziggurat.config import DecodingConfig, Experiment, TrainingConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import fixed_batches
 from ziggurat.decoding.translator import Translator
+from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import evaluate
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.step import autocast, batch_loss
 
-__all__ = ["Validation", "Validator"]
+__all__ = ["Validation", "Validator", "position_limit"]
 
 
 @dataclass(frozen=True)
@@ -99,3 +100,20 @@ class Validator:
         outputs = [translation.hypotheses[0].text for translation in translations]
         bleu, chrf = evaluate(outputs, [self.references], metrics=("bleu", "chrf"))
         return bleu.value, chrf.value
+
+
+def position_limit(experiment: Experiment, store: Store) -> int | None:
+    """Return the longest sequence the model can read, in tokens; None: any.
+
+    Raises ConfigError up front when a training pair is longer.
+    """
+    embedding = experiment.model.embedding
+    if embedding.positions != "learned":
+        return None
+    longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
+    if longest > embedding.max_positions:
+        raise ConfigError(
+            f"the longest training sentence has {longest} tokens, `model.embedding.max_positions` is "
+            f"{embedding.max_positions}; raise it, or lower `data.filters.max_pieces` and prepare again"
+        )
+    return embedding.max_positions
