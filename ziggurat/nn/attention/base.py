@@ -13,7 +13,7 @@ from ziggurat.nn.dropout import Dropout
 
 __all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend", "causal_bias", "padding_bias"]
 
-EXPLICIT_MAX_LENGTH = 64
+EXPLICIT_MAX_LENGTH = 256
 """On CPU, sequences up to this long are attended to by explicit products (benchmarks/attention_kernel.py)."""
 
 
