@@ -167,8 +167,9 @@ def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path
     assert shown.startswith(f"chrF2|{scores[1]['signature']} = {scores[1]['value']:.1f}")
     confident = ziggurat(
         "evaluate", "--hypothesis", output, "--reference", reference, "--metrics", "chrf", "--confidence", "--json"
-    ).out
-    assert json.loads(confident)[0]["interval"] >= 0
+    )
+    assert confident.status == 0, confident.err
+    assert json.loads(confident.out)[0]["interval"] >= 0
     perfect = ziggurat(
         "evaluate", "--hypothesis", reference, "--reference", reference, "--tokenised", "de", "--compound-split"
     ).out

@@ -118,3 +118,12 @@ def test_unknown_names_are_refused() -> None:
         evaluate(["a"], [["a"]], metrics=["bleu", "meteor"])  # type: ignore[list-item]
     with pytest.raises(ConfigError, match=r"unknown tokenizer `14a`; valid: .*13a"):
         evaluate(["a"], [["a"]], tokenize="14a")
+
+
+def test_intervals_of_translations_that_hardly_match_anything() -> None:
+    """Resamplings with and without any match must not trip over sacreBLEU's mixture of number types."""
+    hypotheses, references = ["xyz"] * 19 + ["a b"], [["abc def"] * 20]
+    (score,) = evaluate(hypotheses, references, metrics=["chrf"], confidence=True)
+    assert score.mean is not None and score.interval is not None
+    assert 0 < score.mean < 10 and 0 < score.interval < 10
+    json.dumps(score.as_record())

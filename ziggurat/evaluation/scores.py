@@ -117,6 +117,8 @@ def corpus_score(
 ) -> Score:
     """Return the score of a sacreBLEU `metric` object on lines that check_lines has seen."""
     resamplings = BOOTSTRAP_SAMPLES if confidence else 1
+    if confidence:
+        _score_in_plain_floats(metric)
     found = metric.corpus_score(list(hypotheses), [list(r) for r in references], n_bootstrap=resamplings)
     return Score(
         name=cast(str, found.name),
@@ -127,3 +129,19 @@ def corpus_score(
         mean=float(found._mean) if confidence else None,
         interval=float(found._ci) if confidence else None,
     )
+
+
+def _score_in_plain_floats(metric: Any) -> None:
+    """Make `metric` give Python floats.
+
+    sacreBLEU 2.6 resamples chrF into a mixture of numpy's float32 and, where nothing matches, Python's float;
+    `statistics.mean` refuses that mixture (TypeError) on poor translations.
+    """
+    compute = metric._compute_score_from_stats
+
+    def compute_plainly(statistics: Any) -> Any:
+        found = compute(statistics)
+        found.score = float(found.score)
+        return found
+
+    metric._compute_score_from_stats = compute_plainly
