@@ -189,6 +189,19 @@ class TestExistingStore:
         project.prepare(force=True)
         Store.open(project.store).verify()
 
+    def test_a_store_set_aside_by_a_killed_process_comes_back(self, project: Project) -> None:
+        """Killed between the two renames: the old store must neither be lost nor be replaced without `force`."""
+        project.add_plain("train", 20)
+        project.prepare()
+        before = Store.open(project.store).fingerprint
+        project.store.rename(project.store.with_name(f"{project.store.name}.replaced"))
+        project.store.with_name(f"{project.store.name}.partial").mkdir()
+        project.settings["filters"] = {"max_characters": 30}
+        with pytest.raises(DataError, match="was prepared from other settings"):
+            project.prepare()
+        assert Store.open(project.store).fingerprint == before
+        assert project.leftovers() == []
+
     def test_what_is_no_store_is_never_replaced(self, project: Project) -> None:
         project.add_plain("train", 20)
         project.store.mkdir()

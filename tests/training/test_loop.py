@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,15 @@ import torch
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
+from ziggurat.config.data import CorpusConfig
+from ziggurat.config.train import StopConfig
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.training.checkpoint import Progress, checkpoint_folders
 from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.progress import time_left
+from ziggurat.training.step import UpdateResult, train_update
 
 QUIET = Console(file=io.StringIO())
 
@@ -80,6 +85,62 @@ def test_averages_are_means(tiny_folder: Path, tmp_path: Path) -> None:
     torch.testing.assert_close(model.get_parameter(name).detach(), (each[1][name] + each[2][name]) / 2)
     with pytest.raises(CheckpointError, match="only 3 checkpoints are kept, 4 wanted"):
         average_run(run, last=4)
+
+
+def test_checkpoints_of_an_interruption_do_not_count(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped by a signal and resumed, a run keeps and averages what it would have without the stop."""
+    settings = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 2, "keep_last": 2, "average_last": 2}}
+    go(tiny_folder, tmp_path / "whole", **settings)
+    run = tmp_path / "run"
+    updates = 0
+
+    def interrupted(*args: object, **kwargs: object) -> UpdateResult:
+        nonlocal updates
+        updates += 1
+        if updates == 5:
+            signal.raise_signal(signal.SIGTERM)
+        return train_update(*args, **kwargs)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("ziggurat.training.loop.train_update", interrupted)
+    assert go(tiny_folder, run, **settings).signal == signal.SIGTERM
+    assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (2, 4, 5)]
+    train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
+    assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (4, 6)]
+    for file in ("averaged/model.safetensors", "last/model.safetensors"):
+        assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    result = go(tiny_folder, run, stop={"updates": 3}, validation={"every_updates": 2, "max_sentences": 2})
+    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    assert [r["update"] for r in records if r["kind"] == "validation"] == [2, 3]
+    assert all(isinstance(r["unfinished"], int) for r in records if r["kind"] == "validation")
+    assert result.best_update in (2, 3)
+
+
+def test_a_store_of_other_settings_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    experiment = tiny_experiment(tiny_folder)
+    filters = experiment.data.filters.model_copy(update={"max_characters": 7})
+    corpora = {"train": [CorpusConfig(source="a", target="b")], "dev": [CorpusConfig(source="c", target="d")]}
+    other = experiment.data.model_copy(update={"filters": filters, **corpora, "sampling_temperature": 2.0})
+    with pytest.raises(ConfigError, match=r"data\.filters\.max_characters \(4000 -> 7\).*ziggurat prepare"):
+        train(tmp_path / "run", experiment.model_copy(update={"data": other}), console=QUIET)
+    assert not (tmp_path / "run").exists()
+    heavier = [CorpusConfig(source="a", target="b", weight=2.0)]
+    other = experiment.data.model_copy(update={**corpora, "train": heavier})
+    with pytest.raises(ConfigError, match=r"data\.train\.0\.weight \(1\.0 -> 2\.0\)"):
+        train(tmp_path / "run", experiment.model_copy(update={"data": other}), console=QUIET)
+
+
+def test_time_left_goes_by_the_limit_that_comes_first() -> None:
+    progress = Progress(update=25, epoch=1, seconds=60.0)
+    assert time_left(progress, StopConfig(updates=100)) == "3:00"
+    assert time_left(progress, StopConfig(updates=100, epochs=2)) == "1:00"
+    assert time_left(progress, StopConfig(updates=100, minutes=1)) == "0 s"
+    assert time_left(progress, StopConfig(updates=None, patience=3)) == "?"
 
 
 def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: Path, tmp_path: Path) -> None:

@@ -55,6 +55,19 @@ def update(
     return result, model
 
 
+@pytest.mark.parametrize(("precision", "used"), [("fp32", torch.float32), ("bf16", torch.bfloat16)])
+def test_precision_is_that_of_the_matrix_products(precision: str, used: torch.dtype) -> None:
+    model, optimiser = tiny()
+    model.float()
+    seen: set[torch.dtype] = set()
+    for module in model.modules():
+        if isinstance(module, torch.nn.Linear):
+            module.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
+    train_update(model, batches([7]), optimiser, LossConfig(), rate=1e-2, clip_norm=None, precision=precision)
+    assert seen == {used}
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+
+
 @pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
 @pytest.mark.parametrize("sizes", [[3, 4], [1, 1, 5], [1] * 7])
 def test_an_update_does_not_depend_on_how_it_is_cut(sizes: list[int], normalisation: str) -> None:

@@ -29,7 +29,7 @@ from ziggurat.data.passes import (
 from ziggurat.data.provenance import differences, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
-from ziggurat.data.workspace import building
+from ziggurat.data.workspace import building, recover
 from ziggurat.errors import DataError
 
 __all__ = ["CorpusReport", "PrepareReport", "prepare"]
@@ -112,6 +112,7 @@ def prepare(
     corpora = find_corpora(config)
     settings = provenance(config, corpora, progress)
     store = Path(config.store).expanduser().absolute()
+    recover(store)
     manifest = _reusable(store, settings, force)
     if manifest is not None:
         manifest = _with_labels(store, manifest, config, corpora)

@@ -11,7 +11,7 @@ from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.passes import Corpus, Progress
 from ziggurat.errors import printable
 
-__all__ = ["differences", "provenance"]
+__all__ = ["differences", "provenance", "unlike_store"]
 
 
 def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress) -> dict[str, Any]:
@@ -33,6 +33,34 @@ def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress
         settings.setdefault(corpus.split, []).append(entry)
         progress("fingerprint", number + 1, len(corpora))
     return settings
+
+
+_PLACES = {"source", "target", "path", "name", "format"}
+"""Keys of a corpus that say where it lies or how it is called."""
+_MODEL_FILES = {"source_model", "target_model", "source_vocabulary", "target_vocabulary"}
+
+
+def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the dotted names of the settings in which `config` differs from those that a store was made with.
+
+    Reads no input file. Where files lie and what only training reads is left out, as in `provenance`; corpora
+    are compared only when `config` names some.
+    """
+    old, new = (_comparable(data) for data in (manifest["config"], config.model_dump(mode="json")))
+    if not config.train:
+        old.update(train=[], dev=[])
+        new.update(train=[], dev=[])
+    return differences(old, new)
+
+
+def _comparable(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dumped `data` section without what may differ between a store and a run on it."""
+    kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
+    kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
+    kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
+    for split in ("train", "dev"):
+        kept[split] = [{k: v for k, v in corpus.items() if k not in _PLACES} for corpus in data[split]]
+    return kept
 
 
 def differences(old: Any, new: Any, path: str = "data") -> list[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ziggurat.errors import DataError
 
-__all__ = ["building"]
+__all__ = ["building", "recover"]
 
 
 @contextlib.contextmanager
@@ -20,17 +20,13 @@ def building(store: Path) -> Iterator[Path]:
 
     What an interrupted process left there is removed. A whole folder already at `store` is replaced only at
     the end. Between the two renames that takes, a killed process leaves the old one as `<store>.replaced`;
-    the next one puts it back.
+    `recover` puts it back.
 
     Raises:
         DataError: another process is building the same store, or the folder cannot be made.
     """
     partial, replaced = _beside(store, "partial"), _beside(store, "replaced")
-    try:
-        store.parent.mkdir(parents=True, exist_ok=True)
-        lock = _locked_folder(partial)
-    except OSError as error:
-        raise DataError(f"{partial}: cannot be made: {error.strerror}") from None
+    lock = _make_and_lock(partial)
     try:
         _recover(store, replaced)
         _empty(partial)
@@ -49,8 +45,34 @@ def building(store: Path) -> Iterator[Path]:
         os.close(lock)
 
 
+def recover(store: Path) -> None:
+    """Put the store back that a process left aside when it was killed between its two renames.
+
+    Raises:
+        DataError: another process is building the same store.
+    """
+    partial, replaced = _beside(store, "partial"), _beside(store, "replaced")
+    if not replaced.exists():
+        return
+    lock = _make_and_lock(partial)
+    try:
+        _recover(store, replaced)
+        shutil.rmtree(partial, ignore_errors=True)
+    finally:
+        os.close(lock)
+
+
 def _beside(store: Path, ending: str) -> Path:
     return store.with_name(f"{store.name}.{ending}")
+
+
+def _make_and_lock(folder: Path) -> int:
+    """Make `folder` and its parents and lock it. Raises DataError when that cannot be done."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        return _locked_folder(folder)
+    except OSError as error:
+        raise DataError(f"{folder}: cannot be made: {error.strerror}") from None
 
 
 def _locked_folder(folder: Path) -> int:

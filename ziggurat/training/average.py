@@ -11,7 +11,7 @@ from torch import Tensor
 from ziggurat.config import load_experiment
 from ziggurat.errors import CheckpointError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, read_tensors, write_model_directory
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.training.checkpoint import regular_checkpoints
 
 __all__ = ["average_run", "mean_weights"]
 
@@ -37,11 +37,13 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
+    Checkpoints that only an interruption left behind do not count, so an interrupted run gives the same average.
+
     Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
-    folders = checkpoint_folders(run)[-last:]
+    folders = regular_checkpoints(run)[-last:]
     if len(folders) < last:
         raise CheckpointError(
             f"{run}: only {len(folders)} checkpoints are kept, {last} wanted; "

@@ -35,6 +35,7 @@ __all__ = [
     "load_checkpoint",
     "prune",
     "random_state",
+    "regular_checkpoints",
     "restore_random_state",
     "save_checkpoint",
 ]
@@ -59,7 +60,9 @@ class Progress:
         best: best value of the validation metric so far.
         best_update: its update.
         validations_since_best: in a row without a better one.
-        scores: validation metric by update of the checkpoints kept.
+        scores: validation metric by name of the checkpoints kept.
+        interim: names of the checkpoints kept that no schedule asked for: written at an interruption, only to go
+            on from. They make way for the next one and count neither among the newest nor in averages.
     """
 
     update: int = 0
@@ -73,6 +76,7 @@ class Progress:
     best_update: int | None = None
     validations_since_best: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    interim: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -137,6 +141,16 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
 
 
+def regular_checkpoints(run: Path) -> list[Path]:
+    """Return the newest checkpoint and all before it that a schedule asked for, oldest first.
+
+    Raises CheckpointError when the newest one's `meta.json` cannot be read.
+    """
+    folders = checkpoint_folders(run)
+    interim = Progress(**_read_meta(folders[-1])["progress"]).interim if folders else []
+    return [folder for folder in folders if folder == folders[-1] or folder.name not in interim]
+
+
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
     meta = _read_meta(folder)
@@ -173,16 +187,23 @@ def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | No
 
 
 def prune(run: Path, progress: Progress, *, keep_last: int, keep_best: int, smaller_is_better: bool) -> None:
-    """Delete checkpoints that are neither among the newest nor among the best, and mend the link `best`."""
+    """Delete checkpoints that are neither among the newest nor among the best, and mend the link `best`.
+
+    `progress.scores` and `progress.interim` lose the names that are gone.
+    """
     folders = checkpoint_folders(run)
+    regular = [folder for folder in folders if folder.name not in progress.interim]
     scores = {folder: progress.scores[folder.name] for folder in folders if folder.name in progress.scores}
     ranked = sorted(scores, key=lambda f: (scores[f] if smaller_is_better else -scores[f], f.name))
-    kept = {*folders[-keep_last:], *ranked[:keep_best]}
+    kept = {*regular[-keep_last:], *folders[-1:], *ranked[:keep_best]}
     for folder in folders:
         if folder not in kept:
             _delete(folder)
     if ranked and keep_best:
         _link(run / "best", ranked[0])
+    names = {folder.name for folder in kept}
+    progress.scores = {name: score for name, score in progress.scores.items() if name in names}
+    progress.interim = [name for name in progress.interim if name in names]
 
 
 def _delete(folder: Path) -> None:

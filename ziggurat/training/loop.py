@@ -25,6 +25,7 @@ from ziggurat.training.checkpoint import (
     checkpoint_folders,
     latest_checkpoint,
     prune,
+    regular_checkpoints,
     restore_random_state,
     save_checkpoint,
 )
@@ -32,7 +33,7 @@ from ziggurat.training.device import training_device
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.progress import ProgressLine, Window
-from ziggurat.training.run import create_run, owned, refuse_existing
+from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
@@ -74,6 +75,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     store = Store.open(experiment.data.store)
     if not resume:
         refuse_existing(run)
+        refuse_other_store(experiment, store)
     training = _Training(run, experiment, store, console)  # what cannot be trained fails before it leaves a folder
     if not resume:
         create_run(run, experiment, store)
@@ -125,7 +127,8 @@ class _Training:
         if resume:
             self._resume()
         sizes = f"{count_parameters(self.model):,} parameters, {len(self.store.train):,} training pairs"
-        self.log.say(f"{sizes}, {self.device.type}, {self.config.precision}; run folder {self.run}")
+        threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
+        self.log.say(f"{sizes}, {self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         metrics = MetricsWriter(self.run, update=self.progress.update, tensorboard=self.config.tensorboard)
@@ -147,9 +150,12 @@ class _Training:
         window = Window(self.loader)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
         reason = self._finished()
+        if reason is not None:
+            self.log.say("nothing to do: the run is finished; to go on, raise its limit: `training.stop...=`", "yellow")
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
+        first = True
         while reason is None:
             group = next(groups)
             rate = learning_rate(
@@ -170,19 +176,28 @@ class _Training:
             self._count_skipped(result)
             window.add(result)
             line.update(p, window)
+            if first:
+                self.log.say(f"first update: loss {result.loss:.4f}, {window.seconds:.2f} s")
+                first = False
             if p.update % config.log_every_updates == 0:
                 metrics.write("train", p.update, window.record(p, rate))
-                line.say(window.line(p, rate), self.log)
+                line.say(window.line(p, rate, config.stop), self.log)
                 window = Window(self.loader)
-            if self.validator and p.update % config.validation.every_updates == 0:
+            validated = self.validator is not None and p.update % config.validation.every_updates == 0
+            if validated:
                 self._validate(metrics, line)
                 window = Window(self.loader)
             p.seconds = time.perf_counter() - started
-            reason = self._finished() or (signal.Signals(stop.received).name if stop.received else None)
+            reason = self._finished()
+            if reason is not None and self.validator is not None and not validated:
+                self._validate(metrics, line)
+            elif reason is None and stop.received:
+                reason = signal.Signals(stop.received).name
             minutes = config.checkpoint.every_minutes
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
-            if p.update % config.checkpoint.every_updates == 0 or due or reason is not None:
-                self._save()
+            scheduled = validated or due or p.update % config.checkpoint.every_updates == 0
+            if scheduled or reason is not None:
+                self._save(interim=not scheduled)
                 last_save_seconds = p.seconds
             if p.skipped_in_a_row >= config.stop.non_finite:
                 raise self._diverged()
@@ -238,8 +253,10 @@ class _Training:
         p.scores[f"step-{p.update:08d}"] = value
         seconds = time.perf_counter() - began
         record = {"nll": result.nll, "perplexity": result.perplexity, "bleu": result.bleu, "chrf": result.chrf}
+        record["unfinished"] = result.unfinished
         metrics.write("validation", p.update, {**record, "seconds": seconds})
         scores = "" if result.bleu is None else f"  BLEU {result.bleu:.2f}  chrF {result.chrf:.2f}"
+        scores += f"  {result.unfinished} cut at the length limit" if result.unfinished else ""
         mark = "  (best)" if better else ""
         line.say(
             f"update {p.update}: dev nll {result.nll:.4f}  perplexity {result.perplexity:.2f}{scores}{mark}"
@@ -247,12 +264,14 @@ class _Training:
             self.log,
             "bold" if better else None,
         )
-        self._save()
 
-    def _save(self) -> None:
+    def _save(self, *, interim: bool = False) -> None:
+        """Write a checkpoint, unless there is one of this update; `interim`: only to go on from."""
         p, kept = self.progress, self.config.checkpoint
         if self.saved_update == p.update:
             return
+        if interim:
+            p.interim.append(f"step-{p.update:08d}")
         save_checkpoint(self.run, p, weights(self.model), self.optimiser.state(), self.store.fingerprint)
         self.saved_update = p.update
         prune(
@@ -262,8 +281,6 @@ class _Training:
             keep_best=kept.keep_best,
             smaller_is_better=self.config.validation.metric == "loss",
         )
-        names = {folder.name for folder in checkpoint_folders(self.run)}
-        p.scores = {name: score for name, score in p.scores.items() if name in names}
 
     def _resume(self) -> None:
         checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
@@ -283,7 +300,7 @@ class _Training:
         self.log.say(f"resumed after update {checkpoint.progress.update}")
 
     def _average(self) -> None:
-        wanted = min(self.config.checkpoint.average_last, len(checkpoint_folders(self.run)))
+        wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run)))
         if wanted:
             out, updates = average_run(self.run, last=wanted)
             self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")

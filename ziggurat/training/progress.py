@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from ziggurat.config import TrainingConfig
+from ziggurat.config.train import StopConfig
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
 from ziggurat.training.checkpoint import Progress as RunProgress
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.step import UpdateResult
 
-__all__ = ["ProgressLine", "Window"]
+__all__ = ["ProgressLine", "Window", "share_done", "time_left"]
 
 
 class Window:
@@ -72,7 +73,7 @@ class Window:
             "target_tokens": p.target_tokens,
         }
 
-    def line(self, p: RunProgress, rate: float) -> str:
+    def line(self, p: RunProgress, rate: float, stop: StopConfig) -> str:
         """Return one line for the log."""
         r = self.record(p, rate)
         if not self.updates:
@@ -80,8 +81,23 @@ class Window:
         return (
             f"update {p.update}  epoch {p.epoch + 1}  loss {r['loss']:.4f}  perplexity {r['perplexity']:.2f}  "
             f"rate {rate:.2e}  gradient {r['grad_norm']:.2f}  {self.tokens_per_second:,.0f} target tokens/s  "
-            f"data wait {100 * float(r['data_wait_share'] or 0):.1f} %  {duration(p.seconds)}"
+            f"data wait {100 * float(r['data_wait_share'] or 0):.1f} %  {duration(p.seconds)}  "
+            f"{time_left(p, stop)} left"
         )
+
+
+def share_done(p: RunProgress, stop: StopConfig) -> float:
+    """Return how much of the training is done, from 0 to 1, by the limit that comes first; without one, 0."""
+    shares = [p.update / stop.updates] if stop.updates else []
+    shares += [p.seconds / (60 * stop.minutes)] if stop.minutes else []
+    shares += [p.epoch / stop.epochs] if stop.epochs else []
+    return min(1.0, max(shares, default=0.0))
+
+
+def time_left(p: RunProgress, stop: StopConfig) -> str:
+    """Return for people how long training still takes at its mean speed so far; `?` while that is unknown."""
+    share = share_done(p, stop)
+    return duration(p.seconds * (1 - share) / share) if share > 0 else "?"
 
 
 class ProgressLine:
@@ -112,15 +128,10 @@ class ProgressLine:
         """Show where the run stands."""
         if self._bar.disable:
             return
-        stop = self._config.stop
-        shares = [p.update / stop.updates] if stop.updates else []
-        shares += [p.seconds / (60 * stop.minutes)] if stop.minutes else []
-        shares += [p.epoch / stop.epochs] if stop.epochs else []
-        share = max(shares, default=0.0)
-        left = duration(p.seconds * (1 - share) / share) if share > 0 else "?"
+        left = time_left(p, self._config.stop)
         loss = window.loss / window.updates if window.updates else float("nan")
         detail = f"update {p.update}  loss {loss:.3f}  {window.tokens_per_second:,.0f} tokens/s  {left} left"
-        self._bar.update(self._task, completed=share, detail=detail)
+        self._bar.update(self._task, completed=share_done(p, self._config.stop), detail=detail)
 
     def say(self, message: str, log: RunLog, style: str | None = None) -> None:
         """Print a line above the bar and log it."""

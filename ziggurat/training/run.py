@@ -10,17 +10,31 @@ from pathlib import Path
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
+from ziggurat.data.provenance import unlike_store
 from ziggurat.data.subword import copy_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
 
-__all__ = ["create_run", "owned", "refuse_existing", "reopen_run"]
+__all__ = ["create_run", "owned", "refuse_existing", "refuse_other_store", "reopen_run"]
 
 
 def refuse_existing(run: Path) -> None:
     """Raise ConfigError when there is a run in the folder already."""
     if (run / CHECKPOINTS).exists():
-        raise ConfigError(f"{run} already holds a run; add `--resume` to go on with it, or choose another folder")
+        raise ConfigError(
+            f"{run} already holds a run; go on with it by `ziggurat train --run {run} --resume`, or choose another folder"
+        )
+
+
+def refuse_other_store(experiment: Experiment, store: Store) -> None:
+    """Raise ConfigError when the store was prepared with other settings than those of section `data`."""
+    if unlike := unlike_store(experiment.data, store.manifest):
+        shown = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
+        raise ConfigError(
+            f"{store.path} was prepared with other settings than this configuration's (store -> configuration): "
+            f"{shown}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or set "
+            "`data.store` to a store made with it"
+        )
 
 
 def create_run(run: Path, experiment: Experiment, store: Store) -> None:

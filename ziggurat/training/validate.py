@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,7 +13,7 @@ from ziggurat.config import DecodingConfig, Experiment, TrainingConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import fixed_batches
-from ziggurat.decoding.translator import Translator
+from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import evaluate
 from ziggurat.models.seq2seq import Seq2Seq
@@ -29,11 +30,13 @@ class Validation:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
         bleu: sacreBLEU of the decoded dev set, or None.
         chrf: chrF of the same, or None.
+        unfinished: translations that were cut at the length limit, or None.
     """
 
     nll: float
-    bleu: float | None
-    chrf: float | None
+    bleu: float | None = None
+    chrf: float | None = None
+    unfinished: int | None = None
 
     @property
     def perplexity(self) -> float:
@@ -81,12 +84,11 @@ class Validator:
             with autocast(model.device, self.config.precision):
                 nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
             tokens += batch.target_tokens
-        bleu = chrf = None
-        if self.config.validation.decode:
-            bleu, chrf = self._decode(model)
-        return Validation(nll / max(1, tokens), bleu, chrf)
+        mean = nll / max(1, tokens)
+        return Validation(mean, *self._decode(model)) if self.config.validation.decode else Validation(mean)
 
-    def _decode(self, model: Seq2Seq) -> tuple[float, float]:
+    def _decode(self, model: Seq2Seq) -> tuple[float, float, int]:
+        """Return BLEU, chrF and the number of translations cut at the length limit."""
         translator = Translator(
             model,
             self.store.source,
@@ -95,11 +97,12 @@ class Validator:
             max_positions=self.max_positions,
             device=model.device,
         )
-        with autocast(model.device, self.config.precision):
+        with autocast(model.device, self.config.precision), warnings.catch_warnings():
+            warnings.simplefilter("ignore", TranslationWarning)  # counted instead
             translations = translator.translate(self.sources)
         outputs = [translation.hypotheses[0].text for translation in translations]
         bleu, chrf = evaluate(outputs, [self.references], metrics=("bleu", "chrf"))
-        return bleu.value, chrf.value
+        return bleu.value, chrf.value, translator.notices["unfinished"]
 
 
 def position_limit(experiment: Experiment, store: Store) -> int | None:
