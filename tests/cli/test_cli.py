@@ -11,38 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import tiny_experiment
-from ziggurat.cli import main
 from ziggurat.config import dump
 
 VERBS = ("demo", "recipes", "explain", "prepare", "train", "average", "translate", "score", "evaluate")
-
-
-class Result:
-    def __init__(self, status: int, out: str, err: str) -> None:
-        self.status, self.out, self.err = status, out, err
-
-
-@pytest.fixture
-def ziggurat(capfd: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    def run(*arguments: object) -> Result:
-        with pytest.raises(SystemExit) as stop:
-            main([str(a) for a in arguments])
-        captured = capfd.readouterr()
-        return Result(int(stop.value.code or 0), captured.out, captured.err)
-
-    return run
-
-
-@pytest.fixture(scope="module")
-def trained(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run of a few updates, made through the command line."""
-    folder = tmp_path_factory.mktemp("cli")
-    config = folder / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 4}, validation={"decode": False})))
-    with pytest.raises(SystemExit) as stop:
-        main(["train", str(config), "--run", str(folder / "run")])
-    assert stop.value.code == 0
-    return folder / "run"
 
 
 @pytest.mark.parametrize("verb", VERBS)
@@ -68,7 +39,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["evaluate", "nowhere"], "`--reference FILE` is missing"),
         (["evaluate", "--hypothesis", "none.txt", "--reference", "none.txt"], "none.txt: no such file"),
         (["average", "nowhere"], "nowhere: not a run"),
-        (["unknown"], "No such command"),
+        (["unknown"], "no verb `unknown`; the verbs are demo, recipes,"),
         (["train", "--nonsense"], "No such option"),
     ],
 )
@@ -142,15 +113,6 @@ def test_bad_input_leaves_no_output_file(ziggurat, trained: Path, tmp_path: Path
     assert "line 2" in result.err
     assert "byte 4" in result.err
     assert list(tmp_path.iterdir()) == [source]
-
-
-def test_a_pipe_that_closes_early_is_no_error(trained: Path) -> None:
-    command = f"yes 'Su divusim ne gokun.' | head -3000 | {sys.executable} -m ziggurat translate {trained} --window 2"
-    process = subprocess.run(
-        f"{command} max_length.limit=2 | head -1", shell=True, capture_output=True, text=True, timeout=120, check=True
-    )
-    assert "Traceback" not in process.stderr
-    assert len(process.stdout.splitlines()) == 1
 
 
 def test_score_and_evaluate(ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
@@ -245,7 +207,7 @@ def test_output_goes_where_a_link_or_pipe_leads(ziggurat, trained: Path, tmp_pat
     result = ziggurat("translate", trained, "max_length.limit=2", "-i", pipe, "-o", "/dev/null")
     writer.wait(10)
     assert result.status == 0, result.err
-    assert "1 lines" in result.err
+    assert "1 line in" in result.err
     assert not Path("/dev/null").is_file()
     assert ziggurat("translate", trained, "-i", tmp_path).status == 2
 

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from ziggurat.config import dump, load_experiment, parse_experiment
+from ziggurat.config import DecodingConfig, LengthPenaltyConfig, dump, load_experiment, parse_experiment
+from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named, recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, markdown
 from ziggurat.errors import ConfigError
@@ -32,6 +34,11 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("training: {stop: {updates: null}}\n", "training would never end"),
         ("decoding: {n_best: 5}\n", "`n_best` (5) is larger than `beam_size` (4)"),
         ("model: [1\n", "not valid YAML"),
+        ("training: {device: no}\n", "not False; YAML takes `no`, `off` and `false` for truth values: put the word in"),
+        ("training: {device: on}\n", "`on` and `true` for truth values: put the word in quotes, 'yes'"),
+        ("training: {device: 2024}\n", "not 2024; put text that looks like a number or a date in quotes"),
+        ("training: {device: 2024-01-31}\n", "put text that looks like a number or a date in quotes"),
+        ("training: {device: [cpu]}\n", "`training.device`: input should be a valid string, not ['cpu']"),
         ("format: 99\n", "configuration format 99 is not known here"),
     ],
 )
@@ -63,12 +70,58 @@ def test_missing_section_and_key() -> None:
         ("=1", "is not an override"),
         ("training.seed=[", "the value is not valid YAML"),
         ("data.store.x=1", "`data.store` is a value"),
-        ("data.train.0.weight=2", "`data.train`: input should be a valid list"),
+        ("data.train.0.weight=2", "`data.train.0.weight`: no `data.train` is given, so there is no entry 0 to change"),
+        ("data.nothing.0=2", "unknown key `data.nothing`"),
+        ("model.encoder=6", "`model.encoder` is a section, not a value; its keys: layers,"),
+        ("data.source_language=no", """put the word in quotes, "data.source_language='no'\""""),
     ],
 )
 def test_wrong_overrides(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         parse_experiment(MINIMAL, "x.yaml", [override])
+    assert said in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("corpora", "override", "said"),
+    [
+        ("{source: a, target: b}", "data.train.3.source=x", "`data.train` has 1 entry, number 0"),
+        ("{source: a, target: b}, {path: c}", "data.train.2.source=x", "`data.train` has 2 entries, numbers 0 to 1"),
+        ("{source: a, target: b}", "data.train.first.source=x", "`data.train` has 1 entry, number 0"),
+        ("", "data.train.0={path: a}", "`data.train` has no entries"),
+    ],
+)
+def test_an_override_past_the_end_of_a_list_says_how_long_it_is(corpora: str, override: str, said: str) -> None:
+    text = MINIMAL.replace("store: s", f"store: s, train: [{corpora}]")
+    with pytest.raises(ConfigError) as error:
+        parse_experiment(text, "x.yaml", [override])
+    assert said in str(error.value)
+
+
+def test_a_changed_section_keeps_what_is_not_named() -> None:
+    section = DecodingConfig(length_penalty=LengthPenaltyConfig(kind="gnmt", alpha=0.9), beam_size=3)
+    changed = change_section(section, {"length_penalty": {"alpha": 0.1}, "n_best": 2}, "decoding")
+    assert (changed.beam_size, changed.n_best) == (3, 2)
+    assert (changed.length_penalty.kind, changed.length_penalty.alpha) == ("gnmt", 0.1)
+    replaced = change_section(section, {"length_penalty": LengthPenaltyConfig(alpha=0.1)}, "decoding")
+    assert replaced.length_penalty.kind == "power"
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"beam": 8}, "unknown key `decoding.beam`; did you mean `decoding.beam_size`?"),
+        ({"alpha": 1.0}, "unknown key `decoding.alpha`; did you mean `decoding.length_penalty.alpha`?"),
+        ({"length_penalty": {"kind": "gmnt"}}, "`decoding.length_penalty.kind`: input should be"),
+        ({"length_penalty": {"kind": "gmnt"}}, "did you mean `gnmt`?"),
+        ({"length_penalty": "gnmt"}, "`decoding.length_penalty` is a section, not a value; its keys: kind, alpha,"),
+        ({"beam_size": "many"}, "`decoding.beam_size`: input should be a valid integer, not 'many'"),
+        ({"n_best": 5}, "`decoding`: `n_best` (5) is larger than `beam_size` (4)"),
+    ],
+)
+def test_a_wrongly_changed_section_is_refused_in_the_words_of_a_file(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        change_section(DecodingConfig(), changes, "decoding")
     assert said in str(error.value)
 
 
@@ -127,6 +180,8 @@ def test_reference_page_is_up_to_date_and_complete() -> None:
     assert all(entry.meaning for entry in entries()), [e.path for e in entries() if not e.meaning]
 
 
+@settings(deadline=None)
+@example(seed=0, peak=1.0, text="1e5")  # text to YAML 1.1, a number to this loader
 @given(
     seed=st.integers(0, 2**31),
     peak=st.floats(1e-9, 10, allow_nan=False),

@@ -6,7 +6,7 @@ import pytest
 import sacrebleu
 
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.evaluation.tokenised import compound_split_bleu, split_compounds, tokenised_bleu
+from ziggurat.evaluation.tokenised import check_language, compound_split_bleu, split_compounds, tokenised_bleu
 
 HYPOTHESES = [
     "Das Rich-Text-Format ist gut-bekannt.",
@@ -87,12 +87,29 @@ def test_several_references_and_unequal_lines() -> None:
     both = tokenised_bleu(HYPOTHESES, [REFERENCES, HYPOTHESES], language="de")
     assert both.value == pytest.approx(100)
     assert "nrefs:2" in both.signature
-    with pytest.raises(DataError, match="3 hypotheses, but 1 lines"):
+    with pytest.raises(DataError, match="3 of hypotheses, 1 of the reference"):
         compound_split_bleu(HYPOTHESES, [REFERENCES[:1]])
+
+
+@pytest.mark.parametrize("score", [tokenised_bleu, compound_split_bleu])
+@pytest.mark.parametrize("language", ["xx", "german", "DE", ""])
+def test_a_language_without_rules_is_refused(score, language: str) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(ConfigError, match=f"no rules for language '{language}'; it knows as, .*, de, .*, ja, .*zh"):
+        score(HYPOTHESES, [REFERENCES], language=language)
+
+
+def test_every_language_that_is_listed_works() -> None:
+    with pytest.raises(ConfigError) as error:
+        check_language("xx")
+    for language in str(error.value).partition("it knows ")[2].split(", "):
+        check_language(language)
+    for language in ("cs", "yue", "ko"):
+        assert f"moses-{language}|" in tokenised_bleu(["A b."], [["A b."]], language=language).signature
 
 
 @pytest.mark.parametrize("score", [tokenised_bleu, compound_split_bleu])
 def test_a_missing_tokeniser_names_the_extra(monkeypatch: pytest.MonkeyPatch, score) -> None:  # type: ignore[no-untyped-def]
     monkeypatch.setitem(sys.modules, "sacremoses", None)
+    monkeypatch.delitem(sys.modules, "sacremoses.corpus", raising=False)
     with pytest.raises(ConfigError, match=r"pip install 'ziggurat-mt\[tokenised\]'"):
         score(HYPOTHESES, [REFERENCES], language="de")

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from ziggurat.nn.dropout import Dropout, byte_mask
+from ziggurat.nn.dropout import Dropout, random_bytes
 
 
 @pytest.mark.parametrize("p", [0.1, 0.3, 0.001, 0.5])
@@ -25,13 +25,13 @@ def test_every_byte_of_a_draw_is_uniform() -> None:
     """A draw without its sign bit would drop each eighth element too often."""
     torch.manual_seed(1)
     n = 800_000
-    share = (~byte_mask(torch.empty(n), 128)).double().view(-1, 8).mean(0)
+    share = (random_bytes(torch.empty(n)) < 128).double().view(-1, 8).mean(0)
     assert float((share - 0.5).abs().max()) < 5 * math.sqrt(0.25 / (n / 8))
 
 
 def test_neighbours_are_independent() -> None:
     torch.manual_seed(2)
-    mask = byte_mask(torch.empty(800_000), 128).double() * 2 - 1
+    mask = (random_bytes(torch.empty(800_000)) >= 128).double() * 2 - 1
     for lag in (1, 2, 7, 8, 9):
         assert abs(float((mask[lag:] * mask[:-lag]).mean())) < 5 / math.sqrt(800_000)
 
@@ -46,6 +46,28 @@ def test_gradient_passes_exactly_where_the_value_did() -> None:
     assert x.grad is not None
     torch.testing.assert_close(y, x * factor)
     torch.testing.assert_close(x.grad, upstream * factor)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_sum_with_a_residual(exact: bool, dtype: torch.dtype) -> None:
+    """The same mask, value and gradients as dropout first and the sum afterwards, in the wider of the two types."""
+    x = torch.randn(7, 13).to(dtype).requires_grad_()
+    residual = torch.randn(7, 13, dtype=torch.float64 if dtype == torch.float64 else torch.float32, requires_grad=True)
+    dropout = Dropout(0.25, exact)
+    torch.manual_seed(5)
+    expected = residual + dropout(x)
+    upstream = torch.randn_like(expected)
+    wanted = torch.autograd.grad(expected, (x, residual), upstream)
+    torch.manual_seed(5)
+    y = dropout(x, residual)
+    assert y.dtype == residual.dtype
+    tolerance = {"rtol": 0.02, "atol": 0.02} if dtype == torch.bfloat16 else {"rtol": 1e-14, "atol": 1e-14}
+    torch.testing.assert_close(y, expected, **tolerance)
+    for found, gradient in zip(torch.autograd.grad(y, (x, residual), upstream), wanted, strict=True):
+        assert found.dtype == gradient.dtype
+        torch.testing.assert_close(found, gradient, **tolerance)
+    assert torch.equal(dropout.eval()(x, residual), residual + x)
 
 
 def test_evaluation_and_zero_probability_are_the_identity() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -17,6 +18,8 @@ __all__ = ["main"]
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: 0 success, 2 the user's error, 1 ours, 130 Ctrl-C, 128 + n after signal n.
 
+    A reader of the output that goes away, as `head` does, ends it without a word and with 141, as SIGPIPE would.
+
     `--debug` anywhere shows the traceback of an error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
@@ -25,9 +28,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    from ziggurat.cli.app import app
+    from ziggurat.cli.app import app, check_verb
 
     try:
+        check_verb(arguments)
         status = app(arguments, prog_name="ziggurat", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -35,9 +39,12 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _fail(str(error), 2, debug)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped", 130, False)
-    except BrokenPipeError:  # `ziggurat translate ... | head`: the reader has what it wanted
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
+    except BrokenPipeError:
+        return _reader_gone()
+    except SystemExit as stop:  # Typer and rich turn a broken pipe into exit status 1
+        if isinstance(stop.__context__, BrokenPipeError):
+            return _reader_gone()
+        raise
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
@@ -50,6 +57,14 @@ def _run(arguments: list[str], debug: bool) -> int:
             return 2
         text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
         return _fail(f"{text} and report what it prints.", 1, debug)
+
+
+def _reader_gone() -> int:
+    """Let what is still buffered go nowhere, or Python complains about it on its way out."""
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (sys.stdout, sys.stderr):
+        os.dup2(nowhere, stream.fileno())
+    return 128 + signal.SIGPIPE
 
 
 def _fail(message: str, status: int, debug: bool) -> int:

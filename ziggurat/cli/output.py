@@ -17,12 +17,17 @@ from rich.console import Console
 from ziggurat.data.files import byte_blocks
 from ziggurat.errors import DataError
 
-__all__ = ["console", "input_stream", "output_stream", "print_json"]
+__all__ = ["console", "counted", "input_stream", "output_stream", "print_json"]
 
 
 def console() -> Console:
     """Return the console for people: standard error."""
     return Console(stderr=True)
+
+
+def counted(count: int, noun: str) -> str:
+    """Return a number of things in words: `1 line`, `2,000 lines`."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def print_json(document: Any) -> None:

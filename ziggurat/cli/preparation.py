@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ziggurat.cli.output import console, print_json
+from ziggurat.cli.output import console, counted, print_json
 from ziggurat.config.recipes import load_named, recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
 from ziggurat.duration import duration
@@ -51,14 +53,16 @@ def explain(
 
     Example: `ziggurat explain training.schedule`
     """
-    found = [e for e in entries() if e.path == key or e.path.startswith(f"{key}.") or not key]
+    path = re.sub(r"\.\d+(?=\.|$)", "[]", key)  # data.train.0.weight: any item of the list
+    found = [e for e in entries() if not key or e.path == path or e.path.startswith((f"{path}.", f"{path}[]"))]
     if not found:
         raise ConfigError(f"no key `{key}`; did you mean {', '.join(f'`{n}`' for n in nearest(key))}?")
     if json:
         print_json([e._asdict() for e in found])
         return
     for e in found:
-        print(f"{e.path}  ({e.type}; default: {e.default})\n    {e.meaning}")
+        kind = e.type if e.type == "section" else f"{e.type}; default: {e.default}"
+        print(f"{e.path}  ({kind})\n    {e.meaning}")
 
 
 def prepare(
@@ -84,16 +88,22 @@ def prepare(
 
 def _report_text(report: PrepareReport) -> str:
     """Return the report for people: one line per corpus, then the store."""
+    from ziggurat.data.subword import load_tokenizers
+
     lines = []
     for corpus in report.corpora:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(corpus.dropped.items()) if count)
-        line = f"{corpus.split:<5}  {corpus.name}: {corpus.kept:,} of {corpus.read:,} pairs kept"
+        line = f"{corpus.split:<5}  {corpus.name}: {corpus.kept:,} of {counted(corpus.read, 'pair')} kept"
         lines.append(f"{line}; dropped: {dropped}" if dropped else line)
         if corpus.carriage_returns:
-            lines.append(f"       {corpus.carriage_returns:,} lines ended in CR LF; the CR was removed")
-    sizes = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target tokens"
+            lines.append(f"       {counted(corpus.carriage_returns, 'line')} ended in CR LF; the CR was removed")
+    source, target = load_tokenizers(Path(report.store).expanduser())
+    if source is target:
+        vocabulary = f"joint vocabulary: {counted(source.size, 'piece')}"
+    else:
+        vocabulary = f"vocabularies: {source.size:,} source and {target.size:,} target pieces"
     how = "already there, nothing to do" if report.reused else f"written in {duration(report.seconds)}"
-    return "\n".join([*lines, f"store  {report.store}: vocabulary of {sizes}; {how}"])
+    return "\n".join([*lines, f"store  {report.store}; {vocabulary}; {how}"])
 
 
 class _Bars:

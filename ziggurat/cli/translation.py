@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import console, input_stream, output_stream, print_json
+from ziggurat.cli.output import console, counted, input_stream, output_stream, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
     from ziggurat.decoding.translator import Translator
-    from ziggurat.evaluation.scores import Score
+    from ziggurat.evaluation.scores import Metric, Score
 
 __all__ = ["evaluate", "score", "translate"]
 
@@ -30,7 +30,8 @@ Which = Annotated[
     str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
-Tag = Annotated[str | None, typer.Option("--tag", help="Tag of a training corpus, such as <bt>, for every line.")]
+Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: as PyTorch decides.")]
+Tag = Annotated[str | None, typer.Option("--tag", help="Tag of a training corpus, such as `<bt>`, for every line.")]
 
 
 def translate(
@@ -45,6 +46,7 @@ def translate(
     tag: Tag = None,
     which: Which = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
 
@@ -55,8 +57,9 @@ def translate(
     from ziggurat.decoding.lines import read_lines
     from ziggurat.decoding.translator import WINDOW_LINES
 
+    settings = _settings(overrides, "--input")
     with _notices():
-        translator = _open(model, which, device, overrides)
+        translator = _open(model, which, device, threads, settings)
         n_best = translator.decoding.n_best
         stream, name = input_stream(input)
         interactive = stream is sys.stdin.buffer and sys.stdin.isatty()
@@ -71,7 +74,9 @@ def translate(
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
-            console().print(f"{count:,} lines in {duration(seconds)} ({rate}){_counts(translator)}", highlight=False)
+            console().print(
+                f"{counted(count, 'line')} in {duration(seconds)} ({rate}){_counts(translator)}", highlight=False
+            )
 
 
 def score(
@@ -82,13 +87,16 @@ def score(
     tag: Tag = None,
     which: Which = None,
     device: Device = "auto",
+    threads: Threads = None,
 ) -> None:
     """Print the log-probability of each given translation, natural logarithm, end-of-sentence included.
 
     Example: `ziggurat score runs/a --source test.de --target test.en`
     """
-    translator = _open(model, which, device, None)
-    for result in translator.score(_read(source), _read(target), tag=tag):
+    sources, targets = _read(source), _read(target)
+    _pair_up((source, sources), (target, targets))
+    translator = _open(model, which, device, threads, {})
+    for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
 
 
@@ -114,31 +122,40 @@ def evaluate(
     output: Annotated[str | None, typer.Option("--output", "-o", help="Also write the translations here.")] = None,
     which: Which = None,
     device: Device = "auto",
+    threads: Threads = None,
     json: Json = False,
 ) -> None:
     """Score a model on a test set, or translations in a file, with sacreBLEU.
 
     Example: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`
     """
-    if not reference:
-        raise ConfigError("`--reference FILE` is missing")
+    from ziggurat.evaluation.tokenised import check_language
+
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
+    settings = _settings(overrides, "--source")
+    if not reference:
+        raise ConfigError("`--reference FILE` is missing")
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
+    wanted = _metrics(metrics)
+    if tokenised is not None or compound_split:
+        check_language(tokenised or "de")
     references = [_read(path) for path in reference]
-    language = tokenised
     if hypothesis is not None:
         if overrides or source or output:
             raise ConfigError("`--hypothesis` takes no decoding settings, `--source` or `--output`")
         hypotheses = _read(hypothesis)
+        _pair_up((hypothesis, hypotheses), *zip(reference, references, strict=True))
     else:
         if source is None:
             raise ConfigError("`--source FILE` is missing: what should the model translate?")
         assert model is not None
+        sources = _read(source)
+        _pair_up((source, sources), *zip(reference, references, strict=True))
         with _notices():
-            hypotheses = _translations(_open(model, which, device, overrides), source, output)
-    scores = _scores(hypotheses, references, metrics, language, compound_split, confidence, lowercase)
+            hypotheses = _translations(_open(model, which, device, threads, settings), sources, output)
+    scores = _scores(hypotheses, references, wanted, tokenised, compound_split, confidence, lowercase)
     if json:
         print_json([s.as_record() for s in scores])
         return
@@ -146,13 +163,31 @@ def evaluate(
         print(s)
 
 
-def _open(path: str, which: str | None, device: str, overrides: list[str] | None) -> Translator:
-    from ziggurat.decoding.translator import load_translator
-
+def _settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
+    """Return the decoding settings `key=value`; `text_option` is how the verb takes the text to translate."""
     settings: dict[str, Any] = {}
     for override in overrides or []:
+        if "=" not in override:
+            shown = printable(override, 4096)  # whole: it is to be copied
+            raise ConfigError(
+                f"`{shown}` is not a decoding setting such as beam_size=8; a file to translate is given by "
+                f"`{text_option} {shown}`"
+            )
         apply_override(settings, override.removeprefix("decoding."))
-    return load_translator(path, which=which, device=device, **settings)
+    return settings
+
+
+def _open(path: str, which: str | None, device: str, threads: int | None, settings: dict[str, Any]) -> Translator:
+    """Open a model for translation and say on standard error which weights it has."""
+    import torch
+
+    from ziggurat.decoding.translator import load_translator
+
+    if threads is not None:
+        torch.set_num_threads(threads)
+    translator = load_translator(path, which=which, device=device, **settings)
+    console().print(translator.origin, markup=False, highlight=False, soft_wrap=True)
+    return translator
 
 
 def _read(path: str) -> list[str]:
@@ -162,37 +197,53 @@ def _read(path: str) -> list[str]:
     return list(read_lines(stream, name))
 
 
-def _translations(translator: Translator, source: str, output: str | None) -> list[str]:
-    hypotheses = [translation.text for translation in translator.translate(_read(source))]
+def _pair_up(first: tuple[str, list[str]], *others: tuple[str, list[str]]) -> None:
+    """Raise DataError unless all texts, each with the path it came from, have equally many lines."""
+    name, lines = first
+    for other_name, other_lines in others:
+        if len(other_lines) != len(lines):
+            raise DataError(
+                f"{name} has {counted(len(lines), 'line')}, but {other_name} has {counted(len(other_lines), 'line')}: "
+                "they must pair up line by line"
+            )
+
+
+def _translations(translator: Translator, sources: list[str], output: str | None) -> list[str]:
+    hypotheses = [translation.text for translation in translator.translate(sources)]
     if output is not None:
         with output_stream(output) as out:
             out.write("".join(line + "\n" for line in hypotheses).encode())
     return hypotheses
 
 
+def _metrics(listed: str) -> list[Metric]:
+    """Return the metrics named in a list with commas, in the order of METRICS."""
+    from ziggurat.evaluation.scores import METRICS
+
+    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    if unknown := [name for name in names if name not in METRICS]:
+        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
+    return [metric for metric in METRICS if metric in names]
+
+
 def _scores(
     hypotheses: list[str],
     references: list[list[str]],
-    metrics: str,
-    language: str | None,
+    metrics: list[Metric],
+    tokenised: str | None,
     compound_split: bool,
     confidence: bool,
     lowercase: bool,
 ) -> list[Score]:
-    from ziggurat.evaluation.scores import METRICS
     from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
     from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
 
-    names = [name.strip().lower() for name in metrics.split(",") if name.strip()]
-    if unknown := [name for name in names if name not in METRICS]:
-        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
-    wanted = [metric for metric in METRICS if metric in names]
-    scores = sacrebleu_scores(hypotheses, references, metrics=wanted, confidence=confidence, lowercase=lowercase)
+    scores = sacrebleu_scores(hypotheses, references, metrics=metrics, confidence=confidence, lowercase=lowercase)
     options: dict[str, Any] = {"confidence": confidence, "lowercase": lowercase}
-    if language is not None:
-        scores.append(tokenised_bleu(hypotheses, references, language=language, **options))
+    if tokenised is not None:
+        scores.append(tokenised_bleu(hypotheses, references, language=tokenised, **options))
     if compound_split:
-        scores.append(compound_split_bleu(hypotheses, references, language=language or "de", **options))
+        scores.append(compound_split_bleu(hypotheses, references, language=tokenised or "de", **options))
     return scores
 
 

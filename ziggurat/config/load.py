@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import datetime
 import difflib
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -14,20 +15,26 @@ from pydantic import BaseModel, ValidationError
 from ziggurat.config.experiment import Experiment
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["apply_override", "dump", "load_experiment", "parse_experiment", "parse_yaml"]
+__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "parse_yaml"]
 
 Lines = dict[tuple[str | int, ...], int]
+AnySection = TypeVar("AnySection", bound=BaseModel)
 
 
 class _Loader(yaml.SafeLoader):
     """Safe loader that reads `1e-3` as a number (YAML 1.1 takes it for text) and refuses duplicate keys."""
 
 
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float",
-    re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
-    list("-+0123456789."),
-)
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that puts in quotes what _Loader would take for a number."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
+        list("-+0123456789."),
+    )
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
@@ -90,11 +97,8 @@ def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, .
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if isinstance(at, list):
-            if not part.isdigit() or int(part) >= len(at):
-                raise ConfigError(
-                    f"`{dotted}`: `{_dotted(path)}` is a list of {len(at)}; "
-                    f"write its item as a number from 0 to {len(at) - 1}"
-                )
+            if not part.isdecimal() or int(part) >= len(at):
+                raise ConfigError(f"`{dotted}`: `{_dotted(path)}` {_entries(len(at))}")
             key: str | int = int(part)
         elif isinstance(at, dict):
             key = part
@@ -105,9 +109,23 @@ def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, .
             at[key] = value
         else:
             if isinstance(at, dict) and at.get(part) is None:
+                if parts[i + 1].isdecimal() and _is_key(path):
+                    raise ConfigError(
+                        f"`{dotted}`: no `{_dotted(path)}` is given, so there is no entry {parts[i + 1]} to change; "
+                        f"write the whole list: {_dotted(path)}=[...]"
+                    )
                 at[part] = {}
             at = at[key]
     return tuple(path)
+
+
+def _entries(count: int) -> str:
+    """Say how many entries a list has and how to name one."""
+    if count == 0:
+        return "has no entries"
+    if count == 1:
+        return "has 1 entry, number 0"
+    return f"has {count} entries, numbers 0 to {count - 1}"
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
@@ -139,24 +157,54 @@ def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Exp
         raise ConfigError("\n".join(_explain(e, name, lines, overridden) for e in error.errors())) from None
 
 
+def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
+    """Return `section`, which stands under `path` in the configuration, with `changes`, checked as a whole.
+
+    Inside `changes` a mapping replaces single keys of an inner section, anything else the whole value. Raises
+    ConfigError, worded as for a file: unknown or ill-typed key, keys in conflict.
+    """
+    try:
+        return type(section).model_validate(_merged(section, changes))
+    except ValidationError as error:
+        said = [_problem(e, (*path.split("."), *e["loc"]), from_command_line=False) for e in error.errors()]
+        raise ConfigError("\n".join(said)) from None
+
+
+def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
+    merged: dict[str, Any] = {name: getattr(section, name) for name in type(section).model_fields}
+    for name, value in changes.items():
+        old = merged.get(name)
+        merged[name] = _merged(old, value) if isinstance(old, BaseModel) and isinstance(value, Mapping) else value
+    return merged
+
+
 def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]]) -> str:
+    """Return what is wrong, behind the place where it was written."""
     location: tuple[str | int, ...] = tuple(error["loc"])
     known = location
     while known and known not in lines:
         known = known[:-1]
     from_command_line = any(location[: len(o)] == o or o[: len(location)] == location for o in overridden)
     where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known in lines else name
+    return f"{where}: {_problem(error, location, from_command_line)}"
+
+
+def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool) -> str:
+    """Return what pydantic found wrong with the key at `location`, in the words of this configuration."""
     dotted = _dotted(location) or "configuration"
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"{where}: unknown key `{dotted}`{_suggest(location)}"
+        return f"unknown key `{dotted}`{_suggest(location)}"
     if kind == "missing":
-        return f"{where}: `{dotted}` is missing"
+        return f"`{dotted}` is missing"
+    if kind == "model_type" and (section := _section_at(location)):
+        return f"`{dotted}` is a section, not a value; its keys: {', '.join(section.model_fields)}"
     given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
-        return f"{where}: `{dotted}`: {message}"
-    return f"{where}: `{dotted}`: {message[0].lower()}{message[1:]}{given}{_suggest_value(error)}"
+        return f"`{dotted}`: {message}"
+    hint = _suggest_value(error) or _suggest_quotes(error, dotted, from_command_line)
+    return f"`{dotted}`: {message[0].lower()}{message[1:]}{given}{hint}"
 
 
 def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
@@ -199,6 +247,25 @@ def _suggest_value(error: Any) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
+def _suggest_quotes(error: Any, dotted: str, from_command_line: bool) -> str:
+    """Return a hint where YAML took text for a truth value, a number or a date."""
+    given = error["input"]
+    if error["type"] != "string_type" or not isinstance(given, bool | int | float | datetime.date):
+        return ""
+    if not isinstance(given, bool):
+        return "; put text that looks like a number or a date in quotes"
+    word = "yes" if given else "no"
+    quoted = f"\"{dotted}='{word}'\"" if from_command_line else f"'{word}'"
+    others = "`yes`, `on` and `true`" if given else "`no`, `off` and `false`"
+    return f"; YAML takes {others} for truth values: put the word in quotes, {quoted}"
+
+
+def _is_key(path: Sequence[str | int]) -> bool:
+    """Whether a dotted path leads to a key of the configuration."""
+    section = _section_at(path[:-1])
+    return section is not None and path[-1] in section.model_fields
+
+
 def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
     paths = []
     for name, field in section.model_fields.items():
@@ -215,4 +282,5 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def dump(config: BaseModel) -> str:
     """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
-    return yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, allow_unicode=True, width=110)
+    content = config.model_dump(mode="json")
+    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
-from pydantic import ValidationError
 
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
+from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.decoding.batches import length_batches, padded
 from ziggurat.decoding.beam import SearchSettings, beam_search
@@ -55,6 +55,7 @@ class Translator:
         decoding: search settings for calls that do not give their own.
         max_positions: most positions of either side, where the model has such a limit (learned positions).
         device: where the model is.
+        origin: which weights these are, in words for people.
 
     `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the
     model), `long_lines` (translated in parts), `unfinished` (cut at the length limit). The first of each of
@@ -70,6 +71,7 @@ class Translator:
         *,
         max_positions: int | None = None,
         device: torch.device | str = "cpu",
+        origin: str = "",
     ) -> None:
         self.model = model
         self.source_tokenizer = source_tokenizer
@@ -77,6 +79,7 @@ class Translator:
         self.decoding = decoding or DecodingConfig()
         self.max_positions = max_positions
         self.device = device
+        self.origin = origin
         self.notices: Counter[str] = Counter()
 
     def translate(
@@ -123,7 +126,9 @@ class Translator:
         Raises DataError for unequal numbers of lines, or a line with more positions than the model has.
         """
         if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} source lines, but {len(targets)} target lines: they must pair up")
+            raise DataError(
+                f"unequal numbers of lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up"
+            )
         job = self._job(tag)
         source_ids = [[*job.prefix, *ids] for ids in self.source_tokenizer.encode(_without_nul(sources))]
         target_ids = self.target_tokenizer.encode(_without_nul(targets))
@@ -153,7 +158,7 @@ class Translator:
         ]
 
     def _job(self, tag: str | None, **changes: Any) -> _Job:
-        decoding = _changed(self.decoding, {k: v for k, v in changes.items() if v is not None})
+        decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
         tokenizer = self.target_tokenizer
         prefix = []
         if tag is not None:
@@ -253,20 +258,6 @@ def _without_nul(texts: Sequence[str]) -> list[str]:
     return [text.replace("\0", " ") for text in texts]
 
 
-def _changed(decoding: DecodingConfig, changes: Mapping[str, Any]) -> DecodingConfig:
-    """Return `decoding` with `changes`, checked as a whole; ConfigError names the key."""
-    try:
-        return DecodingConfig.model_validate(
-            {**{k: getattr(decoding, k) for k in type(decoding).model_fields}, **changes}
-        )
-    except ValidationError as error:
-        said = "; ".join(
-            f"`{'.'.join(['decoding', *map(str, e['loc'])])}`: {e['msg'].removeprefix('Value error, ')}"
-            for e in error.errors()
-        )
-        raise ConfigError(said) from None
-
-
 def load_translator(path: str | Path, *, device: str = "auto", which: str | None = None, **decoding: Any) -> Translator:
     """Open a run or a model directory for translation.
 
@@ -274,7 +265,8 @@ def load_translator(path: str | Path, *, device: str = "auto", which: str | None
         path: folder of a run (or of a model that `ziggurat average` or `export` wrote).
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run, such as `best`; see ziggurat.models.directory.open_model.
-        decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8`.
+        decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
+            `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
     Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting or a device that is
     not there.
@@ -289,7 +281,8 @@ def load_translator(path: str | Path, *, device: str = "auto", which: str | None
         opened.model,
         source,
         target,
-        _changed(experiment.decoding, decoding),
+        change_section(experiment.decoding, decoding, "decoding"),
         max_positions=embedding.max_positions if embedding.positions == "learned" else None,
         device=device,
+        origin=opened.origin,
     )

@@ -107,7 +107,10 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
     for number, reference in enumerate(references, start=1):
         if len(reference) != len(hypotheses):
             which = f"reference {number}" if len(references) > 1 else "the reference"
-            raise DataError(f"{len(hypotheses)} hypotheses, but {len(reference)} lines in {which}: they must pair up")
+            raise DataError(
+                f"unequal numbers of lines: {len(hypotheses)} of hypotheses, {len(reference)} of {which}; "
+                "they must pair up"
+            )
     if not hypotheses:
         raise DataError("nothing to score: 0 lines in hypotheses and references")
 

@@ -13,12 +13,13 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, printable
 from ziggurat.evaluation.scores import Score, check_lines, corpus_score
 
-__all__ = ["compound_split_bleu", "split_compounds", "tokenised_bleu"]
+__all__ = ["check_language", "compound_split_bleu", "split_compounds", "tokenised_bleu"]
 
 _COMPOUND = re.compile(r"(\S)-(\S)")
+_UNSPACED = ("ja", "ko", "zh", "cjk")  # sacremoses keeps their letters together without a list of abbreviations
 
 
 def tokenised_bleu(
@@ -31,8 +32,7 @@ def tokenised_bleu(
 ) -> Score:
     """Return BLEU on both sides tokenised with Moses' rules for `language` (a code such as `de`).
 
-    hypotheses, references and errors: as in ziggurat.evaluation.scores.evaluate; also ConfigError when sacremoses is
-    not installed.
+    hypotheses, references and errors: as in ziggurat.evaluation.scores.evaluate; also those of check_language.
     """
     tokenise, version = _moses(language)
     label = f"tok:moses-{language}"
@@ -59,6 +59,23 @@ def compound_split_bleu(
 
     label = f"tok:moses-{language}+unicode-punctuation+compound-split"
     return _bleu("compound-split BLEU", label, version, prepare, hypotheses, references, confidence, lowercase)
+
+
+def check_language(language: str) -> None:
+    """Raise ConfigError when Moses' tokeniser has no rules for `language`, or sacremoses is not installed.
+
+    sacremoses itself takes the English rules then, without a word.
+    """
+    try:
+        from sacremoses.corpus import NonbreakingPrefixes
+    except ImportError:
+        raise ConfigError(
+            "tokenised and compound-split BLEU need sacremoses: pip install 'ziggurat-mt[tokenised]'"
+        ) from None
+    known = {*NonbreakingPrefixes().available_langs.values(), *_UNSPACED}
+    if language not in known:
+        listed = ", ".join(sorted(known))
+        raise ConfigError(f"Moses' tokeniser has no rules for language {printable(repr(language))}; it knows {listed}")
 
 
 def split_compounds(tokenised: str) -> str:
@@ -97,13 +114,10 @@ def _bleu(
 
 def _moses(language: str) -> tuple[Callable[[str], str], str]:
     """Return Moses' tokeniser for one line, and sacremoses' version."""
-    try:
-        import sacremoses
-    except ImportError:
-        raise ConfigError(
-            "tokenised and compound-split BLEU need sacremoses: pip install 'ziggurat-mt[tokenised]'"
-        ) from None
+    check_language(language)
     from importlib.metadata import version
+
+    import sacremoses
 
     tokenizer = sacremoses.MosesTokenizer(lang=language)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,12 +47,14 @@ class OpenedModel:
         experiment: its configuration.
         directory: folder that holds the vocabulary files.
         weights: file the weights came from.
+        origin: which weights these are, in words for people: `runs/a: best, update 1200`.
     """
 
     model: Seq2Seq
     experiment: Experiment
     directory: Path
     weights: Path
+    origin: str
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -131,7 +134,7 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
         raise CheckpointError(f"device {device!r} cannot be used: {reason}; use `--device cpu`") from None
-    return OpenedModel(model.eval(), experiment, root, weights_file)
+    return OpenedModel(model.eval(), experiment, root, weights_file, _origin(Path(path), weights_file))
 
 
 def _locate(path: Path, which: str | None) -> tuple[Path, Path]:
@@ -161,3 +164,15 @@ def _locate(path: Path, which: str | None) -> tuple[Path, Path]:
     if (run / CONFIG_FILE).is_file():
         return path / MODEL_FILE, run
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
+
+
+def _origin(path: Path, weights_file: Path) -> str:
+    """Say for people which weights `weights_file` holds, behind the folder they were asked of."""
+    folder = weights_file.parent
+    step = re.fullmatch(r"step-(\d+)", Path(os.path.realpath(folder)).name)  # `best` and `last` are links
+    said = [f"update {int(step[1])}"] if step else []
+    if folder != path and folder.name == "averaged":
+        said = ["averaged checkpoints"]
+    elif folder != path and folder.name in ("best", "last"):
+        said = [folder.name, *said]
+    return f"{path}: {', '.join(said) or 'model directory'}"

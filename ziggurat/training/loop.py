@@ -32,7 +32,7 @@ from ziggurat.training.checkpoint import (
 from ziggurat.training.device import training_device
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.optim import Optimiser
-from ziggurat.training.progress import ProgressLine, Window
+from ziggurat.training.progress import ProgressLine, Window, finished
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
@@ -149,7 +149,7 @@ class _Training:
         last_save_seconds = p.seconds
         window = Window(self.loader)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
-        reason = self._finished()
+        reason = finished(p, config)
         if reason is not None:
             self.log.say("nothing to do: the run is finished; to go on, raise its limit: `training.stop...=`", "yellow")
         if reason is None and (self.run / "averaged").exists():
@@ -188,7 +188,7 @@ class _Training:
                 self._validate(metrics, line)
                 window = Window(self.loader)
             p.seconds = time.perf_counter() - started
-            reason = self._finished()
+            reason = finished(p, config)
             if reason is not None and self.validator is not None and not validated:
                 self._validate(metrics, line)
             elif reason is None and stop.received:
@@ -202,19 +202,6 @@ class _Training:
             if p.skipped_in_a_row >= config.stop.non_finite:
                 raise self._diverged()
         return reason
-
-    def _finished(self) -> str | None:
-        """Return why training is over, or None; a function of the progress alone, so a resumed run agrees."""
-        p, stop = self.progress, self.config.stop
-        if stop.updates is not None and p.update >= stop.updates:
-            return "`training.stop.updates` reached"
-        if stop.epochs is not None and p.epoch >= stop.epochs:
-            return "`training.stop.epochs` reached"
-        if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
-            return "`training.stop.minutes` reached"
-        if stop.patience is not None and p.validations_since_best >= stop.patience:
-            return f"no better {self.config.validation.metric} in {stop.patience} validations"
-        return None
 
     def _count_skipped(self, result: UpdateResult) -> None:
         p = self.progress

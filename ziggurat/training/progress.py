@@ -17,7 +17,7 @@ from ziggurat.training.checkpoint import Progress as RunProgress
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.step import UpdateResult
 
-__all__ = ["ProgressLine", "Window", "share_done", "time_left"]
+__all__ = ["ProgressLine", "Window", "finished", "share_done", "time_left"]
 
 
 class Window:
@@ -84,6 +84,20 @@ class Window:
             f"data wait {100 * float(r['data_wait_share'] or 0):.1f} %  {duration(p.seconds)}  "
             f"{time_left(p, stop)} left"
         )
+
+
+def finished(p: RunProgress, config: TrainingConfig) -> str | None:
+    """Return why training is over, or None; a function of the progress alone, so a resumed run agrees."""
+    stop = config.stop
+    if stop.updates is not None and p.update >= stop.updates:
+        return "`training.stop.updates` reached"
+    if stop.epochs is not None and p.epoch >= stop.epochs:
+        return "`training.stop.epochs` reached"
+    if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
+        return "`training.stop.minutes` reached"
+    if stop.patience is not None and p.validations_since_best >= stop.patience:
+        return f"no better {config.validation.metric} in {stop.patience} validations"
+    return None
 
 
 def share_done(p: RunProgress, stop: StopConfig) -> float:

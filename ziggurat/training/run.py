@@ -22,7 +22,8 @@ def refuse_existing(run: Path) -> None:
     """Raise ConfigError when there is a run in the folder already."""
     if (run / CHECKPOINTS).exists():
         raise ConfigError(
-            f"{run} already holds a run; go on with it by `ziggurat train --run {run} --resume`, or choose another folder"
+            f"{run} already holds a run; go on with it by `ziggurat train --run {run} --resume`, "
+            "or choose another folder"
         )
 
 

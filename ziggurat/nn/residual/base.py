@@ -50,8 +50,9 @@ class Residual(nn.Module):
 
     def forward(self, x: Tensor, fx: Tensor) -> Tensor:
         """Join the stream `x` and the sub-layer's output `fx`, both [batch, length, d_model]."""
-        fx = self.dropout(fx)
-        if self.branch is not None:
-            fx = fx * self.branch
-        y = fx + (x if self.skip is None else x * self.skip)
+        skipped = x if self.skip is None else x * self.skip
+        if self.branch is None:
+            y = self.dropout(fx, residual=skipped)
+        else:
+            y = skipped + self.branch * self.dropout(fx)
         return y if self.out_norm is None else self.out_norm(y)

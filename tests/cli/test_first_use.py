@@ -1,0 +1,258 @@
+"""What a newcomer types: mistakes get a way out, and every verb says what it did."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import typer
+
+from tests.conftest import tiny_experiment
+from ziggurat import __version__
+from ziggurat.cli.app import app
+from ziggurat.cli.output import counted
+from ziggurat.config import dump
+from ziggurat.config.recipes import load_named
+
+DOCS = Path(__file__).parents[2] / "docs"
+Ziggurat = Callable[..., "tuple[int, str, str]"]  # status, standard output, standard error
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "test.qlo"
+    path.write_text("Su divusim ne gokun.\nMadona dogun.\n", encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("prefix", ["", "decoding."])
+def test_wrong_decoding_settings_are_named_like_those_of_a_file(ziggurat: Ziggurat, trained: Path, prefix: str) -> None:
+    for setting, said in (
+        ("beam=8", "unknown key `decoding.beam`; did you mean `decoding.beam_size`?"),
+        ("beam_size=many", "`decoding.beam_size`: input should be a valid integer, not 'many'"),
+        ("length_penalty.alphaa=1", "did you mean `decoding.length_penalty.alpha`?"),
+    ):
+        status, _, errors = ziggurat("translate", trained, f"{prefix}{setting}")
+        assert status == 2
+        assert said in errors
+
+
+def test_decoding_settings_with_and_without_their_prefix_do_the_same(
+    ziggurat: Ziggurat, trained: Path, text: Path
+) -> None:
+    outputs = {
+        ziggurat("translate", trained, "-i", text, f"{prefix}n_best=2", f"{prefix}max_length.limit=2")[1]
+        for prefix in ("", "decoding.")
+    }
+    assert len(outputs) == 1
+    assert "2 ||| " in outputs.pop()
+
+
+def test_a_file_in_the_place_of_a_setting_is_shown_its_option(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
+    status, _, errors = ziggurat("translate", trained, text)
+    assert status == 2
+    assert f"`--input {text}`" in errors
+    status, _, errors = ziggurat("evaluate", trained, text)
+    assert status == 2
+    assert f"`--source {text}`" in errors
+
+
+def test_each_verb_says_which_weights_it_uses(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+    assert ziggurat("average", trained, "--last", "2")[0] == 0
+    update = int((trained / "last").resolve().name.removeprefix("step-"))
+    pairs = ["--source", text, "--reference", text, "--metrics", "chrf"]
+    for which, said in (
+        ([], "averaged checkpoints"),
+        (["--which", "averaged"], "averaged checkpoints"),
+        (["--which", "last"], f"last, update {update}"),
+        (["--which", str(update)], f"update {update}"),
+    ):
+        for verb in (
+            ["translate", trained, "max_length.limit=2", "-i", text],
+            ["score", trained, "--source", text, "--target", text],
+            ["evaluate", trained, "max_length.limit=2", *pairs],
+        ):
+            status, out, errors = ziggurat(*verb, *which)
+            assert status == 0
+            assert errors.splitlines()[0] == f"{trained}: {said}"
+            assert said not in out
+    checkpoint = trained / "checkpoints" / f"step-{update:08d}"
+    assert f"{checkpoint}: update {update}\n" in ziggurat("score", checkpoint, "--source", text, "--target", text)[2]
+    averaged = trained / "averaged"
+    assert f"{averaged}: model directory\n" in ziggurat("score", averaged, "--source", text, "--target", text)[2]
+
+
+def test_threads_reach_torch(ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(torch, "set_num_threads", asked.append)
+    translate = ["translate", trained, "max_length.limit=2", "-i", text]
+    score = ["score", trained, "--source", text, "--target", text]
+    evaluate = ["evaluate", trained, "max_length.limit=2", "--source", text, "--reference", text, "--metrics", "chrf"]
+    for verb in (translate, score, evaluate):
+        assert ziggurat(*verb)[0] == 0
+        assert asked == []
+        assert ziggurat(*verb, "--threads", "3")[0] == 0
+        assert asked == [3]
+        asked.clear()
+    status, _, errors = ziggurat(*translate, "--threads", "0")
+    assert status == 2
+    assert "--threads" in errors
+
+
+@pytest.mark.parametrize("verb", ["translate", "score"])
+def test_help_shows_angle_brackets(ziggurat: Ziggurat, verb: str) -> None:
+    assert "<bt>" in ziggurat(verb, "--help")[1]
+
+
+def test_a_section_is_explained_without_an_empty_default(ziggurat: Ziggurat) -> None:
+    _, out, _ = ziggurat("explain", "model.encoder")
+    assert out.startswith("model.encoder  (section)\n    Encoder stack.\nmodel.encoder.layers  (integer; default: 6)\n")
+    assert "default: )" not in ziggurat("explain")[1]
+
+
+def test_keys_of_list_items_are_explained_by_number_too(ziggurat: Ziggurat) -> None:
+    assert ziggurat("explain", "data.train.0.weight")[1].startswith("data.train[].weight  (number; default: 1.0)")
+    assert "data.dev[].tag" in ziggurat("explain", "data.dev")[1]
+    assert ziggurat("explain", "data.train.0")[1] == ziggurat("explain", "data.train[]")[1]
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"), [("trainn", "train"), ("eval", "evaluate"), ("translat", "translate"), ("recipe", "recipes")]
+)
+def test_an_unknown_verb_gets_the_nearest_one(ziggurat: Ziggurat, typed: str, meant: str) -> None:
+    status, out, errors = ziggurat(typed, "x")
+    assert (status, out) == (2, "")
+    assert errors == f"ziggurat: no verb `{typed}`; did you mean `{meant}`?\n"
+
+
+def test_the_version_is_printed_without_loading_torch(ziggurat: Ziggurat) -> None:
+    status, out, _ = ziggurat("--version")
+    assert status == 0
+    assert out.split()[:2] == ["ziggurat", __version__]
+    code = "import sys\nfrom ziggurat.cli import main\ntry: main(['--version'])\nfinally: print('torch' in sys.modules)"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout.splitlines()[1:] == ["False"]
+
+
+def test_counts_are_in_the_singular_and_the_plural() -> None:
+    assert [counted(n, "line") for n in (0, 1, 2, 2000)] == ["0 lines", "1 line", "2 lines", "2,000 lines"]
+
+
+def test_texts_that_do_not_pair_up_are_named(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = tmp_path / "one.txt"
+    one.write_text("Madona.\n", encoding="utf-8")
+    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", None)  # seen before anything is opened
+    for verb in (
+        ["evaluate", "--hypothesis", text, "--reference", text, "--reference", one],
+        ["evaluate", trained, "--source", text, "--reference", one],
+        ["score", trained, "--source", text, "--target", one],
+    ):
+        status, out, errors = ziggurat(*verb)
+        assert (status, out) == (2, "")
+        assert f"{text} has 2 lines, but {one} has 1 line: they must pair up" in errors
+
+
+def test_wrong_scores_are_refused_before_anything_is_translated(
+    ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.decoding.translator.load_translator", None)
+    evaluate = ["evaluate", trained, "--source", text, "--reference", text]
+    status, _, errors = ziggurat(*evaluate, "--tokenised", "xx")
+    assert status == 2
+    assert "no rules for language 'xx'; it knows as, " in errors
+    status, _, errors = ziggurat(*evaluate, "--metrics", "blue")
+    assert status == 2
+    assert "unknown metric `blue`" in errors
+
+
+def test_prepare_reports_its_vocabularies(ziggurat: Ziggurat, tmp_path: Path) -> None:
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tmp_path)))
+    (tmp_path / "dev.qhi").write_bytes((tmp_path / "dev.qhi").read_bytes().replace(b"\n", b"\r\n", 1))
+    _, out, _ = ziggurat("prepare", config)
+    assert "; joint vocabulary: 400 pieces; " in out
+    assert "1 line ended in CR LF" in out
+    size = json.loads(ziggurat("prepare", config, "--json")[1])["source_vocabulary"]
+    assert size == 400
+    separate = ["data.subword.joint=false", "model.embedding.sharing=decoder", f"data.store={tmp_path / 'two'}"]
+    _, out, _ = ziggurat("prepare", config, *separate)
+    assert "; vocabularies: 400 source and 400 target pieces; " in out
+
+
+def _buffered() -> dict[str, str]:
+    """Return an environment in which Python holds output back, as it does for users."""
+    return {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("window", [[], ["--window", "2"]])
+def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path: Path, window: list[str]) -> None:
+    source = tmp_path / "many"
+    source.write_text("Su divusim ne gokun.\n" * 9000, encoding="utf-8")
+    command = [sys.executable, "-m", "ziggurat", "translate", str(trained), "-i", str(source), "beam_size=1", *window]
+    process = subprocess.Popen(
+        [*command, "max_length.limit=2"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=_buffered(),
+    )
+    assert process.stdout is not None
+    assert process.stderr is not None
+    assert process.stdout.readline()
+    process.stdout.close()
+    errors = process.stderr.read().decode()
+    assert process.wait(120) == 141
+    unexpected = [line for line in errors.splitlines() if not line.startswith(("warning: a translation", str(trained)))]
+    assert unexpected == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "closed"),
+    [
+        (["recipes", "demo"], "stdout"),
+        (["recipes", "--help"], "stdout"),
+        (["translate", "RUN", "-i", "TEXT"], "stderr"),
+    ],
+)
+def test_a_reader_that_was_never_there_ends_every_verb_quietly(
+    arguments: list[str], closed: str, trained: Path, text: Path
+) -> None:
+    given = [{"RUN": str(trained), "TEXT": str(text)}.get(a, a) for a in arguments]
+    reading, writing = os.pipe()
+    os.close(reading)
+    streams = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, closed: writing}
+    command = [sys.executable, "-m", "ziggurat", *given]
+    process = subprocess.Popen(command, env=_buffered(), **streams)  # type: ignore[call-overload]
+    os.close(writing)
+    said = b"".join(part for part in process.communicate(timeout=120) if part)
+    assert process.returncode == 141
+    assert said == b""
+
+
+@pytest.mark.parametrize(("verb", "page"), [("translate", "translate.md"), ("evaluate", "evaluate.md")])
+def test_every_option_is_on_its_page(verb: str, page: str) -> None:
+    written = (DOCS / page).read_text(encoding="utf-8")
+    options = [o for p in typer.main.get_command(app).commands[verb].params for o in p.opts if o[0] == "-"]  # type: ignore[attr-defined]
+    assert len(options) >= 8
+    assert [o for o in options if f"`{o}" not in written and f" {o} " not in written] == []
+
+
+@pytest.mark.parametrize("recipe", ["multi30k-de-en", "multi30k-en-de"])
+def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: str) -> None:
+    written = (DOCS / "data.md").read_text(encoding="utf-8")
+    data = load_named(recipe).data
+    for corpus in (*data.train, *data.dev):
+        for path in (corpus.source, corpus.target):
+            assert path is not None
+            assert Path(path).parent == Path("data/multi30k")
+            assert f"`{Path(path).name}`" in written
+    assert "https://github.com/multi30k/dataset" in written
