@@ -1,4 +1,4 @@
-"""Scores a run's checkpoints nearest to given wall times: `score.py RUN START SOURCE REFERENCE [--marks 66,200,...]`.
+"""Scores the newest checkpoint a run had at given times: `score.py RUN START SOURCE REFERENCE [--marks 66,201,...]`.
 
 START is a file with the Unix time at which the training command was started, so that imports and saving count.
 Prints one Markdown row per checkpoint: wall seconds, updates, sacreBLEU (beam 4).
@@ -26,7 +26,8 @@ def main() -> None:
     saved = [
         (folder.joinpath("meta.json").stat().st_mtime - started, folder) for folder in checkpoint_folders(options.run)
     ]
-    chosen = {min(saved, key=lambda s: abs(s[0] - float(mark))) for mark in options.marks.split(",")}
+    before = [[s for s in saved if s[0] <= float(mark)] for mark in options.marks.split(",")]
+    chosen = {max(found) for found in before if found}
     sources, references = (p.read_text(encoding="utf-8").splitlines() for p in (options.source, options.reference))
     print("| wall s | updates | sacreBLEU |\n|---|---|---|")
     for seconds, folder in sorted(chosen):
