@@ -15,7 +15,7 @@ from ziggurat.config.train import StopConfig
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights
-from ziggurat.training.checkpoint import Progress, checkpoint_folders
+from ziggurat.training.checkpoint import Progress, checkpoint_folders, prune, regular_checkpoints, save_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.progress import time_left
 from ziggurat.training.step import UpdateResult, train_update
@@ -110,6 +110,16 @@ def test_checkpoints_of_an_interruption_do_not_count(
     assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (4, 6)]
     for file in ("averaged/model.safetensors", "last/model.safetensors"):
         assert (run / file).read_bytes() == (tmp_path / "whole" / file).read_bytes()
+
+
+def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Path) -> None:
+    for update in (2, 3, 4, 5):
+        progress = Progress(update=update, interim=["step-00000003", "step-00000005"])
+        save_checkpoint(tmp_path, progress, {"w": torch.tensor(1.0)}, {}, "store")
+    assert [folder.name[-1] for folder in regular_checkpoints(tmp_path)] == ["2", "4", "5"]  # the newest always counts
+    prune(tmp_path, progress, keep_last=1, keep_best=0, smaller_is_better=True)
+    assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["4", "5"]
+    assert progress.interim == ["step-00000005"]
 
 
 def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None:
