@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from ziggurat.cli.app import app
 from ziggurat.cli.output import counted
 from ziggurat.config import dump
 from ziggurat.config.recipes import load_named
+from ziggurat.training.loop import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
 Ziggurat = Callable[..., "tuple[int, str, str]"]  # status, standard output, standard error
@@ -256,3 +258,54 @@ def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: s
             assert Path(path).parent == Path("data/multi30k")
             assert f"`{Path(path).name}`" in written
     assert "https://github.com/multi30k/dataset" in written
+
+
+def test_translations_never_take_the_place_of_an_input(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
+    before = text.read_bytes()
+    for call in (
+        ["translate", trained, "-i", text, "-o", text],
+        ["evaluate", trained, "--source", text, "--reference", text, "-o", text],
+    ):
+        status, _, errors = ziggurat(*call)
+        assert status == 2
+        assert "is an input" in errors
+    assert text.read_bytes() == before
+
+
+def test_evaluate_takes_a_tokenizer(ziggurat: Ziggurat, text: Path) -> None:
+    given = ["evaluate", "--hypothesis", text, "--reference", text, "--metrics", "bleu"]
+    assert "|tok:char|" in ziggurat(*given, "--tokenize", "char")[1]
+    status, _, errors = ziggurat(*given, "--tokenize", "chars")
+    assert status == 2
+    assert "unknown tokenizer `chars`" in errors
+    assert "`--metrics` names none" in ziggurat(*given[:-1], "")[2]
+
+
+def test_a_checkpoint_may_be_called_by_the_name_of_its_folder(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
+    assert ziggurat("translate", trained, "-i", text, "--which", "step-00000002")[0] == 0
+    assert "best, last, 2, 4" in ziggurat("translate", trained, "-i", text, "--which", "bset")[2]
+    assert "no checkpoint" in ziggurat("translate", trained, "-i", text, "--which", "\u00b2")[2]
+
+
+def test_out_of_memory_and_signals_have_their_own_words_and_status(
+    ziggurat: Ziggurat, trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def allocate(*_arguments: object, **_options: object) -> None:
+        torch.empty(10**15)
+
+    monkeypatch.setattr("ziggurat.training.loop.train", allocate)
+    status, _, errors = ziggurat("train", "--run", trained, "--resume")
+    assert status == 2
+    assert "out of memory; use smaller batches" in errors
+    stopped = TrainingResult("SIGTERM", 1, 1.0, 1, None, None, signal.SIGTERM)
+    monkeypatch.setattr("ziggurat.training.loop.train", lambda *_arguments, **_options: stopped)
+    assert ziggurat("train", "--run", trained, "--resume")[0] == 143
+
+
+def test_yaml_that_never_ends_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> None:
+    for number, content in enumerate(("data: " + "[" * 3000 + "]" * 3000, "data: &a [*a]")):
+        path = tmp_path / f"{number}.yaml"
+        path.write_text(content)
+        status, _, errors = ziggurat("prepare", path)
+        assert status == 2, errors
+        assert "internal error" not in errors

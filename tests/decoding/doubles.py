@@ -125,7 +125,7 @@ class CopyModel(nn.Module):
         width = max(map(len, kept))
         return torch.tensor([row + [self.eos] * (width - len(row)) for row in kept])
 
-    def start(self, memory: Tensor, beam_size: int, max_length: int, *, keep_attention: bool = False) -> CopyState:
+    def start(self, memory: Tensor, beam_size: int, *, keep_attention: bool = False) -> CopyState:
         return CopyState(memory)
 
     def step(self, tokens: Tensor, state: CopyState) -> Tensor:

@@ -12,6 +12,7 @@ from ziggurat.config.model import PRESETS
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters, model_slots
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.dropout import Dropout
 
 V = 23
 TOLERANCE: dict[str, Any] = {"atol": 1e-10, "rtol": 0.0}
@@ -241,4 +242,27 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_generator_alone() -> N
     for a, b, c in zip(first.parameters(), second.parameters(), other.parameters(), strict=True):
         assert torch.equal(a, b)
         assert a.unique().numel() < 3 or not torch.equal(a, c)
-    del before  # torch.nn draws throw-away values while modules are made; runs seed the generator afterwards
+    assert torch.equal(before, torch.get_rng_state())
+
+
+@pytest.mark.parametrize("place", ["residual", "attention", "activation", "embedding"])
+def test_each_dropout_is_where_it_belongs(place: str) -> None:
+    """Each alone changes what training sees, on both stacks where it exists there, and nothing in evaluation."""
+    none = dict.fromkeys(("residual", "attention", "activation", "embedding"), 0.0)
+    config = {"d_model": 8, "heads": 2, "d_ff": 16, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
+    model = build_model(ModelConfig.model_validate({**config, "dropout": {**none, place: 0.5}}), V, V)
+    used = [name for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0]
+    calls: list[str] = []
+    for name in used:
+        model.get_submodule(name).register_forward_hook(lambda *_args, name=name: calls.append(name))
+    source, target = torch.randint(4, V, (3, 5)), torch.randint(4, V, (3, 6))
+    mask = torch.ones(3, 5, dtype=torch.bool)
+    model.train()
+    torch.manual_seed(0)
+    first, second = model(source, mask, target), model(source, mask, target)
+    assert not torch.equal(first, second)
+    assert set(calls) == set(used)
+    expected = {"residual": 5, "attention": 3, "activation": 2, "embedding": 2}[place]
+    assert len(calls) == 2 * expected
+    model.eval()
+    assert torch.equal(model(source, mask, target), model(source, mask, target))

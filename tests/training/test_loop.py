@@ -2,9 +2,11 @@ from __future__ import annotations
 
 import io
 import json
+import math
 import signal
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from rich.console import Console
@@ -12,13 +14,17 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.train import StopConfig
+from ziggurat.data.corpus import Store
+from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
+from ziggurat.models.build import build_model
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, prune, regular_checkpoints, save_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.progress import time_left
 from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.validate import Validation, Validator, position_limit
 
 QUIET = Console(file=io.StringIO())
 
@@ -66,7 +72,7 @@ def test_a_run_holds_what_the_design_says(tiny_folder: Path, tmp_path: Path) -> 
     assert all({"nll", "perplexity", "bleu", "chrf"} <= r.keys() for r in validation)
     for which in (None, "averaged", "best", "last", "6"):
         assert open_model(run, which=which).model.vocabulary_size == 400
-    with pytest.raises(CheckpointError, match="no checkpoint `2`; kept: step-"):
+    with pytest.raises(CheckpointError, match="no checkpoint `2`; kept: averaged, best, last, 4, 6, 8"):
         open_model(run, which="2")
 
 
@@ -116,10 +122,88 @@ def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Pat
     for update in (2, 3, 4, 5):
         progress = Progress(update=update, interim=["step-00000003", "step-00000005"])
         save_checkpoint(tmp_path, progress, {"w": torch.tensor(1.0)}, {}, "store")
-    assert [folder.name[-1] for folder in regular_checkpoints(tmp_path)] == ["2", "4", "5"]  # the newest always counts
+    assert [folder.name[-1] for folder in regular_checkpoints(tmp_path)] == ["2", "4"]
     prune(tmp_path, progress, keep_last=1, keep_best=0, smaller_is_better=True)
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["4", "5"]
     assert progress.interim == ["step-00000005"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "values", "best"),
+    [("bleu", [10.0, 30.0, 20.0], 2), ("loss", [3.0, 1.0, 2.0], 2), ("loss", [math.nan, 5.0, math.nan], 2)],
+)
+def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
+    metric: str, values: list[float], best: int, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A NaN is never the best."""
+    left = iter(values)
+    monkeypatch.setattr(
+        "ziggurat.training.validate.Validator.measure",
+        lambda _self, _model: Validation(value := next(left), bleu=value, chrf=value, unfinished=0),
+    )
+    validation = {"every_updates": 1, "metric": metric}
+    checkpoint = {"every_updates": 1, "keep_last": 1, "keep_best": 1}
+    result = go(tiny_folder, tmp_path / "run", stop={"updates": 3}, validation=validation, checkpoint=checkpoint)
+    assert (result.best, result.best_update) == (values[1], best)
+    assert (tmp_path / "run" / "best").resolve().name == f"step-{best:08d}"
+    assert [f.name for f in checkpoint_folders(tmp_path / "run")] == [f"step-{n:08d}" for n in (best, 3)]
+
+
+def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "config.yaml").write_text("# by hand")
+    with pytest.raises(ConfigError, match="holds other things than a run"):
+        go(tiny_folder, mine, stop={"updates": 1})
+    assert [p.read_text() for p in mine.iterdir()] == ["# by hand"]
+    run = tmp_path / "run"
+    run.mkdir()  # an empty folder is as good as none
+    go(tiny_folder, run, stop={"updates": 1}, checkpoint={"every_updates": 1})
+    with pytest.raises(ConfigError, match="holds other things than a model directory"):
+        average_run(run, last=1, out=mine)
+    average_run(run, last=1, out=tmp_path / "mean")
+    average_run(run, last=1, out=tmp_path / "mean")  # a model directory may be replaced
+
+
+def test_patience_without_a_dev_set_would_never_end(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny_experiment(tiny_folder, stop={"updates": None, "patience": 2})
+    store = Store.open(experiment.data.store)
+    store.dev = None
+    monkeypatch.setattr("ziggurat.training.loop.Store.open", lambda _path: store)
+    with pytest.raises(ConfigError, match="would never end"):
+        train(tmp_path / "run", experiment, console=QUIET)
+
+
+def test_learned_positions_must_reach_over_the_dev_set_too(tiny_folder: Path) -> None:
+    experiment = tiny_experiment(tiny_folder)
+    store = Store.open(experiment.data.store)
+    assert store.dev is not None
+    store.dev.target_lengths = np.array([500])
+    embedding = experiment.model.embedding.model_copy(update={"positions": "learned", "max_positions": 400})
+    learned = experiment.model_copy(update={"model": experiment.model.model_copy(update={"embedding": embedding})})
+    with pytest.raises(ConfigError, match="501 tokens"):
+        position_limit(learned, store)
+
+
+def test_the_dev_set_is_translated_with_its_tags(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    experiment = tiny_experiment(tiny_folder)
+    store = Store.open(experiment.data.store)
+    assert store.dev is not None
+    validator = Validator(store, experiment.training, experiment.decoding)
+    validator.tags = ["<bt>" if i % 3 else None for i in range(len(validator.sources))]
+    asked: dict[str, str | None] = {}
+
+    def echo(_self: object, texts: list[str], *, tag: str | None) -> list[Translation]:
+        asked.update(dict.fromkeys(texts, tag))
+        return [Translation(text, [Hypothesis(text, 0.0, 0.0, [], [], True)]) for text in texts]
+
+    monkeypatch.setattr("ziggurat.decoding.translator.Translator.translate", echo)
+    validator.references = validator.sources  # in the right order again, the echo is perfect
+    model = build_model(experiment.model, store.source.size, store.target.size)
+    assert validator.measure(model).bleu == pytest.approx(100.0)
+    assert asked == dict(zip(validator.sources, validator.tags, strict=True))
 
 
 def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None:

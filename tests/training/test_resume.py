@@ -81,14 +81,16 @@ def test_sigkill_at_twenty_random_moments(
     seed = random.SystemRandom().randrange(10**6)
     moments = random.Random(seed)
     kills = 0
-    for number in range(20):
+    for number in range(40):
         run = tmp_path / f"run-{number}"
-        moment = moments.uniform(0.0, length)
+        moment = moments.uniform(0.0, 0.9 * length)
         kills += killed_after(moment, run, experiment)
         has_run = (run / "checkpoints").is_dir()
         go(run, experiment, resume=has_run)
         assert final_bytes(run) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
-    assert kills >= 5, f"only {kills} of 20 processes were alive when they were killed"
+        if kills == 20:
+            return
+    pytest.fail(f"only {kills} of 40 processes were alive when they were killed")
 
 
 def test_stopping_at_every_kind_of_place_changes_nothing(
@@ -118,8 +120,8 @@ def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Pat
     assert {r["update"] for r in records if r["kind"] == "validation"} == {10, 17, 20, 30, 40}  # 17: the first end
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
-def test_a_signal_saves_and_leaves(number: int, status: int, experiment: Experiment, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves(number: int, experiment: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "run"
     endless = experiment.training.stop.model_copy(update={"updates": 10**6})
     training = experiment.training.model_copy(

@@ -48,15 +48,21 @@ def _run(arguments: list[str], debug: bool) -> int:
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
-    except MemoryError:
-        return _fail("out of memory; use smaller batches (`training.batch.max_tokens`) or a smaller model", 2, debug)
     except Exception as error:
+        if _out_of_memory(error):
+            return _fail("out of memory; use smaller batches (`max_tokens`, `batch_tokens`) or model", 2, debug)
         # Typer's usage errors: it carries click inside in some versions and depends on it in others.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             return 2
         text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
         return _fail(f"{text} and report what it prints.", 1, debug)
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether it is Python's, torch's CPU allocator's (a plain RuntimeError) or the GPU's way of saying so."""
+    said = str(error)
+    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in said or type(error).__name__ == "OutOfMemoryError"
 
 
 def _reader_gone() -> int:

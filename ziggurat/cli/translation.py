@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -58,6 +59,7 @@ def translate(
     from ziggurat.decoding.translator import WINDOW_LINES
 
     settings = _settings(overrides, "--input")
+    _refuse_overwriting(output, input)
     with _notices():
         translator = _open(model, which, device, threads, settings)
         n_best = translator.decoding.n_best
@@ -75,7 +77,9 @@ def translate(
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             console().print(
-                f"{counted(count, 'line')} in {duration(seconds)} ({rate}){_counts(translator)}", highlight=False
+                f"{counted(count, 'line')} in {duration(seconds)} ({rate}){_counts(translator)}",
+                highlight=False,
+                soft_wrap=True,
             )
 
 
@@ -117,6 +121,9 @@ def evaluate(
     compound_split: Annotated[
         bool, typer.Option("--compound-split", help="Also compound-split BLEU (English-German papers).")
     ] = False,
+    tokenize: Annotated[
+        str | None, typer.Option("--tokenize", help="BLEU's tokenizer: zh, ja-mecab, ko-mecab, char, flores200, ...")
+    ] = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Also write the translations here.")] = None,
@@ -139,6 +146,7 @@ def evaluate(
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
     wanted = _metrics(metrics)
+    _refuse_overwriting(output, source, *reference)
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     references = [_read(path) for path in reference]
@@ -155,7 +163,7 @@ def evaluate(
         _pair_up((source, sources), *zip(reference, references, strict=True))
         with _notices():
             hypotheses = _translations(_open(model, which, device, threads, settings), sources, output)
-    scores = _scores(hypotheses, references, wanted, tokenised, compound_split, confidence, lowercase)
+    scores = _scores(hypotheses, references, wanted, tokenised, compound_split, confidence, lowercase, tokenize)
     if json:
         print_json([s.as_record() for s in scores])
         return
@@ -197,6 +205,13 @@ def _read(path: str) -> list[str]:
     return list(read_lines(stream, name))
 
 
+def _refuse_overwriting(output: str | None, *inputs: str | None) -> None:
+    """Raise ConfigError when the output would take the place of a file that is read."""
+    for path in inputs:
+        if output and path and os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
+            raise ConfigError(f"{output}: is an input; write the translations to another file")
+
+
 def _pair_up(first: tuple[str, list[str]], *others: tuple[str, list[str]]) -> None:
     """Raise DataError unless all texts, each with the path it came from, have equally many lines."""
     name, lines = first
@@ -221,6 +236,8 @@ def _metrics(listed: str) -> list[Metric]:
     from ziggurat.evaluation.scores import METRICS
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"`--metrics` names none; valid: {', '.join(METRICS)}")
     if unknown := [name for name in names if name not in METRICS]:
         raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
     return [metric for metric in METRICS if metric in names]
@@ -234,12 +251,13 @@ def _scores(
     compound_split: bool,
     confidence: bool,
     lowercase: bool,
+    tokenize: str | None,
 ) -> list[Score]:
     from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
     from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
 
-    scores = sacrebleu_scores(hypotheses, references, metrics=metrics, confidence=confidence, lowercase=lowercase)
     options: dict[str, Any] = {"confidence": confidence, "lowercase": lowercase}
+    scores = sacrebleu_scores(hypotheses, references, metrics=metrics, tokenize=tokenize, **options)
     if tokenised is not None:
         scores.append(tokenised_bleu(hypotheses, references, language=tokenised, **options))
     if compound_split:

@@ -10,4 +10,6 @@ __all__ = ["Section"]
 class Section(BaseModel):
     """A frozen part of the configuration. Field docstrings are the user's reference (docs/config.md)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, use_attribute_docstrings=True)
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )

@@ -54,6 +54,8 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
         mark = getattr(error, "problem_mark", None)
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
         raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
+    except RecursionError:
+        raise ConfigError(f"{name}: nested too deeply, or an alias that contains itself") from None
     finally:
         loader.dispose()
     if not isinstance(content, dict):

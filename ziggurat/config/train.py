@@ -47,6 +47,12 @@ class OptimiserConfig(Section):
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only."""
 
+    @model_validator(mode="after")
+    def _betas_are_shares(self) -> Self:
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"`betas` must be at least 0 and below 1, not {list(self.betas)}")
+        return self
+
 
 class ScheduleConfig(Section):
     """Learning rate as a function of the update t = 1, 2, ... (docs/training.md)."""

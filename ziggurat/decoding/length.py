@@ -3,9 +3,9 @@
     score(y) = log p(y | x) / divisor(|y|) + coverage(x, y),        |y| counts the end-of-sentence token
 
     none     divisor 1
-    power    |y|^alpha                                               fairseq and its forks
-    gnmt     ((5 + |y|) / 6)^alpha                                   Wu et al. 2016, equation 14;
-    tensor2tensor, zero lingvo   ((5 + |y|) / 5)^alpha, with coverage                    lingvo
+    power    |y|^alpha                             fairseq and its forks
+    gnmt     ((5 + |y|) / 6)^alpha                 Wu et al. 2016, equation 14; tensor2tensor, zero
+    lingvo   ((5 + |y|) / 5)^alpha, with coverage  lingvo
 
     coverage = beta * rho * sum_s log clip(sum_t a_ts / rho, 0.001, 0.5)
 

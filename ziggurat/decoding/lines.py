@@ -22,8 +22,10 @@ _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 # After sentence-final punctuation with closing quotes or brackets: before a blank, or at once in scripts
-# without.
-_SENTENCE_END = regex.compile(r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]*)\s+|(?<=[。！？｡][」』”’）]*)(?![。！？｡」』”’）])""")
+# without. At most four of them: a lookbehind without bounds takes quadratic time on a long row of quotes.
+_SENTENCE_END = regex.compile(
+    r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]{0,4})\s+|(?<=[。！？｡][」』”’）]{0,4})(?![。！？｡」』”’）])"""
+)
 _NO_BLANKS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}。、！？｡」』）]"
 _ENDS_UNSPACED = regex.compile(_NO_BLANKS + r"\Z")
 _STARTS_UNSPACED = regex.compile(_NO_BLANKS)

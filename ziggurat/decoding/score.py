@@ -32,9 +32,9 @@ class ModelScorer:
         return self._state.cross_attention if self._state is not None else None
 
     def start(self, source: Tensor, source_mask: Tensor, beam_size: int, max_steps: int) -> None:
-        """Encode source ids [B, S]; the caches are made once, for `max_steps` steps of K beams."""
+        """Encode source ids [B, S]; the caches grow with the steps."""
         memory = self.model.encode(source, source_mask)
-        self._state = self.model.start(memory, beam_size, max_steps, keep_attention=self.keep_attention)
+        self._state = self.model.start(memory, beam_size, keep_attention=self.keep_attention)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [B, K, V] of the token after `tokens` [B, K]."""

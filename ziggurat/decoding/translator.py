@@ -250,7 +250,7 @@ class Translator:
     def _notice(self, kind: str, message: str) -> None:
         self.notices[kind] += 1
         if self.notices[kind] == 1:
-            warnings.warn(f"{message}; `notices` counts how often", TranslationWarning, stacklevel=4)
+            warnings.warn(f"{message}; further ones are only counted", TranslationWarning, stacklevel=4)
 
 
 def _without_nul(texts: Sequence[str]) -> list[str]:
@@ -262,7 +262,7 @@ def load_translator(path: str | Path, *, device: str = "auto", which: str | None
     """Open a run or a model directory for translation.
 
     Args:
-        path: folder of a run (or of a model that `ziggurat average` or `export` wrote).
+        path: folder of a run (or of a model that `ziggurat average` wrote).
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run, such as `best`; see ziggurat.models.directory.open_model.
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or

@@ -52,9 +52,16 @@ def build_model(
 
     Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of different size.
     """
+    with torch.random.fork_rng(devices=[]):  # torch.nn draws throw-away values while modules are made
+        model = _assemble(config, source_vocabulary, target_vocabulary, exact_dropout)
+    _initialise(model, config.init, torch.Generator().manual_seed(seed))
+    return model
+
+
+def _assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int, exact_dropout: bool) -> Seq2Seq:
     parts = _Parts(config, exact_dropout)
     source_tokens, target_tokens, output = parts.embeddings(source_vocabulary, target_vocabulary)
-    model = Seq2Seq(
+    return Seq2Seq(
         parts.input_embedding(source_tokens),
         parts.input_embedding(target_tokens),
         Encoder(
@@ -69,8 +76,6 @@ def build_model(
         ),
         output,
     )
-    _initialise(model, config.init, torch.Generator().manual_seed(seed))
-    return model
 
 
 class _Parts:

@@ -24,6 +24,7 @@ __all__ = [
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
+    "is_model_directory",
     "load_weights",
     "open_model",
     "read_tensors",
@@ -55,6 +56,15 @@ class OpenedModel:
     directory: Path
     weights: Path
     origin: str
+
+
+_MODEL_DIRECTORY_FILE = re.compile(r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)")
+
+
+def is_model_directory(path: Path) -> bool:
+    """Whether a folder holds the files of a model directory and nothing else, so that another may replace it."""
+    names = [entry.name for entry in path.iterdir()]
+    return MODEL_FILE in names and all(_MODEL_DIRECTORY_FILE.fullmatch(name) for name in names)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -144,14 +154,18 @@ def _locate(path: Path, which: str | None) -> tuple[Path, Path]:
     if (path / CHECKPOINTS).is_dir():
         if which is None:
             candidates = [path / "averaged", path / "best", path / "last"]
-        elif which.isdigit():
+        elif which.isdecimal():
             candidates = [path / CHECKPOINTS / f"step-{int(which):08d}"]
+        elif re.fullmatch(r"step-\d{8}", which):
+            candidates = [path / CHECKPOINTS / which]
         else:
             candidates = [path / which]
         for candidate in candidates:
             if (candidate / MODEL_FILE).is_file():
                 return candidate / MODEL_FILE, path
-        kept = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
+        steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
+        kept = [name for name in ("averaged", "best", "last") if (path / name / MODEL_FILE).is_file()]
+        kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
         raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
     if not (path / MODEL_FILE).is_file():

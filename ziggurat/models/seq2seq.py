@@ -122,10 +122,8 @@ class Seq2Seq(nn.Module):
         """Return hidden states [batch, target, d_model]; the loss projects them in pieces, never all at once."""
         return self.decode(target_in, self.encode(source, source_mask))
 
-    def start(
-        self, memory: Memory, beam_size: int, max_length: int | None = None, *, keep_attention: bool = False
-    ) -> DecoderState:
-        """Return the state before the first token; `max_length` is a hint, caches grow as needed."""
+    def start(self, memory: Memory, beam_size: int, *, keep_attention: bool = False) -> DecoderState:
+        """Return the state before the first token."""
         bias = padding_bias(memory.mask, memory.states.dtype)
         return DecoderState(self.decoder.start(memory.states, bias), beam_size, keep_attention)
 

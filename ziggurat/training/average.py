@@ -9,8 +9,15 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import load_experiment
-from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, MODEL_FILE, read_tensors, write_model_directory
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.directory import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    MODEL_FILE,
+    is_model_directory,
+    read_tensors,
+    write_model_directory,
+)
 from ziggurat.training.checkpoint import regular_checkpoints
 
 __all__ = ["average_run", "mean_weights"]
@@ -39,16 +46,19 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
 
     Checkpoints that only an interruption left behind do not count, so an interrupted run gives the same average.
 
-    Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept.
+    Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept, ConfigError when
+    `out` holds anything but a model directory.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
     folders = regular_checkpoints(run)[-last:]
     if len(folders) < last:
         raise CheckpointError(
-            f"{run}: only {len(folders)} checkpoints are kept, {last} wanted; "
-            "raise `training.checkpoint.keep_last` or average fewer"
+            f"{run}: only {len(folders)} checkpoints are kept, {last} wanted (those that an interruption left do not "
+            "count); raise `training.checkpoint.keep_last` or average fewer"
         )
+    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())) and not is_model_directory(out):
+        raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     write_model_directory(out, tensors, load_experiment(run / CONFIG_FILE), run)

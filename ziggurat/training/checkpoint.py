@@ -63,6 +63,7 @@ class Progress:
         scores: validation metric by name of the checkpoints kept.
         interim: names of the checkpoints kept that no schedule asked for: written at an interruption, only to go
             on from. They make way for the next one and count neither among the newest nor in averages.
+        final: name of the last checkpoint of a finished run if no schedule asked for it; interim once it goes on.
     """
 
     update: int = 0
@@ -77,6 +78,7 @@ class Progress:
     validations_since_best: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     interim: list[str] = field(default_factory=list)
+    final: str | None = None
 
 
 @dataclass(frozen=True)
@@ -142,13 +144,13 @@ def checkpoint_folders(run: Path) -> list[Path]:
 
 
 def regular_checkpoints(run: Path) -> list[Path]:
-    """Return the newest checkpoint and all before it that a schedule asked for, oldest first.
+    """Return the checkpoints that a schedule asked for or that ended the run, oldest first.
 
     Raises CheckpointError when the newest one's `meta.json` cannot be read.
     """
     folders = checkpoint_folders(run)
     interim = Progress(**_read_meta(folders[-1])["progress"]).interim if folders else []
-    return [folder for folder in folders if folder == folders[-1] or folder.name not in interim]
+    return [folder for folder in folders if folder.name not in interim]
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
@@ -219,6 +221,10 @@ def _read_meta(folder: Path) -> dict[str, Any]:
     try:
         meta: dict[str, Any] = json.loads(path.read_text("utf-8"))
         version = meta["format"]
+        if version == CHECKPOINT_FORMAT:
+            Progress(**meta["progress"])
+            dict(meta["checksums"])
+            str(meta["store"])
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import signal
 import time
@@ -15,7 +16,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
-from ziggurat.errors import CheckpointError, TrainingError
+from ziggurat.errors import CheckpointError
 from ziggurat.models.build import build_model, count_parameters, model_slots
 from ziggurat.models.directory import load_weights, weights
 from ziggurat.training.allocator import keep_freed_memory
@@ -32,8 +33,8 @@ from ziggurat.training.checkpoint import (
 from ziggurat.training.device import training_device
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.optim import Optimiser
-from ziggurat.training.progress import ProgressLine, Window, finished
-from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
+from ziggurat.training.progress import ProgressLine, Window, diverged, finished
+from ziggurat.training.run import create_run, owned, refuse_endless, refuse_existing, refuse_other_store
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
@@ -112,6 +113,7 @@ class _Training:
         limit = position_limit(experiment, store)
         has_dev = store.dev is not None and len(store.dev) > 0
         self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
+        refuse_endless(config.stop, validates=has_dev)
         self.progress = Progress()
         self.saved_update = -1
 
@@ -152,6 +154,8 @@ class _Training:
         reason = finished(p, config)
         if reason is not None:
             self.log.say("nothing to do: the run is finished; to go on, raise its limit: `training.stop...=`", "yellow")
+        if reason is None and p.final is not None:
+            p.interim, p.final = [*p.interim, p.final], None
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
@@ -197,10 +201,10 @@ class _Training:
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
             scheduled = validated or due or p.update % config.checkpoint.every_updates == 0
             if scheduled or reason is not None:
-                self._save(interim=not scheduled)
+                self._save(interim=not scheduled, final=reason is not None and not stop.received)
                 last_save_seconds = p.seconds
             if p.skipped_in_a_row >= config.stop.non_finite:
-                raise self._diverged()
+                raise diverged(p, [folder.name for folder in checkpoint_folders(self.run)])
         return reason
 
     def _count_skipped(self, result: UpdateResult) -> None:
@@ -216,15 +220,6 @@ class _Training:
             "bold red",
         )
 
-    def _diverged(self) -> TrainingError:
-        p = self.progress
-        kept = [f.name for f in checkpoint_folders(self.run)]
-        return TrainingError(
-            f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, the first of them update "
-            f"{p.update - p.skipped_in_a_row + 1}. Lower `training.schedule.peak`, lengthen `warmup_updates`, set "
-            f"`training.clip_norm`, or use fp32. Weights were last good in {kept[-1] if kept else 'no checkpoint'}."
-        )
-
     def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
         assert self.validator is not None
         p, name = self.progress, self.config.validation.metric
@@ -232,12 +227,13 @@ class _Training:
         result: Validation = self.validator.measure(self.model)
         value = result.metric(name)
         sign = 1.0 if name == "loss" else -1.0
-        better = p.best is None or sign * value < sign * p.best
+        better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
         if better:
             p.best, p.best_update, p.validations_since_best = value, p.update, 0
         else:
             p.validations_since_best += 1
-        p.scores[f"step-{p.update:08d}"] = value
+        if math.isfinite(value):
+            p.scores[f"step-{p.update:08d}"] = value
         seconds = time.perf_counter() - began
         record = {"nll": result.nll, "perplexity": result.perplexity, "bleu": result.bleu, "chrf": result.chrf}
         record["unfinished"] = result.unfinished
@@ -252,12 +248,18 @@ class _Training:
             "bold" if better else None,
         )
 
-    def _save(self, *, interim: bool = False) -> None:
-        """Write a checkpoint, unless there is one of this update; `interim`: only to go on from."""
+    def _save(self, *, interim: bool, final: bool) -> None:
+        """Write a checkpoint, unless there is one of this update.
+
+        `interim`: no schedule asked for it. It is there to go on from, or (`final`) as the run's last word, until
+        the run is taken up again.
+        """
         p, kept = self.progress, self.config.checkpoint
         if self.saved_update == p.update:
             return
-        if interim:
+        if interim and final:
+            p.final = f"step-{p.update:08d}"
+        elif interim:
             p.interim.append(f"step-{p.update:08d}")
         save_checkpoint(self.run, p, weights(self.model), self.optimiser.state(), self.store.fingerprint)
         self.saved_update = p.update

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -13,11 +14,12 @@ from ziggurat.config import TrainingConfig
 from ziggurat.config.train import StopConfig
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
+from ziggurat.errors import TrainingError
 from ziggurat.training.checkpoint import Progress as RunProgress
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.step import UpdateResult
 
-__all__ = ["ProgressLine", "Window", "finished", "share_done", "time_left"]
+__all__ = ["ProgressLine", "Window", "diverged", "finished", "share_done", "time_left"]
 
 
 class Window:
@@ -98,6 +100,16 @@ def finished(p: RunProgress, config: TrainingConfig) -> str | None:
     if stop.patience is not None and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
+
+
+def diverged(p: RunProgress, kept: Sequence[str]) -> TrainingError:
+    """Return the diagnosis of a run whose updates were not finite too many times in a row; `kept`: its checkpoints."""
+    return TrainingError(
+        f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, the first of them update "
+        f"{p.update - p.skipped_in_a_row + 1}. Lower `training.schedule.peak`, lengthen `warmup_updates`, set "
+        "`training.clip_norm`, or use fp32. "
+        + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else "")
+    )
 
 
 def share_done(p: RunProgress, stop: StopConfig) -> float:

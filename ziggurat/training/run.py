@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
+import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config.train import StopConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.provenance import unlike_store
@@ -15,7 +18,7 @@ from ziggurat.data.subword import copy_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
 
-__all__ = ["create_run", "owned", "refuse_existing", "refuse_other_store", "reopen_run"]
+__all__ = ["create_run", "owned", "refuse_endless", "refuse_existing", "refuse_other_store", "reopen_run"]
 
 
 def refuse_existing(run: Path) -> None:
@@ -25,6 +28,8 @@ def refuse_existing(run: Path) -> None:
             f"{run} already holds a run; go on with it by `ziggurat train --run {run} --resume`, "
             "or choose another folder"
         )
+    if run.exists() and (not run.is_dir() or any(run.iterdir())):
+        raise ConfigError(f"{run}: exists and holds other things than a run; choose a new folder")
 
 
 def refuse_other_store(experiment: Experiment, store: Store) -> None:
@@ -39,12 +44,27 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
 
 
 def create_run(run: Path, experiment: Experiment, store: Store) -> None:
-    """Make a new run: resolved configuration and vocabularies. Raises ConfigError when one is there already."""
+    """Make a new run: resolved configuration and vocabularies; the folder appears whole or not at all.
+
+    Raises ConfigError when there is something already.
+    """
     refuse_existing(run)
-    run.mkdir(parents=True, exist_ok=True)
-    copy_tokenizers(store.path, run)
-    write_atomically(run / CONFIG_FILE, dump(experiment).encode())
-    (run / CHECKPOINTS).mkdir()
+    run = run.absolute()
+    building = run.with_name(f".{run.name}.new")
+    shutil.rmtree(building, ignore_errors=True)
+    (building / CHECKPOINTS).mkdir(parents=True)
+    copy_tokenizers(store.path, building)
+    write_atomically(building / CONFIG_FILE, dump(experiment).encode())
+    os.rename(building, run)
+
+
+def refuse_endless(stop: StopConfig, *, validates: bool) -> None:
+    """Raise ConfigError when nothing would ever end the training."""
+    if not validates and stop.updates is stop.epochs is stop.minutes is None:
+        raise ConfigError(
+            "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
+            "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
+        )
 
 
 def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:

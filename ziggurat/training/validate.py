@@ -72,6 +72,8 @@ class Validator:
         self.decoding = decoding.model_copy(update={"beam_size": beam, "n_best": 1})
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
         self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
+        tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
+        self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
 
     @torch.inference_mode()
     def measure(self, model: Seq2Seq) -> Validation:
@@ -99,8 +101,13 @@ class Validator:
         )
         with autocast(model.device, self.config.precision), warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
-            translations = translator.translate(self.sources)
-        outputs = [translation.hypotheses[0].text for translation in translations]
+            outputs = [""] * len(self.sources)
+            for tag in dict.fromkeys(self.tags):
+                chosen = [i for i, its_tag in enumerate(self.tags) if its_tag == tag]
+                for i, translation in zip(
+                    chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True
+                ):
+                    outputs[i] = translation.text
         bleu, chrf = evaluate(outputs, [self.references], metrics=("bleu", "chrf"))
         return bleu.value, chrf.value, translator.notices["unfinished"]
 
@@ -108,15 +115,17 @@ class Validator:
 def position_limit(experiment: Experiment, store: Store) -> int | None:
     """Return the longest sequence the model can read, in tokens; None: any.
 
-    Raises ConfigError up front when a training pair is longer.
+    Raises ConfigError up front when a pair of the training or the dev set is longer.
     """
     embedding = experiment.model.embedding
     if embedding.positions != "learned":
         return None
-    longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
+    tables = [table for table in (store.train, store.dev) if table is not None and len(table)]
+    longest = 1 + max(int(lengths.max()) for t in tables for lengths in (t.source_lengths, t.target_lengths))
     if longest > embedding.max_positions:
         raise ConfigError(
-            f"the longest training sentence has {longest} tokens, `model.embedding.max_positions` is "
-            f"{embedding.max_positions}; raise it, or lower `data.filters.max_pieces` and prepare again"
+            f"the longest sentence of the training and dev sets has {longest} tokens, "
+            f"`model.embedding.max_positions` is {embedding.max_positions}; raise it, or lower "
+            "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
         )
     return embedding.max_positions
