@@ -79,7 +79,7 @@ def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool) -> di
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pairs", type=int, nargs="+", default=[200_000, 2_000_000])
-    parser.add_argument("--sample-pairs", type=int, default=100_000)
+    parser.add_argument("--sample-pairs", type=int, default=100_000, help="the product's default is 200,000")
     parser.add_argument("--duplicates", action="store_true", help="drop repeated pairs (memory grows)")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()

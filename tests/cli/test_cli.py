@@ -39,7 +39,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["evaluate", "nowhere"], "`--reference FILE` is missing"),
         (["evaluate", "--hypothesis", "none.txt", "--reference", "none.txt"], "none.txt: no such file"),
         (["average", "nowhere"], "nowhere: not a run"),
-        (["unknown"], "no verb `unknown`; the verbs are demo, recipes,"),
+        (["unknown"], "No such command 'unknown'"),
         (["train", "--nonsense"], "No such option"),
     ],
 )

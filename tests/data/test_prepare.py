@@ -273,7 +273,7 @@ class TestRefusals:
         project.add_plain("train", 20)
         with (
             building(project.store),
-            pytest.raises(DataError, match="another `ziggurat prepare` is building"),
+            pytest.raises(DataError, match="another process of ziggurat is building"),
         ):
             project.prepare()
         project.prepare(force=True)

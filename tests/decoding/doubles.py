@@ -49,12 +49,12 @@ class TableScorer:
         self.attention: Tensor | None = None
         self.batch_sizes: list[int] = []
 
-    def start(self, source: Tensor, source_mask: Tensor, beam_size: int, max_steps: int) -> None:
+    def start(self, source: Tensor, source_mask: Tensor, beam_size: int) -> None:
         self.sentences = source[:, 0].tolist()
         self.source_lengths = source_mask.sum(1).tolist()
         self.source_size = source.shape[1]
         self.prefixes: list[list[Prefix]] = [[()] * beam_size for _ in self.sentences]
-        self.steps, self.max_steps = 0, max_steps
+        self.steps = 0
 
     def step(self, tokens: Tensor) -> Tensor:
         self.batch_sizes.append(len(tokens))
@@ -64,7 +64,6 @@ class TableScorer:
                 for row, ids in zip(self.prefixes, tokens.tolist(), strict=True)
             ]
         self.steps += 1
-        assert self.steps <= self.max_steps
         if self.attention_seed is not None:
             self.attention = torch.tensor(
                 [

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tests.conftest import tiny_experiment
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import load_weights, open_model, read_tensors, weights, write_model_directory
 
@@ -38,7 +38,7 @@ def test_damaged_and_missing_files_are_named(directory: Path, tmp_path: Path) ->
         open_model(tmp_path)
     with pytest.raises(CheckpointError, match="it has no checkpoint `best`"):
         open_model(directory, which="best")
-    with pytest.raises(CheckpointError, match="device 'cuda:99' cannot be used"):
+    with pytest.raises(ConfigError, match="`device: cuda:99` cannot be used"):
         open_model(directory, device="cuda:99")
     file = directory / "model.safetensors"
     file.write_bytes(file.read_bytes()[:1000])

@@ -28,10 +28,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    from ziggurat.cli.app import app, check_verb
+    from ziggurat.cli.app import app
 
     try:
-        check_verb(arguments)
         status = app(arguments, prog_name="ziggurat", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -61,8 +60,9 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 def _out_of_memory(error: Exception) -> bool:
     """Whether it is Python's, torch's CPU allocator's (a plain RuntimeError) or the GPU's way of saying so."""
-    said = str(error)
-    return isinstance(error, MemoryError) or "DefaultCPUAllocator" in said or type(error).__name__ == "OutOfMemoryError"
+    if isinstance(error, MemoryError):
+        return True
+    return "DefaultCPUAllocator" in str(error) or type(error).__name__ == "OutOfMemoryError"  # torch stays unimported
 
 
 def _reader_gone() -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
-from collections.abc import Sequence
 from importlib import metadata
 from typing import Annotated
 
@@ -11,24 +9,8 @@ import typer
 
 from ziggurat import __version__
 from ziggurat.cli import demo, preparation, training, translation
-from ziggurat.errors import ConfigError, printable
 
-__all__ = ["app", "check_verb"]
-
-_VERBS = {
-    verb.__name__: verb
-    for verb in (
-        demo.demo,
-        preparation.recipes,
-        preparation.explain,
-        preparation.prepare,
-        training.train,
-        training.average,
-        translation.translate,
-        translation.score,
-        translation.evaluate,
-    )
-}
+__all__ = ["app"]
 
 app = typer.Typer(
     name="ziggurat",
@@ -39,17 +21,15 @@ app = typer.Typer(
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for _name, _verb in _VERBS.items():
-    app.command(_name)(_verb)
-
-
-def check_verb(arguments: Sequence[str]) -> None:
-    """Raise ConfigError with the nearest verb if the first argument names none; options are left to Typer."""
-    if not arguments or arguments[0].startswith("-") or arguments[0] in _VERBS:
-        return
-    near = difflib.get_close_matches(arguments[0], _VERBS, n=1, cutoff=0.5)
-    way_out = f"did you mean `{near[0]}`?" if near else f"the verbs are {', '.join(_VERBS)}"
-    raise ConfigError(f"no verb `{printable(arguments[0])}`; {way_out}")
+app.command()(demo.demo)
+app.command()(preparation.recipes)
+app.command()(preparation.explain)
+app.command()(preparation.prepare)
+app.command()(training.train)
+app.command()(training.average)
+app.command()(translation.translate)
+app.command()(translation.score)
+app.command()(translation.evaluate)
 
 
 def _print_version(wanted: bool) -> None:

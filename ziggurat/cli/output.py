@@ -7,17 +7,16 @@ import io
 import json
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
 
-from ziggurat.data.files import byte_blocks
-from ziggurat.errors import DataError
+from ziggurat.data.files import atomic_file, byte_blocks
+from ziggurat.errors import ConfigError, DataError
 
-__all__ = ["console", "counted", "input_stream", "output_stream", "print_json"]
+__all__ = ["console", "counted", "input_stream", "output_stream", "print_json", "refuse_overwriting"]
 
 
 def console() -> Console:
@@ -88,15 +87,12 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
         return
     if not target.parent.is_dir():
         raise DataError(f"{path}: folder {target.parent} does not exist")
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            yield file
-            file.flush()
-            os.fchmod(file.fileno(), 0o644)
-            os.fsync(file.fileno())
-        os.replace(name, target)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
+    with atomic_file(target) as file:
+        yield file
+
+
+def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
+    """Raise ConfigError when the file `output` is one of those that are read."""
+    for path in inputs:
+        if output and path and os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
+            raise ConfigError(f"{output}: is an input; write the translations to another file")

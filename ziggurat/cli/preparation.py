@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -88,8 +87,6 @@ def prepare(
 
 def _report_text(report: PrepareReport) -> str:
     """Return the report for people: one line per corpus, then the store."""
-    from ziggurat.data.subword import load_tokenizers
-
     lines = []
     for corpus in report.corpora:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(corpus.dropped.items()) if count)
@@ -97,11 +94,11 @@ def _report_text(report: PrepareReport) -> str:
         lines.append(f"{line}; dropped: {dropped}" if dropped else line)
         if corpus.carriage_returns:
             lines.append(f"       {counted(corpus.carriage_returns, 'line')} ended in CR LF; the CR was removed")
-    source, target = load_tokenizers(Path(report.store).expanduser())
-    if source is target:
-        vocabulary = f"joint vocabulary: {counted(source.size, 'piece')}"
+    source, target = report.source_vocabulary, report.target_vocabulary
+    if report.joint_vocabulary:
+        vocabulary = f"joint vocabulary: {counted(source, 'piece')}"
     else:
-        vocabulary = f"vocabularies: {source.size:,} source and {target.size:,} target pieces"
+        vocabulary = f"vocabularies: {source:,} source and {target:,} target pieces"
     how = "already there, nothing to do" if report.reused else f"written in {duration(report.seconds)}"
     return "\n".join([*lines, f"store  {report.store}; {vocabulary}; {how}"])
 

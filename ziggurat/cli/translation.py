@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 import warnings
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import console, counted, input_stream, output_stream, print_json
+from ziggurat.cli.output import console, counted, input_stream, output_stream, print_json, refuse_overwriting
 from ziggurat.cli.preparation import Json
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
@@ -21,7 +20,7 @@ from ziggurat.errors import ConfigError, DataError, printable
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
     from ziggurat.decoding.translator import Translator
-    from ziggurat.evaluation.scores import Metric, Score
+    from ziggurat.evaluation.scores import Metric
 
 __all__ = ["evaluate", "score", "translate"]
 
@@ -59,7 +58,7 @@ def translate(
     from ziggurat.decoding.translator import WINDOW_LINES
 
     settings = _settings(overrides, "--input")
-    _refuse_overwriting(output, input)
+    refuse_overwriting(output, input)
     with _notices():
         translator = _open(model, which, device, threads, settings)
         n_best = translator.decoding.n_best
@@ -121,8 +120,8 @@ def evaluate(
     compound_split: Annotated[
         bool, typer.Option("--compound-split", help="Also compound-split BLEU (English-German papers).")
     ] = False,
-    tokenize: Annotated[
-        str | None, typer.Option("--tokenize", help="BLEU's tokenizer: zh, ja-mecab, ko-mecab, char, flores200, ...")
+    bleu_tokenizer: Annotated[
+        str | None, typer.Option("--bleu-tokenizer", help="sacreBLEU's name; default: by the model's target language.")
     ] = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
@@ -136,7 +135,8 @@ def evaluate(
 
     Example: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`
     """
-    from ziggurat.evaluation.tokenised import check_language
+    from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
+    from ziggurat.evaluation.tokenised import check_language, compound_split_bleu, tokenised_bleu
 
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
@@ -146,10 +146,11 @@ def evaluate(
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
     wanted = _metrics(metrics)
-    _refuse_overwriting(output, source, *reference)
+    refuse_overwriting(output, source, *reference)
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     references = [_read(path) for path in reference]
+    language = None
     if hypothesis is not None:
         if overrides or source or output:
             raise ConfigError("`--hypothesis` takes no decoding settings, `--source` or `--output`")
@@ -162,8 +163,17 @@ def evaluate(
         sources = _read(source)
         _pair_up((source, sources), *zip(reference, references, strict=True))
         with _notices():
-            hypotheses = _translations(_open(model, which, device, threads, settings), sources, output)
-    scores = _scores(hypotheses, references, wanted, tokenised, compound_split, confidence, lowercase, tokenize)
+            translator = _open(model, which, device, threads, settings)
+            hypotheses = _translations(translator, sources, output)
+        language = translator.target_language
+    options = {"confidence": confidence, "lowercase": lowercase}
+    scores = sacrebleu_scores(
+        hypotheses, references, metrics=wanted, tokenize=bleu_tokenizer, target_language=language, **options
+    )
+    if tokenised is not None:
+        scores.append(tokenised_bleu(hypotheses, references, language=tokenised, **options))
+    if compound_split:
+        scores.append(compound_split_bleu(hypotheses, references, language=tokenised or "de", **options))
     if json:
         print_json([s.as_record() for s in scores])
         return
@@ -205,13 +215,6 @@ def _read(path: str) -> list[str]:
     return list(read_lines(stream, name))
 
 
-def _refuse_overwriting(output: str | None, *inputs: str | None) -> None:
-    """Raise ConfigError when the output would take the place of a file that is read."""
-    for path in inputs:
-        if output and path and os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
-            raise ConfigError(f"{output}: is an input; write the translations to another file")
-
-
 def _pair_up(first: tuple[str, list[str]], *others: tuple[str, list[str]]) -> None:
     """Raise DataError unless all texts, each with the path it came from, have equally many lines."""
     name, lines = first
@@ -241,28 +244,6 @@ def _metrics(listed: str) -> list[Metric]:
     if unknown := [name for name in names if name not in METRICS]:
         raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
     return [metric for metric in METRICS if metric in names]
-
-
-def _scores(
-    hypotheses: list[str],
-    references: list[list[str]],
-    metrics: list[Metric],
-    tokenised: str | None,
-    compound_split: bool,
-    confidence: bool,
-    lowercase: bool,
-    tokenize: str | None,
-) -> list[Score]:
-    from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
-    from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
-
-    options: dict[str, Any] = {"confidence": confidence, "lowercase": lowercase}
-    scores = sacrebleu_scores(hypotheses, references, metrics=metrics, tokenize=tokenize, **options)
-    if tokenised is not None:
-        scores.append(tokenised_bleu(hypotheses, references, language=tokenised, **options))
-    if compound_split:
-        scores.append(compound_split_bleu(hypotheses, references, language=tokenised or "de", **options))
-    return scores
 
 
 def _text(translation: Translation, number: int, n_best: int) -> str:

@@ -10,6 +10,7 @@ import tempfile
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from re import Pattern
 from typing import BinaryIO, Protocol
 
 import xxhash
@@ -19,10 +20,12 @@ from ziggurat.errors import DataError
 
 __all__ = [
     "COMPRESSIONS",
+    "atomic_file",
     "byte_blocks",
     "compression_of",
     "find_files",
     "fingerprint",
+    "holds_only",
     "uncompressed_file",
     "write_atomically",
 ]
@@ -178,15 +181,34 @@ def fingerprint(path: Path) -> str:
 
 def write_atomically(path: Path, content: bytes) -> None:
     """Write `content` so that `path` has either its old content or all of the new, even after a power cut."""
+    with atomic_file(path) as file:
+        file.write(content)
+
+
+@contextlib.contextmanager
+def atomic_file(path: Path) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it."""
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(content)
+            yield file
             file.flush()
-            os.fchmod(file.fileno(), 0o644)
+            os.fchmod(file.fileno(), 0o666 & ~_umask())
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
+
+
+def _umask() -> int:
+    """Return the process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def holds_only(folder: Path, names: Pattern[str]) -> bool:
+    """Whether `folder` is a folder with nothing in it but files called so (an empty one is)."""
+    return folder.is_dir() and all(entry.is_file() and names.fullmatch(entry.name) for entry in folder.iterdir())

@@ -16,7 +16,7 @@ import xxhash
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, TableWriter
-from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.passes import (
     Corpus,
     Progress,
@@ -65,6 +65,8 @@ class PrepareReport:
     source_vocabulary: int
     """Ids of the source side, control symbols and tags included."""
     target_vocabulary: int
+    joint_vocabulary: bool
+    """Whether both sides share one."""
     source_pieces: int
     """Pieces of all training sources."""
     target_pieces: int
@@ -212,7 +214,7 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     """
     if not store.exists():
         return None
-    if not store.is_dir() or (any(store.iterdir()) and not _is_store(store)):
+    if not holds_only(store, _STORE_FILES):  # nothing else is ever replaced
         raise DataError(f"{store}: exists and holds other things than a store; set data.store to another folder")
     if not any(store.iterdir()):
         return None
@@ -234,12 +236,7 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     )
 
 
-_STORE_FILE = re.compile(r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)")
-
-
-def _is_store(folder: Path) -> bool:
-    """Whether `folder` holds files of a store (possibly a damaged one) and nothing else: only that is ever replaced."""
-    return all(path.is_file() and _STORE_FILE.fullmatch(path.name) for path in folder.iterdir())
+_STORE_FILES = re.compile(r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)")
 
 
 def _with_labels(
@@ -268,6 +265,7 @@ def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: f
         seconds=seconds,
         source_vocabulary=manifest["vocabulary"]["source"],
         target_vocabulary=manifest["vocabulary"]["target"],
+        joint_vocabulary=any(name.startswith("joint.") for name in manifest["files"]),
         source_pieces=manifest["tables"]["train"]["source_pieces"],
         target_pieces=manifest["tables"]["train"]["target_pieces"],
         corpora=[

@@ -14,47 +14,46 @@ from ziggurat.errors import printable
 __all__ = ["differences", "provenance", "unlike_store"]
 
 
+_PLACES = {"source", "target", "path", "name", "format"}
+"""Keys of a corpus that say where it lies or what it is called."""
+_MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
+
+
 def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress) -> dict[str, Any]:
     """Return what the pairs and vocabularies of a store depend on: settings, and files by their content.
 
     Left out: where files lie, what they are called, and what only training reads (weights, sampling
     temperature, the strength of regularisation).
     """
-    settings = config.model_dump(mode="json", exclude={"store", "sampling_temperature", "train", "dev"})
-    subword = settings["subword"]
-    subword["regularisation"] = subword["regularisation"] is not None
-    for name in ("source_model", "target_model", "source_vocabulary", "target_vocabulary"):
-        if subword[name] is not None:
-            subword[name] = [fingerprint(path) for path in find_files(subword[name], f"data.subword.{name}")]
+    settings = _settings(config.model_dump(mode="json"))
+    for name in _MODEL_FILES:
+        path = getattr(config.subword, name)
+        found = None if path is None else [fingerprint(p) for p in find_files(path, f"data.subword.{name}")]
+        settings["subword"][name] = found
+    entries = {split: iter(settings[split]) for split in ("train", "dev")}
     for number, corpus in enumerate(corpora):
-        entry = corpus.config.model_dump(mode="json", exclude={"source", "target", "path", "weight", "name", "format"})
+        entry = next(entries[corpus.split])
+        del entry["weight"]
         entry["format"] = corpus.reader.kind
         entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
-        settings.setdefault(corpus.split, []).append(entry)
         progress("fingerprint", number + 1, len(corpora))
     return settings
-
-
-_PLACES = {"source", "target", "path", "name", "format"}
-"""Keys of a corpus that say where it lies or how it is called."""
-_MODEL_FILES = {"source_model", "target_model", "source_vocabulary", "target_vocabulary"}
 
 
 def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     """Return the dotted names of the settings in which `config` differs from those that a store was made with.
 
-    Reads no input file. Where files lie and what only training reads is left out, as in `provenance`; corpora
-    are compared only when `config` names some.
+    Reads no input file, so what is left out in `provenance` is left out here, and files too; weights, which the
+    store keeps for training, are compared. Corpora are compared only when `config` names some.
     """
-    old, new = (_comparable(data) for data in (manifest["config"], config.model_dump(mode="json")))
+    old, new = (_settings(data) for data in (manifest["config"], config.model_dump(mode="json")))
     if not config.train:
-        old.update(train=[], dev=[])
-        new.update(train=[], dev=[])
+        old["train"] = old["dev"] = new["train"] = new["dev"] = []
     return differences(old, new)
 
 
-def _comparable(data: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a dumped `data` section without what may differ between a store and a run on it."""
+def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dumped `data` section without places, names and what only training reads; weights stay."""
     kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None

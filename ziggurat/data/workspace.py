@@ -88,7 +88,7 @@ def _locked_folder(folder: Path) -> int:
         except BlockingIOError:
             os.close(descriptor)
             raise DataError(
-                f"{folder}: another `ziggurat prepare` is building this store; wait for it to end"
+                f"{folder}: another process of ziggurat is building this folder; wait for it to end"
             ) from None
         if _is_same(folder, descriptor):
             return descriptor

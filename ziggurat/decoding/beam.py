@@ -42,8 +42,8 @@ class Scorer(Protocol):
     def attention(self) -> Tensor | None:
         """Attention weights [B, K, S] of the last step, for the coverage term; None when not offered."""
 
-    def start(self, source: Tensor, source_mask: Tensor, beam_size: int, max_steps: int) -> None:
-        """Read source ids [B, S] (mask: True for real tokens) and get ready for `max_steps` steps of K beams."""
+    def start(self, source: Tensor, source_mask: Tensor, beam_size: int) -> None:
+        """Read source ids [B, S] (mask: True for real tokens) and get ready for steps of K = `beam_size` beams."""
 
     def step(self, tokens: Tensor) -> Tensor:
         """Take the last tokens [B, K]; return scores [B, K, V] whose softmax gives the next token.
@@ -84,7 +84,7 @@ def beam_search(
     attention.
     """
     longest = int(max_lengths.max())
-    scorer.start(source, source_mask, settings.beam_size, longest + 1)
+    scorer.start(source, source_mask, settings.beam_size)
     tokens = torch.full((len(source), settings.beam_size), settings.bos, device=source.device)
     search: _Search | None = None
     for step in range(longest + 1):

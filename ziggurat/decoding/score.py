@@ -31,7 +31,7 @@ class ModelScorer:
         """Last layer's cross-attention [B, K, S] at the last step, mean over heads; None if not kept."""
         return self._state.cross_attention if self._state is not None else None
 
-    def start(self, source: Tensor, source_mask: Tensor, beam_size: int, max_steps: int) -> None:
+    def start(self, source: Tensor, source_mask: Tensor, beam_size: int) -> None:
         """Encode source ids [B, S]; the caches grow with the steps."""
         memory = self.model.encode(source, source_mask)
         self._state = self.model.start(memory, beam_size, keep_attention=self.keep_attention)

@@ -56,6 +56,7 @@ class Translator:
         max_positions: most positions of either side, where the model has such a limit (learned positions).
         device: where the model is.
         origin: which weights these are, in words for people.
+        target_language: code of the language it translates into; scores may depend on it.
 
     `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the
     model), `long_lines` (translated in parts), `unfinished` (cut at the length limit). The first of each of
@@ -72,6 +73,7 @@ class Translator:
         max_positions: int | None = None,
         device: torch.device | str = "cpu",
         origin: str = "",
+        target_language: str = "",
     ) -> None:
         self.model = model
         self.source_tokenizer = source_tokenizer
@@ -80,6 +82,7 @@ class Translator:
         self.max_positions = max_positions
         self.device = device
         self.origin = origin
+        self.target_language = target_language
         self.notices: Counter[str] = Counter()
 
     def translate(
@@ -271,8 +274,6 @@ def load_translator(path: str | Path, *, device: str = "auto", which: str | None
     Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting or a device that is
     not there.
     """
-    if device == "auto":
-        device = "cuda" if torch.cuda.is_available() else "cpu"
     opened = open_model(Path(path), which=which, device=device)
     source, target = load_tokenizers(opened.directory)
     experiment = opened.experiment
@@ -283,6 +284,7 @@ def load_translator(path: str | Path, *, device: str = "auto", which: str | None
         target,
         change_section(experiment.decoding, decoding, "decoding"),
         max_positions=embedding.max_positions if embedding.positions == "learned" else None,
-        device=device,
+        device=opened.model.device,
         origin=opened.origin,
+        target_language=experiment.data.target_language,
     )

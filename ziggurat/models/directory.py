@@ -14,18 +14,19 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.data.files import write_atomically
+from ziggurat.data.files import holds_only, write_atomically
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import build_model
+from ziggurat.models.device import usable_device
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = [
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
-    "is_model_directory",
     "load_weights",
+    "may_become_model_directory",
     "open_model",
     "read_tensors",
     "weights",
@@ -58,13 +59,14 @@ class OpenedModel:
     origin: str
 
 
-_MODEL_DIRECTORY_FILE = re.compile(r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)")
+_MODEL_DIRECTORY_FILES = re.compile(r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)")
 
 
-def is_model_directory(path: Path) -> bool:
-    """Whether a folder holds the files of a model directory and nothing else, so that another may replace it."""
-    names = [entry.name for entry in path.iterdir()]
-    return MODEL_FILE in names and all(_MODEL_DIRECTORY_FILE.fullmatch(name) for name in names)
+def may_become_model_directory(path: Path) -> bool:
+    """Whether nothing would be lost: there is nothing at `path`, an empty folder, or a model directory alone."""
+    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+        return True
+    return (path / MODEL_FILE).is_file() and holds_only(path, _MODEL_DIRECTORY_FILES)
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -130,21 +132,18 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
         path: the folder.
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first of these
             that is there.
-        device: where to put the model.
+        device: where to put the model; see ziggurat.models.device.usable_device.
 
-    Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration.
+    Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
+    a device that cannot be used.
     """
+    place = usable_device(device, "device")
     weights_file, root = _locate(Path(path), which)
     experiment = load_experiment(root / CONFIG_FILE)
     source, target = load_tokenizers(root)
     model = build_model(experiment.model, source.size, target.size)
     load_weights(model, read_tensors(weights_file), str(weights_file))
-    try:
-        model.to(device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
-        raise CheckpointError(f"device {device!r} cannot be used: {reason}; use `--device cpu`") from None
-    return OpenedModel(model.eval(), experiment, root, weights_file, _origin(Path(path), weights_file))
+    return OpenedModel(model.to(place).eval(), experiment, root, weights_file, _origin(Path(path), weights_file))
 
 
 def _locate(path: Path, which: str | None) -> tuple[Path, Path]:

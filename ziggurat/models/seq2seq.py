@@ -1,4 +1,4 @@
-"""The encoder-decoder: the only model type that decoding, training and export see."""
+"""The encoder-decoder: the only model type that decoding and training see."""
 
 from __future__ import annotations
 

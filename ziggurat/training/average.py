@@ -8,19 +8,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ziggurat.config import load_experiment
+from ziggurat.config import TrainingConfig, load_experiment
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import (
     CHECKPOINTS,
     CONFIG_FILE,
     MODEL_FILE,
-    is_model_directory,
+    may_become_model_directory,
     read_tensors,
     write_model_directory,
 )
-from ziggurat.training.checkpoint import regular_checkpoints
+from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.stopping import finished
 
-__all__ = ["average_run", "mean_weights"]
+__all__ = ["average_run", "mean_weights", "regular_checkpoints"]
 
 
 def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
@@ -41,6 +42,20 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     return {name: (total[name] / len(files)).to(first[name].dtype) for name in first}
 
 
+def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
+    """Return the checkpoints that a run has however often it was stopped, oldest first.
+
+    Those that a schedule asked for and, when training is over, the last. Raises CheckpointError when the newest
+    one's `meta.json` cannot be read.
+    """
+    folders = checkpoint_folders(run)
+    if not folders:
+        return []
+    progress = read_progress(folders[-1])
+    over = finished(progress, config) is not None
+    return [f for f in folders if f.name not in progress.interim or (over and f == folders[-1])]
+
+
 def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
@@ -51,15 +66,16 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
-    folders = regular_checkpoints(run)[-last:]
+    experiment = load_experiment(run / CONFIG_FILE)
+    folders = regular_checkpoints(run, experiment.training)[-last:]
     if len(folders) < last:
         raise CheckpointError(
             f"{run}: only {len(folders)} checkpoints are kept, {last} wanted (those that an interruption left do not "
             "count); raise `training.checkpoint.keep_last` or average fewer"
         )
-    if out is not None and out.exists() and (not out.is_dir() or any(out.iterdir())) and not is_model_directory(out):
+    if out is not None and not may_become_model_directory(out):
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
-    write_model_directory(out, tensors, load_experiment(run / CONFIG_FILE), run)
+    write_model_directory(out, tensors, experiment, run)
     return out, [int(folder.name.removeprefix("step-")) for folder in folders]

@@ -17,7 +17,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -35,7 +35,7 @@ __all__ = [
     "load_checkpoint",
     "prune",
     "random_state",
-    "regular_checkpoints",
+    "read_progress",
     "restore_random_state",
     "save_checkpoint",
 ]
@@ -61,9 +61,8 @@ class Progress:
         best_update: its update.
         validations_since_best: in a row without a better one.
         scores: validation metric by name of the checkpoints kept.
-        interim: names of the checkpoints kept that no schedule asked for: written at an interruption, only to go
-            on from. They make way for the next one and count neither among the newest nor in averages.
-        final: name of the last checkpoint of a finished run if no schedule asked for it; interim once it goes on.
+        interim: names of the checkpoints kept that no schedule asked for, written when training stopped. They make
+            way for the next one, so that a run keeps the same checkpoints however often it was stopped.
     """
 
     update: int = 0
@@ -78,7 +77,6 @@ class Progress:
     validations_since_best: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     interim: list[str] = field(default_factory=list)
-    final: str | None = None
 
 
 @dataclass(frozen=True)
@@ -143,20 +141,15 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
 
 
-def regular_checkpoints(run: Path) -> list[Path]:
-    """Return the checkpoints that a schedule asked for or that ended the run, oldest first.
-
-    Raises CheckpointError when the newest one's `meta.json` cannot be read.
-    """
-    folders = checkpoint_folders(run)
-    interim = Progress(**_read_meta(folders[-1])["progress"]).interim if folders else []
-    return [folder for folder in folders if folder.name not in interim]
+def read_progress(folder: Path) -> Progress:
+    """Return where the run stood at a checkpoint. Raises CheckpointError when its `meta.json` cannot be read."""
+    return _read_meta(folder).progress
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
     meta = _read_meta(folder)
-    for name, expected in meta["checksums"].items():
+    for name, expected in meta.checksums.items():
         try:
             actual = fingerprint(folder / name)
         except DataError as error:
@@ -164,11 +157,11 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         if actual != expected:
             raise CheckpointError(f"{folder / name}: damaged (checksum {actual}, expected {expected})")
     return Checkpoint(
-        Progress(**meta["progress"]),
+        meta.progress,
         read_tensors(folder / MODEL_FILE),
         read_tensors(folder / _OPTIMISER),
         read_tensors(folder / _RANDOM),
-        meta["store"],
+        meta.store,
     )
 
 
@@ -216,22 +209,27 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def _read_meta(folder: Path) -> dict[str, Any]:
+class _Meta(NamedTuple):
+    """Content of `meta.json`."""
+
+    progress: Progress
+    store: str
+    checksums: dict[str, str]
+
+
+def _read_meta(folder: Path) -> _Meta:
     path = folder / _META
     try:
-        meta: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        version = meta["format"]
-        if version == CHECKPOINT_FORMAT:
-            Progress(**meta["progress"])
-            dict(meta["checksums"])
-            str(meta["store"])
+        document = json.loads(path.read_text("utf-8"))
+        if document["format"] != CHECKPOINT_FORMAT:
+            raise CheckpointError(
+                f"{path}: checkpoint format {document['format']}, this version reads {CHECKPOINT_FORMAT}"
+            )
+        return _Meta(Progress(**document["progress"]), document["store"], dict(document["checksums"]))
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None
-    if version != CHECKPOINT_FORMAT:
-        raise CheckpointError(f"{path}: checkpoint format {version}, this version reads {CHECKPOINT_FORMAT}")
-    return meta
 
 
 def _link(link: Path, folder: Path) -> None:

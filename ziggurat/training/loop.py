@@ -18,26 +18,26 @@ from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.models.device import usable_device
 from ziggurat.models.directory import load_weights, weights
 from ziggurat.training.allocator import keep_freed_memory
-from ziggurat.training.average import average_run
+from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
     Progress,
     checkpoint_folders,
     latest_checkpoint,
     prune,
-    regular_checkpoints,
     restore_random_state,
     save_checkpoint,
 )
-from ziggurat.training.device import training_device
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.optim import Optimiser
-from ziggurat.training.progress import ProgressLine, Window, diverged, finished
-from ziggurat.training.run import create_run, owned, refuse_endless, refuse_existing, refuse_other_store
+from ziggurat.training.progress import ProgressLine, Window
+from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.stopping import diverged, finished, refuse_endless
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
@@ -73,6 +73,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     same weights, bit for bit on one machine. Raises ConfigError, DataError, CheckpointError, TrainingError.
     """
     console = console or Console(stderr=True)
+    run = run.absolute()  # creating it may replace the folder that "." stands for
     store = Store.open(experiment.data.store)
     if not resume:
         refuse_existing(run)
@@ -92,7 +93,7 @@ class _Training:
     def __init__(self, run: Path, experiment: Experiment, store: Store, console: Console) -> None:
         self.run, self.experiment, self.store, self.console = run, experiment, store, console
         self.config = config = experiment.training
-        self.device = training_device(config.device)
+        self.device = usable_device(config.device, "training.device")
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
@@ -133,6 +134,7 @@ class _Training:
         self.log.say(f"{sizes}, {self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
+        begun = self.progress.update
         metrics = MetricsWriter(self.run, update=self.progress.update, tensorboard=self.config.tensorboard)
         try:
             with GracefulStop() as stop, ProgressLine(self.console, self.config) as line:
@@ -140,7 +142,13 @@ class _Training:
         finally:
             metrics.close()
         p = self.progress
-        self.log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training)")
+        if p.update == begun:
+            how = f"`ziggurat train --run {self.run} --resume training.stop.updates=...`"
+            self.log.say(
+                f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}", "yellow"
+            )
+        else:
+            self.log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training)")
         if stop.received is None:
             self._average()
         return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.received)
@@ -152,14 +160,10 @@ class _Training:
         window = Window(self.loader)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
         reason = finished(p, config)
-        if reason is not None:
-            self.log.say("nothing to do: the run is finished; to go on, raise its limit: `training.stop...=`", "yellow")
-        if reason is None and p.final is not None:
-            p.interim, p.final = [*p.interim, p.final], None
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
-        first = True
+        begun = p.update
         while reason is None:
             group = next(groups)
             rate = learning_rate(
@@ -180,9 +184,8 @@ class _Training:
             self._count_skipped(result)
             window.add(result)
             line.update(p, window)
-            if first:
+            if p.update == begun + 1:  # a sign of life, long before the first record
                 self.log.say(f"first update: loss {result.loss:.4f}, {window.seconds:.2f} s")
-                first = False
             if p.update % config.log_every_updates == 0:
                 metrics.write("train", p.update, window.record(p, rate))
                 line.say(window.line(p, rate, config.stop), self.log)
@@ -201,7 +204,7 @@ class _Training:
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
             scheduled = validated or due or p.update % config.checkpoint.every_updates == 0
             if scheduled or reason is not None:
-                self._save(interim=not scheduled, final=reason is not None and not stop.received)
+                self._save(interim=not scheduled)
                 last_save_seconds = p.seconds
             if p.skipped_in_a_row >= config.stop.non_finite:
                 raise diverged(p, [folder.name for folder in checkpoint_folders(self.run)])
@@ -248,18 +251,12 @@ class _Training:
             "bold" if better else None,
         )
 
-    def _save(self, *, interim: bool, final: bool) -> None:
-        """Write a checkpoint, unless there is one of this update.
-
-        `interim`: no schedule asked for it. It is there to go on from, or (`final`) as the run's last word, until
-        the run is taken up again.
-        """
+    def _save(self, *, interim: bool) -> None:
+        """Write a checkpoint, unless there is one of this update; `interim`: no schedule asked for it."""
         p, kept = self.progress, self.config.checkpoint
         if self.saved_update == p.update:
             return
-        if interim and final:
-            p.final = f"step-{p.update:08d}"
-        elif interim:
+        if interim:
             p.interim.append(f"step-{p.update:08d}")
         save_checkpoint(self.run, p, weights(self.model), self.optimiser.state(), self.store.fingerprint)
         self.saved_update = p.update
@@ -289,7 +286,7 @@ class _Training:
         self.log.say(f"resumed after update {checkpoint.progress.update}")
 
     def _average(self) -> None:
-        wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run)))
+        wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))
         if wanted:
             out, updates = average_run(self.run, last=wanted)
             self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
 from types import TracebackType
 
 from rich.console import Console
@@ -14,12 +13,12 @@ from ziggurat.config import TrainingConfig
 from ziggurat.config.train import StopConfig
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
-from ziggurat.errors import TrainingError
 from ziggurat.training.checkpoint import Progress as RunProgress
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.step import UpdateResult
+from ziggurat.training.stopping import share_done, time_left
 
-__all__ = ["ProgressLine", "Window", "diverged", "finished", "share_done", "time_left"]
+__all__ = ["ProgressLine", "Window"]
 
 
 class Window:
@@ -86,44 +85,6 @@ class Window:
             f"data wait {100 * float(r['data_wait_share'] or 0):.1f} %  {duration(p.seconds)}  "
             f"{time_left(p, stop)} left"
         )
-
-
-def finished(p: RunProgress, config: TrainingConfig) -> str | None:
-    """Return why training is over, or None; a function of the progress alone, so a resumed run agrees."""
-    stop = config.stop
-    if stop.updates is not None and p.update >= stop.updates:
-        return "`training.stop.updates` reached"
-    if stop.epochs is not None and p.epoch >= stop.epochs:
-        return "`training.stop.epochs` reached"
-    if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
-        return "`training.stop.minutes` reached"
-    if stop.patience is not None and p.validations_since_best >= stop.patience:
-        return f"no better {config.validation.metric} in {stop.patience} validations"
-    return None
-
-
-def diverged(p: RunProgress, kept: Sequence[str]) -> TrainingError:
-    """Return the diagnosis of a run whose updates were not finite too many times in a row; `kept`: its checkpoints."""
-    return TrainingError(
-        f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, the first of them update "
-        f"{p.update - p.skipped_in_a_row + 1}. Lower `training.schedule.peak`, lengthen `warmup_updates`, set "
-        "`training.clip_norm`, or use fp32. "
-        + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else "")
-    )
-
-
-def share_done(p: RunProgress, stop: StopConfig) -> float:
-    """Return how much of the training is done, from 0 to 1, by the limit that comes first; without one, 0."""
-    shares = [p.update / stop.updates] if stop.updates else []
-    shares += [p.seconds / (60 * stop.minutes)] if stop.minutes else []
-    shares += [p.epoch / stop.epochs] if stop.epochs else []
-    return min(1.0, max(shares, default=0.0))
-
-
-def time_left(p: RunProgress, stop: StopConfig) -> str:
-    """Return for people how long training still takes at its mean speed so far; `?` while that is unknown."""
-    share = share_done(p, stop)
-    return duration(p.seconds * (1 - share) / share) if share > 0 else "?"
 
 
 class ProgressLine:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import os
-import shutil
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.train import StopConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.provenance import unlike_store
 from ziggurat.data.subword import copy_tokenizers
+from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
 
-__all__ = ["create_run", "owned", "refuse_endless", "refuse_existing", "refuse_other_store", "reopen_run"]
+__all__ = ["create_run", "owned", "refuse_existing", "refuse_other_store", "reopen_run"]
 
 
 def refuse_existing(run: Path) -> None:
@@ -46,25 +44,13 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
 def create_run(run: Path, experiment: Experiment, store: Store) -> None:
     """Make a new run: resolved configuration and vocabularies; the folder appears whole or not at all.
 
-    Raises ConfigError when there is something already.
+    Raises ConfigError when there is something already, DataError when another process is making it.
     """
     refuse_existing(run)
-    run = run.absolute()
-    building = run.with_name(f".{run.name}.new")
-    shutil.rmtree(building, ignore_errors=True)
-    (building / CHECKPOINTS).mkdir(parents=True)
-    copy_tokenizers(store.path, building)
-    write_atomically(building / CONFIG_FILE, dump(experiment).encode())
-    os.rename(building, run)
-
-
-def refuse_endless(stop: StopConfig, *, validates: bool) -> None:
-    """Raise ConfigError when nothing would ever end the training."""
-    if not validates and stop.updates is stop.epochs is stop.minutes is None:
-        raise ConfigError(
-            "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
-            "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
-        )
+    with building(run) as folder:
+        copy_tokenizers(store.path, folder)
+        write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+        (folder / CHECKPOINTS).mkdir()
 
 
 def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:

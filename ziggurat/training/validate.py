@@ -13,9 +13,10 @@ from ziggurat.config import DecodingConfig, Experiment, TrainingConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import fixed_batches
+from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
-from ziggurat.evaluation.scores import evaluate
+from ziggurat.evaluation.scores import Score, evaluate
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.step import autocast, batch_loss
 
@@ -73,6 +74,8 @@ class Validator:
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
         self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
         tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
+        if self.sources:
+            self._scores(["a"], ["a"])  # a tokenizer that is not installed is missed now, not after hours
         self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
 
     @torch.inference_mode()
@@ -101,15 +104,18 @@ class Validator:
         )
         with autocast(model.device, self.config.precision), warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
-            outputs = [""] * len(self.sources)
+            found: dict[int, Translation] = {}
             for tag in dict.fromkeys(self.tags):
                 chosen = [i for i, its_tag in enumerate(self.tags) if its_tag == tag]
-                for i, translation in zip(
-                    chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True
-                ):
-                    outputs[i] = translation.text
-        bleu, chrf = evaluate(outputs, [self.references], metrics=("bleu", "chrf"))
+                found.update(zip(chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True))
+        outputs = [found[i].text for i in range(len(found))]
+        bleu, chrf = self._scores(outputs, self.references)
         return bleu.value, chrf.value, translator.notices["unfinished"]
+
+    def _scores(self, outputs: list[str], references: list[str]) -> list[Score]:
+        """Return BLEU, with the tokenizer that sacreBLEU has for the target language, and chrF."""
+        language = self.store.manifest["config"]["target_language"]
+        return evaluate(outputs, [references], metrics=("bleu", "chrf"), target_language=language)
 
 
 def position_limit(experiment: Experiment, store: Store) -> int | None:

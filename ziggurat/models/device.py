@@ -1,4 +1,4 @@
-"""Where a model is trained."""
+"""Where a model runs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,14 @@ import torch
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["training_device"]
+__all__ = ["usable_device"]
 
 
-def training_device(name: str) -> torch.device:
-    """Return the device of `training.device`. Raises ConfigError when it cannot be used."""
+def usable_device(name: str, setting: str) -> torch.device:
+    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
+
+    Raises ConfigError, which names `setting`, when it cannot be used.
+    """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -18,5 +21,5 @@ def training_device(name: str) -> torch.device:
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"`training.device: {name}` cannot be used: {reason}") from None
+        raise ConfigError(f"`{setting}: {name}` cannot be used: {reason}; `cpu` always can") from None
     return device
