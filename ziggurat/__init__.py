@@ -5,14 +5,17 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
     from ziggurat.decoding.translator import Translator
 
 __version__ = "0.1.0"
 __all__ = ["__version__", "load"]
 
 
-def load(path: str, **options: Any) -> Translator:
-    """Open a run or a model directory for translation; see ziggurat.decoding.translator.load_translator."""
+def load(path: str | Path | Sequence[str | Path], **options: Any) -> Translator:
+    """Open a run, a model directory or an ensemble of several; see ziggurat.decoding.translator.load_translator."""
     from ziggurat.decoding.translator import load_translator
 
     return load_translator(path, **options)

@@ -131,6 +131,22 @@ def test_impossible_size_is_refused_with_the_way_out() -> None:
         train(size=50)
 
 
+def test_the_sides_may_have_vocabularies_of_different_size() -> None:
+    sizes = {"joint": False, "vocabulary_size": 420, "target_vocabulary_size": 380}
+    config = SubwordConfig.model_validate(sizes)
+    source, target = train_tokenizers(config, "none", [], lambda side: iter(SENTENCES))
+    assert (source.size, target.size) == (420, 380)
+    with pytest.raises(DataError, match=r"50 pieces for the target side.*raise data\.subword\.target_vocabulary_size"):
+        small = SubwordConfig.model_validate({**sizes, "target_vocabulary_size": 50})
+        train_tokenizers(small, "none", [], lambda side: iter(SENTENCES))
+
+
+@pytest.mark.parametrize("wrong", [{"joint": True}, {"joint": False, "kind": "existing", "source_model": "x.spm"}])
+def test_a_size_for_the_target_side_needs_a_model_of_its_own(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValueError, match="`target_vocabulary_size` is for two models that are trained"):
+        SubwordConfig.model_validate({**wrong, "target_vocabulary_size": 400})
+
+
 def test_errors_of_the_sample_are_not_swallowed() -> None:
     def broken() -> object:
         yield "a sentence"

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.build import RESIDUAL
+from ziggurat.models.kinds import RESIDUAL
 from ziggurat.models.layers import DecoderLayer, EncoderLayer
-from ziggurat.nn.attention import CrossAttention, SelfAttention, base, causal_bias, padding_bias
+from ziggurat.nn.attention import CrossAttention, SelfAttention, WholeTarget, base, causal_bias, padding_bias
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
-from ziggurat.nn.residual import Residual
+from ziggurat.nn.residual import Material, Place, Residual
 
 D_MODEL, D_FF, HEADS = 12, 20, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}
 
 
-def residual_of(kind: str) -> Callable[[], Residual]:
-    return lambda: RESIDUAL[kind](D_MODEL, Dropout(0.0), 1e-5)  # type: ignore[index]
+def residuals_of(kind: str, sublayers: int) -> list[Residual]:
+    material = Material(D_MODEL, lambda: Dropout(0.0), lambda: nn.LayerNorm(D_MODEL))
+    places = [Place(sublayers == 3, 1, n, sublayers, n < sublayers - 1, 6, 6) for n in range(sublayers)]
+    return [RESIDUAL[kind].make(place, material) for place in places]  # type: ignore[index]
 
 
 def pairs_of(layer: EncoderLayer | DecoderLayer, torch_layer: nn.Module) -> list[tuple[Tensor, Tensor]]:
@@ -79,7 +79,9 @@ def test_encoder_layer(kind: str, explicit: bool, monkeypatch: pytest.MonkeyPatc
     )
     randomise(theirs)
     ours = EncoderLayer(
-        SelfAttention(D_MODEL, HEADS, Dropout(0.0)), FeedForward(D_MODEL, D_FF, "relu", Dropout(0.0)), residual_of(kind)
+        SelfAttention(D_MODEL, HEADS, Dropout(0.0)),
+        FeedForward(D_MODEL, D_FF, "relu", Dropout(0.0)),
+        residuals_of(kind, 2),
     ).double()
     pairs = pairs_of(ours, theirs)
     with torch.no_grad():
@@ -110,7 +112,7 @@ def test_decoder_layer(kind: str) -> None:
         SelfAttention(D_MODEL, HEADS, Dropout(0.0)),
         CrossAttention(D_MODEL, D_MODEL, HEADS, Dropout(0.0)),
         FeedForward(D_MODEL, D_FF, "relu", Dropout(0.0)),
-        residual_of(kind),
+        residuals_of(kind, 3),
     ).double()
     pairs = pairs_of(ours, theirs)
     with torch.no_grad():
@@ -122,7 +124,7 @@ def test_decoder_layer(kind: str) -> None:
     inputs = [(x.clone().requires_grad_(), memory.clone().requires_grad_()) for _ in range(2)]
     (x_ours, m_ours), (x_theirs, m_theirs) = inputs
     bias = padding_bias(mask, torch.float64)
-    y_ours = ours(x_ours, causal_bias(4, torch.float64, x.device), ours.remember(m_ours, bias))
+    y_ours = ours(x_ours, WholeTarget(causal_bias(4, torch.float64, x.device), m_ours, bias))
     future = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
     y_theirs = theirs(x_theirs, m_theirs, tgt_mask=future, memory_key_padding_mask=~mask)
     torch.testing.assert_close(y_ours, y_theirs, **TOLERANCE)

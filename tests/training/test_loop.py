@@ -121,7 +121,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
 def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Path) -> None:
     for update in (2, 3, 4, 5):
         progress = Progress(update=update, interim=["step-00000003", "step-00000005"])
-        save_checkpoint(tmp_path, progress, {"w": torch.tensor(1.0)}, {}, "store")
+        save_checkpoint(tmp_path, progress, {"w": torch.tensor(1.0)}, {}, "store", 2)
     for stop, kept in ((6, "24"), (5, "245")):  # the last one of a finished run counts
         config = TrainingConfig(stop=StopConfig(updates=stop))
         assert [folder.name[-1] for folder in regular_checkpoints(tmp_path, config)] == list(kept)

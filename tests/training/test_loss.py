@@ -1,20 +1,29 @@
 from __future__ import annotations
 
 import math
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.config.train import LossConfig
+from ziggurat.nn.embedding import OutputProjection
 from ziggurat.training.loss import Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
+from ziggurat.training.step import batch_loss
 
 
 def written_out(
-    hidden: Tensor, weight: Tensor, target: Tensor, mask: Tensor, config: LossConfig
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    mask: Tensor,
+    config: LossConfig,
+    bias: Tensor | None = None,
 ) -> tuple[float, float]:
     """(objective, summed nll) in plain float64 loops, straight from the definitions."""
     vocabulary, e = weight.shape[0], config.label_smoothing
@@ -27,6 +36,8 @@ def written_out(
             if not mask[b, t]:
                 continue
             logits = [float(hidden[b, t] @ weight[v]) for v in range(vocabulary)]
+            if bias is not None:
+                logits = [x + float(bias[v]) for v, x in enumerate(logits)]
             log_sum = math.log(sum(math.exp(x) for x in logits))
             gold = int(target[b, t])
             if config.smoothing == "uniform":
@@ -57,13 +68,19 @@ def example(seed: int = 0) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return hidden, weight, target, mask
 
 
+def output_bias(seed: int = 5) -> Tensor:
+    return torch.randn(7, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
 @pytest.mark.parametrize("smoothing", ["uniform", "others"])
 @pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
 @pytest.mark.parametrize("subtract_entropy", [True, False])
+@pytest.mark.parametrize("biased", [True, False])
 def test_loss_equals_its_definition_and_ignores_padding(
-    smoothing: str, normalisation: str, subtract_entropy: bool
+    smoothing: str, normalisation: str, subtract_entropy: bool, biased: bool
 ) -> None:
     hidden, weight, target, mask = example()
+    bias = output_bias() if biased else None
     config = LossConfig.model_validate(
         {
             "smoothing": smoothing,
@@ -72,32 +89,94 @@ def test_loss_equals_its_definition_and_ignores_padding(
             "chunk_tokens": 4,
         }
     )
-    objective, nll = written_out(hidden, weight, target, mask, config)
-    got = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3)
+    objective, nll = written_out(hidden, weight, target, mask, config, bias)
+    got = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3, bias=bias)
     assert float(got.objective) == pytest.approx(objective, abs=1e-12)
     assert float(got.nll) == pytest.approx(nll, abs=1e-10)
     # Whatever stands at padded positions must not matter.
     hidden[~mask], target[~mask] = 1e3, 0
-    again = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3)
+    again = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3, bias=bias)
     assert float(again.objective) == float(got.objective)
 
 
 @pytest.mark.parametrize("smoothing", ["uniform", "others"])
 @pytest.mark.parametrize("chunk", [1, 4, 100])
-def test_gradients_equal_autograd_through_whole_logits(smoothing: str, chunk: int) -> None:
+@pytest.mark.parametrize("biased", [True, False])
+def test_gradients_equal_autograd_through_whole_logits(smoothing: str, chunk: int, biased: bool) -> None:
     hidden, weight, target, mask = example(1)
     config = LossConfig.model_validate({"smoothing": smoothing, "chunk_tokens": chunk})
-    ours = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-    sums = sequence_loss(ours[0], ours[1], target, mask, config, tokens=int(mask.sum()), sentences=3)
+    inputs = [hidden, weight, output_bias()] if biased else [hidden, weight]
+    ours = [x.clone().requires_grad_() for x in inputs]
+    sums = sequence_loss(
+        ours[0],
+        ours[1],
+        target,
+        mask,
+        config,
+        tokens=int(mask.sum()),
+        sentences=3,
+        bias=ours[2] if biased else None,
+    )
     (3 * sums.objective).backward()
-    plain = [hidden.clone().requires_grad_(), weight.clone().requires_grad_()]
-    log_p = F.log_softmax(plain[0] @ plain[1].T, -1)[mask]
+    plain = [x.clone().requires_grad_() for x in inputs]
+    logits = plain[0] @ plain[1].T + (plain[2] if biased else 0)
+    log_p = F.log_softmax(logits, -1)[mask]
     q = smoothing_of(config, 7)
     loss = -(q.every * log_p.sum(-1) + q.gold * log_p.gather(1, target[mask][:, None])[:, 0]).mean()
     (3 * loss).backward()
     assert sums.objective.item() == pytest.approx(loss.item(), abs=1e-12)
     for mine, other in zip(ours, plain, strict=True):
         torch.testing.assert_close(mine.grad, other.grad, atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("frozen", [None, 0, 1, 2])
+def test_gradients_equal_finite_differences(frozen: int | None) -> None:
+    """Whichever of hidden states, matrix and bias is trained; rows weigh differently."""
+    hidden, weight, target, mask = example(4)
+    row_weight = torch.linspace(0.1, 1.0, int(mask.sum()), dtype=torch.float64)
+    inputs = [hidden[mask], weight, output_bias()]
+    for i, values in enumerate(inputs):
+        values.requires_grad_(i != frozen)
+
+    def loss(h: Tensor, w: Tensor, b: Tensor) -> Tensor:
+        return linear_cross_entropy(h, w, target[mask], row_weight, Smoothing(0.9, 0.1 / 7), 4, b)[0]
+
+    assert torch.autograd.gradcheck(loss, inputs)
+
+
+def test_a_bias_of_zero_changes_nothing() -> None:
+    hidden, weight, target, mask = example(2)
+    config = LossConfig()
+    plain = sequence_loss(hidden, weight, target, mask, config, tokens=11, sentences=3)
+    biased = sequence_loss(
+        hidden, weight, target, mask, config, tokens=11, sentences=3, bias=torch.zeros(7, dtype=torch.float64)
+    )
+    assert torch.equal(plain.objective, biased.objective)
+    assert torch.equal(plain.nll, biased.nll)
+
+
+def test_the_model_s_output_bias_is_part_of_its_loss() -> None:
+    hidden, weight, target, mask = example(3)
+    output = OutputProjection(nn.Parameter(weight), nn.Parameter(output_bias()))
+    batch: Any = SimpleNamespace(source=None, source_mask=None, target_in=None, target_out=target, target_mask=mask)
+
+    class Model:
+        """Only what the loss needs of a model."""
+
+        def __init__(self) -> None:
+            self.output = output
+
+        def __call__(self, *inputs: object) -> Tensor:
+            return hidden
+
+    model: Any = Model()
+    got = batch_loss(model, batch, LossConfig(), tokens=11, sentences=3)
+    objective, nll = written_out(hidden, weight.detach(), target, mask, LossConfig(), output_bias())
+    assert float(got.objective) == pytest.approx(objective * int(mask.sum()) / 11, abs=1e-12)
+    assert float(got.nll) == pytest.approx(nll, abs=1e-10)
+    got.objective.backward()
+    assert output.bias is not None
+    assert output.bias.grad is not None
 
 
 def test_uniform_smoothing_is_torchs() -> None:
@@ -127,13 +206,14 @@ def test_huge_logits_stay_finite() -> None:
     assert torch.isfinite(hidden.grad).all()
 
 
-def test_bf16_autocast_stays_close() -> None:
+@pytest.mark.parametrize("biased", [True, False])
+def test_bf16_autocast_stays_close(biased: bool) -> None:
     hidden, weight, target, mask = (x.float() if x.is_floating_point() else x for x in example(3))
-    config = LossConfig()
-    exact = sequence_loss(hidden, weight, target, mask, config, tokens=11, sentences=3)
+    config, bias = LossConfig(), output_bias().float() + 100 if biased else None  # bf16 would round 100 by up to 0.25
+    exact = sequence_loss(hidden, weight, target, mask, config, tokens=11, sentences=3, bias=bias)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         leaf = weight.clone().requires_grad_()
-        rough = sequence_loss(hidden, leaf, target, mask, config, tokens=11, sentences=3)
+        rough = sequence_loss(hidden, leaf, target, mask, config, tokens=11, sentences=3, bias=bias)
     rough.objective.backward()
     assert rough.objective.dtype == torch.float32
     assert leaf.grad is not None

@@ -1,19 +1,20 @@
-"""Verbs that change weights: train, average."""
+"""Verbs that change weights: train, grow, average."""
 
 from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
 from ziggurat.cli.output import console, print_json
 from ziggurat.cli.preparation import Json
+from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, printable
 
-__all__ = ["average", "train"]
+__all__ = ["average", "grow", "train"]
 
 
 def train(
@@ -48,6 +49,31 @@ def train(
         print_json(asdict(result))
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
+
+
+def grow(
+    model: Annotated[Path, typer.Argument(help="Run, checkpoint or model directory.")],
+    layers: Annotated[int, typer.Option("--layers", min=2, help="Encoder layers of the deeper model.")],
+    out: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
+    copy: Annotated[
+        str, typer.Option("--copy", help="What the new layers start as: " + ", ".join(get_args(CopyStrategy)) + ".")
+    ] = "g_top",
+    which: Annotated[str | None, typer.Option("--which", help="Checkpoint of a run, such as best or 2000.")] = None,
+    json: Json = False,
+) -> None:
+    """Deepen the encoder of a trained model; train on with `training.start_from=OUT`.
+
+    Example: `ziggurat grow runs/a --layers 24 --out grown`
+    """
+    from ziggurat.training.growth import grow_model
+
+    if copy not in get_args(CopyStrategy):
+        raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")
+    parameters = grow_model(model, out, layers=layers, strategy=cast(CopyStrategy, copy), which=which)
+    if json:
+        print_json({"out": str(out), "encoder_layers": layers, "parameters": parameters})
+    else:
+        print(f"wrote {out}: {layers} encoder layers, {parameters:,} parameters")
 
 
 def average(

@@ -26,6 +26,15 @@ __all__ = ["evaluate", "score", "translate"]
 
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
+Ensemble = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--ensemble",
+        metavar="RUN",
+        help="A further model, of any depth and architecture, with the same vocabularies; repeat for more. The "
+        "probabilities of all are averaged.",
+    ),
+]
 Which = Annotated[
     str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
 ]
@@ -44,6 +53,7 @@ def translate(
         int | None, typer.Option("--window", min=1, help="Lines read before any is translated; 1 answers at once.")
     ] = None,
     tag: Tag = None,
+    ensemble: Ensemble = None,
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -60,7 +70,7 @@ def translate(
     settings = _settings(overrides, "--input")
     refuse_overwriting(output, input)
     with _notices():
-        translator = _open(model, which, device, threads, settings)
+        translator = _open([model, *(ensemble or [])], which, device, threads, settings)
         n_best = translator.decoding.n_best
         stream, name = input_stream(input)
         interactive = stream is sys.stdin.buffer and sys.stdin.isatty()
@@ -88,6 +98,7 @@ def score(
     target: Annotated[str, typer.Option("--target", help="Its translations, line by line.")],
     json: Annotated[bool, typer.Option("--json", help="JSON lines: score, log-probability, tokens.")] = False,
     tag: Tag = None,
+    ensemble: Ensemble = None,
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -98,7 +109,7 @@ def score(
     """
     sources, targets = _read(source), _read(target)
     _pair_up((source, sources), (target, targets))
-    translator = _open(model, which, device, threads, {})
+    translator = _open([model, *(ensemble or [])], which, device, threads, {})
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
 
@@ -126,6 +137,7 @@ def evaluate(
     confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     output: Annotated[str | None, typer.Option("--output", "-o", help="Also write the translations here.")] = None,
+    ensemble: Ensemble = None,
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
@@ -152,8 +164,8 @@ def evaluate(
     references = [_read(path) for path in reference]
     language = None
     if hypothesis is not None:
-        if overrides or source or output:
-            raise ConfigError("`--hypothesis` takes no decoding settings, `--source` or `--output`")
+        if overrides or source or output or ensemble:
+            raise ConfigError("`--hypothesis` takes no decoding settings, `--source`, `--output` or `--ensemble`")
         hypotheses = _read(hypothesis)
         _pair_up((hypothesis, hypotheses), *zip(reference, references, strict=True))
     else:
@@ -163,7 +175,7 @@ def evaluate(
         sources = _read(source)
         _pair_up((source, sources), *zip(reference, references, strict=True))
         with _notices():
-            translator = _open(model, which, device, threads, settings)
+            translator = _open([model, *(ensemble or [])], which, device, threads, settings)
             hypotheses = _translations(translator, sources, output)
         language = translator.target_language
     options = {"confidence": confidence, "lowercase": lowercase}
@@ -195,15 +207,17 @@ def _settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
     return settings
 
 
-def _open(path: str, which: str | None, device: str, threads: int | None, settings: dict[str, Any]) -> Translator:
-    """Open a model for translation and say on standard error which weights it has."""
+def _open(
+    paths: list[str], which: str | None, device: str, threads: int | None, settings: dict[str, Any]
+) -> Translator:
+    """Open a model, or several as an ensemble, for translation and say on standard error which weights are used."""
     import torch
 
     from ziggurat.decoding.translator import load_translator
 
     if threads is not None:
         torch.set_num_threads(threads)
-    translator = load_translator(path, which=which, device=device, **settings)
+    translator = load_translator(paths, which=which, device=device, **settings)
     console().print(translator.origin, markup=False, highlight=False, soft_wrap=True)
     return translator
 

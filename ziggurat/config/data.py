@@ -92,6 +92,8 @@ class SubwordConfig(Section):
     already segmented (subword-nmt's `@@ `) with a plain vocabulary file."""
     vocabulary_size: int = Field(default=8000, ge=8)
     """Pieces per model, control symbols included (`bpe`, `unigram`)."""
+    target_vocabulary_size: int | None = Field(default=None, ge=8)
+    """`joint: false`: pieces of the target side's model; null: as `vocabulary_size`, which is then the source's."""
     joint: bool = True
     """One model for both sides; false: one each."""
     byte_fallback: bool = True
@@ -113,6 +115,10 @@ class SubwordConfig(Section):
 
     @model_validator(mode="after")
     def _files_present(self) -> Self:
+        if self.target_vocabulary_size is not None and (self.joint or self.kind not in ("bpe", "unigram")):
+            raise ValueError(
+                "`target_vocabulary_size` is for two models that are trained: `joint: false`, bpe or unigram"
+            )
         if self.kind == "existing" and self.source_model is None:
             raise ValueError("`kind: existing` needs `source_model`")
         if self.kind == "vocabulary" and self.source_vocabulary is None:

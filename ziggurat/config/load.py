@@ -15,7 +15,7 @@ from pydantic import BaseModel, ValidationError
 from ziggurat.config.experiment import Experiment
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "parse_yaml"]
+__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "parse_yaml", "to_yaml"]
 
 Lines = dict[tuple[str | int, ...], int]
 AnySection = TypeVar("AnySection", bound=BaseModel)
@@ -284,5 +284,12 @@ def _dotted(path: Sequence[str | int]) -> str:
 
 def dump(config: BaseModel) -> str:
     """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
-    content = config.model_dump(mode="json")
-    return yaml.dump(content, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110)
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def to_yaml(content: Mapping[str, Any], *, compact: bool = False) -> str:
+    """Return `content` as YAML that parse_yaml reads back; `compact` puts innermost mappings and lists on one line."""
+    flow = None if compact else False
+    return yaml.dump(
+        dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
+    )

@@ -1,4 +1,4 @@
-"""Built-in configurations: one YAML file each under ziggurat/recipes."""
+"""Built-in configurations: one YAML file each under ziggurat/recipes, and the systems of papers (config/papers.py)."""
 
 from __future__ import annotations
 
@@ -9,33 +9,48 @@ from pathlib import Path
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.load import load_experiment, parse_experiment
+from ziggurat.config.papers import find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.errors import ConfigError
 
-__all__ = ["load_named", "recipe_names", "recipe_summary", "recipe_text"]
+__all__ = ["load_named", "plain_recipe_names", "recipe_names", "recipe_summary", "recipe_text"]
 
 _FOLDER = resources.files("ziggurat") / "recipes"
 
 
-def recipe_names() -> list[str]:
-    """Return the names of the built-in recipes, sorted."""
+def plain_recipe_names() -> list[str]:
+    """Return the names of the recipes that are files of their own, sorted."""
     return sorted(f.name.removesuffix(".yaml") for f in _FOLDER.iterdir() if f.name.endswith(".yaml"))
+
+
+def recipe_names() -> list[str]:
+    """Return the names of all built-in recipes: the plain ones, then those of each paper in the order of its tables."""
+    return [*plain_recipe_names(), *(name for key in paper_keys() for name in paper_recipes(key))]
 
 
 def recipe_text(name: str) -> str:
     """Return the YAML text of a recipe. Raises ConfigError for an unknown name, with the nearest ones."""
-    if name not in recipe_names():
-        near = difflib.get_close_matches(name, recipe_names(), n=3, cutoff=0.4) or recipe_names()
+    text = _text(name)
+    if text is None:
+        near = difflib.get_close_matches(name, recipe_names(), n=3, cutoff=0.4) or plain_recipe_names()
         raise ConfigError(f"no recipe `{name}`; did you mean {', '.join(f'`{n}`' for n in near)}?")
-    return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    return text
+
+
+def _text(name: str) -> str | None:
+    if name in plain_recipe_names():
+        return (_FOLDER / f"{name}.yaml").read_text(encoding="utf-8")
+    recipe = find_paper_recipe(name)
+    return None if recipe is None else recipe.text()
 
 
 def recipe_summary(name: str) -> str:
-    """Return the first comment line of a recipe."""
-    return recipe_text(name).splitlines()[0].removeprefix("#").strip()
+    """Return one line about a recipe; of a plain one its first comment line. Raises ConfigError for an unknown name."""
+    recipe = find_paper_recipe(name)
+    return recipe.summary if recipe else recipe_text(name).splitlines()[0].removeprefix("#").strip()
 
 
 def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Load a configuration file, or, where no such file exists, the built-in recipe of that name."""
-    if not Path(name).is_file() and name in recipe_names():
-        return parse_experiment(recipe_text(name), f"recipe {name}", overrides)
+    if not Path(name).is_file() and (text := _text(name)) is not None:
+        return parse_experiment(text, f"recipe {name}", overrides)
     return load_experiment(name, overrides)

@@ -7,6 +7,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Section
+from ziggurat.config.growth import GrowthConfig
 
 __all__ = [
     "BatchConfig",
@@ -46,11 +47,20 @@ class OptimiserConfig(Section):
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only."""
+    rectified_only: bool = False
+    """radam only: no update at all while the variance of the adaptive rate is intractable, as in Liu et al.'s code
+    (the first 5 updates at beta2 0.98); false: steps by momentum alone there, as in torch."""
 
     @model_validator(mode="after")
     def _betas_are_shares(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be at least 0 and below 1, not {list(self.betas)}")
+        return self
+
+    @model_validator(mode="after")
+    def _rectification_is_of_radam(self) -> Self:
+        if self.rectified_only and self.kind != "radam":
+            raise ValueError(f"`rectified_only` is an option of `kind: radam`, not of `{self.kind}`")
         return self
 
 
@@ -94,6 +104,9 @@ class LossConfig(Section):
     sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
     chunk_tokens: int = Field(default=1024, ge=1)
     """Rows of logits that exist at a time; [tokens, vocabulary] is never built whole."""
+    inter_sim: float = Field(default=0.0, ge=0)
+    """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
+    (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
 
 
 class ValidationConfig(Section):
@@ -190,6 +203,11 @@ class TrainingConfig(Section):
     """End of training."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
+    growth: GrowthConfig | None = None
+    """Shallow-to-deep training; null: the whole depth from the start."""
+    start_from: str | None = None
+    """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
+    (`ziggurat grow` deepens a model)."""
     log_every_updates: int = Field(default=50, ge=1)
     """Updates between progress records."""
     tensorboard: bool = True

@@ -24,6 +24,7 @@ __all__ = [
     "copy_tokenizers",
     "escape_blank_marks",
     "load_tokenizers",
+    "same_vocabulary",
     "save_tokenizers",
 ]
 
@@ -233,6 +234,14 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
     except (KeyError, TypeError):
         raise DataError(f"{directory / _DESCRIPTION}: damaged; run `ziggurat prepare` again") from None
     return loaded[0], loaded[-1]
+
+
+def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
+    """Whether ids mean the same in both: equal pieces and tags in equal order."""
+    if one.size != other.size or one.tags != other.tags:
+        return False
+    ids = range(one.size)
+    return one.pieces(ids) == other.pieces(ids)
 
 
 def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> None:

@@ -33,16 +33,18 @@ def train_tokenizers(
     Raises:
         DataError: no vocabulary of the wanted size can be made.
     """
+    size = config.vocabulary_size
     if config.joint:
-        joint = SentencePieceTokenizer(_train(config, sample("joint"), "joint"), unicode, tags)
+        joint = SentencePieceTokenizer(_train(config, size, sample("joint"), "joint"), unicode, tags)
         return joint, joint
+    target_size = config.target_vocabulary_size or size
     return (
-        SentencePieceTokenizer(_train(config, sample("source"), "source"), unicode, tags),
-        SentencePieceTokenizer(_train(config, sample("target"), "target"), unicode),
+        SentencePieceTokenizer(_train(config, size, sample("source"), "source"), unicode, tags),
+        SentencePieceTokenizer(_train(config, target_size, sample("target"), "target"), unicode),
     )
 
 
-def _train(config: SubwordConfig, sentences: Iterator[str], side: str) -> bytes:
+def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str) -> bytes:
     """Return a serialised model. Fewer pieces than asked for are accepted: a small corpus has no more."""
     writer = io.BytesIO()
     failed: list[BaseException] = []
@@ -60,7 +62,7 @@ def _train(config: SubwordConfig, sentences: Iterator[str], side: str) -> bytes:
             sentence_iterator=guarded(),
             model_writer=writer,
             model_type=config.kind,
-            vocab_size=config.vocabulary_size,
+            vocab_size=size,
             hard_vocab_limit=False,
             byte_fallback=config.byte_fallback,
             character_coverage=config.character_coverage,
@@ -79,10 +81,11 @@ def _train(config: SubwordConfig, sentences: Iterator[str], side: str) -> bytes:
     except RuntimeError as error:
         if failed:
             raise failed[0] from None
+        key = "target_vocabulary_size" if side == "target" and config.target_vocabulary_size else "vocabulary_size"
         detail = str(error).rpartition("] ")[2].strip() or str(error)
         raise DataError(
-            f"data.subword: no {config.kind} model of {config.vocabulary_size} pieces for the {side} side: {detail} "
-            "(raise data.subword.vocabulary_size, or lower data.subword.character_coverage, which sets how many "
+            f"data.subword: no {config.kind} model of {size} pieces for the {side} side: {detail} "
+            f"(raise data.subword.{key}, or lower data.subword.character_coverage, which sets how many "
             "rare characters get a piece of their own)"
         ) from None
     if failed:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor
 from ziggurat.decoding.batches import length_batches, padded
 from ziggurat.models.seq2seq import DecoderState, Seq2Seq
 
-__all__ = ["ForcedScore", "ModelScorer", "force_score"]
+__all__ = ["ForcedScore", "ModelScorer", "force_score", "log_mean_probability", "log_probabilities"]
 
 _LOGIT_ROWS = 1024
 """Target tokens whose logits [rows, vocabulary] exist at a time in forced scoring."""
@@ -59,7 +60,7 @@ class ForcedScore:
 
 @torch.inference_mode()
 def force_score(
-    model: Seq2Seq,
+    model: Seq2Seq | Sequence[Seq2Seq],
     sources: Sequence[Sequence[int]],
     targets: Sequence[Sequence[int]],
     *,
@@ -71,29 +72,50 @@ def force_score(
 ) -> list[ForcedScore]:
     """Return the score of each target given its source, in the order of the input.
 
+    model: one model, or an ensemble: then a token's probability is the mean of what its members give it.
     sources, targets: ids without begin- and end-of-sentence; batch_tokens: most tokens per batch, padding
     counted, on the longer side. Raises ValueError for unequal numbers of sources and targets.
     """
     if len(sources) != len(targets):
         raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
+    members = model if isinstance(model, Sequence) else [model]
     scores: dict[int, ForcedScore] = {}
     lengths = [max(len(s), len(t)) + 1 for s, t in zip(sources, targets, strict=True)]
     for batch in length_batches(lengths, batch_tokens):
         source, source_mask = padded([[*sources[i], eos] for i in batch], pad, device)
         target_in, _ = padded([[bos, *targets[i]] for i in batch], pad, device)
         target, target_mask = padded([[*targets[i], eos] for i in batch], pad, device)
-        hidden = model.decode(target_in, model.encode(source, source_mask))
-        tokens = _log_probabilities(model, hidden[target_mask], target[target_mask])
+        of_members = []
+        for member in members:
+            hidden = member.decode(target_in, member.encode(source, source_mask))
+            of_members.append(_of_targets(member, hidden[target_mask], target[target_mask]))
+        tokens = log_mean_probability(of_members)
         for i, row in zip(batch, tokens.split(target_mask.sum(1).tolist()), strict=True):
             scores[i] = ForcedScore(float(row.double().sum()), row.tolist())
     return [scores[i] for i in range(len(sources))]
 
 
-def _log_probabilities(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
+def log_probabilities(scores: Tensor) -> Tensor:
+    """Return the log-softmax of scores [..., V], in fp32 or wider."""
+    wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
+    return scores.log_softmax(-1, dtype=wide)
+
+
+def log_mean_probability(members: Iterable[Tensor]) -> Tensor:
+    """Return log((p_1 + ... + p_K) / K) for the log-probabilities log p_k of K >= 1 models, all of one shape.
+
+    The sum never leaves the logarithm: what is too unlikely for a float as a probability keeps its score.
+    """
+    remaining = iter(members)
+    total, count = next(remaining), 1
+    for member in remaining:
+        total, count = torch.logaddexp(total, member), count + 1
+    return total - math.log(count)
+
+
+def _of_targets(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
     """Return log p(target) [tokens] after decoder states `hidden` [tokens, D], in chunks of tokens."""
     chunks = []
     for states, wanted in zip(hidden.split(_LOGIT_ROWS), target.split(_LOGIT_ROWS), strict=True):
-        logits = model.logits(states)
-        wide = torch.float32 if logits.dtype in (torch.bfloat16, torch.float16) else logits.dtype
-        chunks.append(logits.log_softmax(-1, dtype=wide).gather(-1, wanted[:, None])[:, 0])
+        chunks.append(log_probabilities(model.logits(states)).gather(-1, wanted[:, None])[:, 0])
     return torch.cat(chunks)

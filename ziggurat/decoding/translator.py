@@ -17,13 +17,13 @@ from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.decoding.batches import length_batches, padded
 from ziggurat.decoding.beam import SearchSettings, beam_search
+from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import join_parts, one_line, split_long, windows
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
-from ziggurat.decoding.score import ModelScorer, force_score
+from ziggurat.decoding.score import force_score
 from ziggurat.errors import ConfigError, DataError, printable
-from ziggurat.models.directory import open_model
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
@@ -46,15 +46,15 @@ class _Job:
 
 
 class Translator:
-    """Translates text with one model; `ziggurat.load` and `load_translator` make one.
+    """Translates text with one model or an ensemble; `ziggurat.load` and `load_translator` make one.
 
     Args:
-        model: in evaluation mode, on `device`.
-        source_tokenizer: of the model's source side.
-        target_tokenizer: of its target side.
+        model: one model, or the members of an ensemble (ziggurat.decoding.ensemble), in evaluation mode, on `device`.
+        source_tokenizer: of the models' source side.
+        target_tokenizer: of their target side.
         decoding: search settings for calls that do not give their own.
-        max_positions: most positions of either side, where the model has such a limit (learned positions).
-        device: where the model is.
+        max_positions: most positions of either side, where a model has such a limit (learned positions).
+        device: where the models are.
         origin: which weights these are, in words for people.
         target_language: code of the language it translates into; scores may depend on it.
 
@@ -65,7 +65,7 @@ class Translator:
 
     def __init__(
         self,
-        model: Seq2Seq,
+        model: Seq2Seq | Sequence[Seq2Seq],
         source_tokenizer: Tokenizer,
         target_tokenizer: Tokenizer,
         decoding: DecodingConfig | None = None,
@@ -75,7 +75,7 @@ class Translator:
         origin: str = "",
         target_language: str = "",
     ) -> None:
-        self.model = model
+        self.models = tuple(model) if isinstance(model, Sequence) else (model,)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer
         self.decoding = decoding or DecodingConfig()
@@ -84,6 +84,11 @@ class Translator:
         self.origin = origin
         self.target_language = target_language
         self.notices: Counter[str] = Counter()
+
+    @property
+    def model(self) -> Seq2Seq:
+        """The model; the first one of an ensemble."""
+        return self.models[0]
 
     def translate(
         self,
@@ -141,7 +146,7 @@ class Translator:
                 raise DataError(f"line {number}: {longest} tokens, but the model has {self.max_positions} positions")
         tokenizer = self.target_tokenizer
         scores = force_score(
-            self.model,
+            self.models,
             source_ids,
             target_ids,
             bos=tokenizer.bos,
@@ -213,7 +218,7 @@ class Translator:
         """Return the results of each part (ids without tag and end-of-sentence)."""
         rule = job.decoding.max_length
         limit = rule.limit if self.max_positions is None else min(rule.limit, self.max_positions - 1)
-        scorer = ModelScorer(self.model, keep_attention=job.decoding.length_penalty.coverage > 0)
+        scorer = scorer_of(self.models, keep_attention=job.decoding.length_penalty.coverage > 0)
         found: dict[int, list[IdHypothesis]] = {}
         lengths = [len(part) + len(job.prefix) + 1 for part in parts]
         for batch in length_batches(lengths, job.decoding.batch_tokens):
@@ -261,30 +266,33 @@ def _without_nul(texts: Sequence[str]) -> list[str]:
     return [text.replace("\0", " ") for text in texts]
 
 
-def load_translator(path: str | Path, *, device: str = "auto", which: str | None = None, **decoding: Any) -> Translator:
-    """Open a run or a model directory for translation.
+def load_translator(
+    path: str | Path | Sequence[str | Path], *, device: str = "auto", which: str | None = None, **decoding: Any
+) -> Translator:
+    """Open a run or a model directory for translation, or several as an ensemble.
 
     Args:
-        path: folder of a run (or of a model that `ziggurat average` wrote).
+        path: folder of a run (or of a model that `ziggurat average` wrote), or a list of them: the mean of their
+            probabilities is used, with the decoding settings of the first.
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
-        which: checkpoint of a run, such as `best`; see ziggurat.models.directory.open_model.
+        which: checkpoint of a run (of every run), such as `best`; see ziggurat.models.directory.open_model.
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
-    Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting or a device that is
-    not there.
+    Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting, a device that is not
+    there, or models with different vocabularies.
     """
-    opened = open_model(Path(path), which=which, device=device)
-    source, target = load_tokenizers(opened.directory)
-    experiment = opened.experiment
-    embedding = experiment.model.embedding
+    members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
+    first, origins = members[0], "; ".join(member.origin for member in members)
+    source, target = load_tokenizers(first.directory)
+    embeddings = [member.experiment.model.embedding for member in members]
     return Translator(
-        opened.model,
+        [member.model for member in members],
         source,
         target,
-        change_section(experiment.decoding, decoding, "decoding"),
-        max_positions=embedding.max_positions if embedding.positions == "learned" else None,
-        device=opened.model.device,
-        origin=opened.origin,
-        target_language=experiment.data.target_language,
+        change_section(first.experiment.decoding, decoding, "decoding"),
+        max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
+        device=first.model.device,
+        origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
+        target_language=first.experiment.data.target_language,
     )

@@ -3,44 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
-import torch
-
+from ziggurat.config.wiring import InitConfig
+from ziggurat.init.depth import Depth
+from ziggurat.init.draw import AsBuilt, Constant, Draw, Normal, Uniform
 from ziggurat.init.roles import Role, Slot
 
-__all__ = ["xavier", "xavier_bound"]
+__all__ = ["QUERY_KEY_VALUE", "xavier", "xavier_bound"]
 
-_QKV = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
+QUERY_KEY_VALUE = frozenset({Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE})
+"""Roles of the maps that a Glorot bound may take as one matrix."""
 
 
 def xavier_bound(slot: Slot, *, fused: bool) -> float:
     """Return sqrt(6 / (fan_in + fan_out)) of a matrix slot.
 
-    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance.
+    With `fused`, query, key and value maps count as one d x 3d matrix, which halves their variance; a map that is
+    not one of three (`fused_out` 0) keeps its own bound.
     """
     fan_out, fan_in = slot.values.shape
-    if fused and slot.role in _QKV:
-        fan_out = slot.fused_out
+    if fused and slot.role in QUERY_KEY_VALUE:
+        fan_out = slot.fused_out or fan_out
     return math.sqrt(6.0 / (fan_in + fan_out))
 
 
-@torch.no_grad()
-def xavier(slots: Iterable[Slot], generator: torch.Generator, *, fused: bool) -> None:
-    """Fill every slot in place: matrices U(-bound, bound), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
+def xavier(slot: Slot, config: InitConfig, depth: Depth) -> Draw:
+    """Matrices U(-bound, bound), embeddings N(0, 1/d_model), biases 0, norms 1 and 0 (methods of all code bases).
 
-    Residual wiring (skip and branch factors) keeps the values its kind was built with.
+    The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
+    N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) stays as built.
     """
-    for slot in slots:
-        match slot.role:
-            case Role.EMBEDDING | Role.POSITION | Role.OUTPUT:
-                slot.values.normal_(0.0, slot.values.shape[-1] ** -0.5, generator=generator)
-            case Role.BIAS | Role.NORM_BIAS:
-                slot.values.zero_()
-            case Role.NORM_GAIN:
-                slot.values.fill_(1.0)
-            case Role.WIRING:
-                pass
-            case _:
-                bound = xavier_bound(slot, fused=fused)
-                slot.values.uniform_(-bound, bound, generator=generator)
+    match slot.role:
+        case Role.EMBEDDING | Role.POSITION | Role.OUTPUT | Role.ADDITIVE:
+            return Normal(slot.values.shape[-1] ** -0.5)
+        case Role.BIAS | Role.NORM_BIAS:
+            return Constant(0.0)
+        case Role.NORM_GAIN:
+            return Constant(1.0)
+        case Role.INPUT_BIAS:
+            return Uniform(math.sqrt(3.0 / slot.values.shape[-1]))
+        case Role.WIRING:
+            return AsBuilt()
+        case _:
+            fused = config.qkv == "fused" or (config.qkv == "fused_self" and not slot.cross)
+            return Uniform(xavier_bound(slot, fused=fused))

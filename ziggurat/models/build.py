@@ -1,36 +1,25 @@
-"""ModelConfig -> Seq2Seq; every kind -> class lookup happens here."""
+"""ModelConfig -> Seq2Seq."""
 
 from __future__ import annotations
 
-import math
+import dataclasses
 from collections.abc import Callable
 
 import torch
 from torch import nn
 
-from ziggurat.config.model import HistoryKind, InitConfig, ModelConfig, ResidualKind
-from ziggurat.errors import ConfigError
-from ziggurat.init import Slot, assign_roles, xavier
-from ziggurat.models.layers import DecoderLayer, EncoderLayer
+from ziggurat.config.model import Family, ModelConfig
+from ziggurat.init import Depth, Slot, assign_roles, constant_omega, initialise
+from ziggurat.models.attention import decoder_layer, encoder_attention
+from ziggurat.models.layers import EncoderLayer
+from ziggurat.models.parts import Embeddings, StackParts
+from ziggurat.models.rnmt import build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.attention import CrossAttention, SelfAttention
-from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
-from ziggurat.nn.feed_forward import FeedForward
-from ziggurat.nn.history import History, Latest
-from ziggurat.nn.residual import Residual, post_norm, pre_norm
+from ziggurat.nn.history import Transparent
+from ziggurat.nn.residual import Residual
 
-__all__ = ["HISTORY", "RESIDUAL", "build_model", "count_parameters", "model_slots"]
-
-RESIDUAL: dict[ResidualKind, Callable[[int, Dropout, float], Residual]] = {"post": post_norm, "pre": pre_norm}
-"""Residual kind -> maker of one Residual from (d_model, dropout, epsilon)."""
-
-HISTORY: dict[HistoryKind, Callable[[], History]] = {"latest": Latest}
-"""History kind -> maker of one stack's History."""
-
-_FINAL_NORM: frozenset[ResidualKind] = frozenset({"pre"})
-"""Residual kinds that leave the stream unnormalised, so that each stack ends with a norm."""
+__all__ = ["FAMILY", "assemble", "build_model", "count_parameters", "model_slots", "stack_residuals"]
 
 
 def build_model(
@@ -50,112 +39,93 @@ def build_model(
         seed: of the initial weights; the global random state is left alone.
         exact_dropout: see ziggurat.nn.dropout.Dropout.
 
-    Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of different size.
+    Where `init.omega` is `profiled`, the skips of `residual: admin` are 1 until training profiles them
+    (ziggurat.training.profile). Raises ConfigError when `model.embedding.sharing: all` meets vocabularies of
+    different size.
     """
-    with torch.random.fork_rng(devices=[]):  # torch.nn draws throw-away values while modules are made
-        model = _assemble(config, source_vocabulary, target_vocabulary, exact_dropout)
-    _initialise(model, config.init, torch.Generator().manual_seed(seed))
+    model = assemble(config, source_vocabulary, target_vocabulary, exact_dropout=exact_dropout)
+    depth = Depth(
+        config.wiring.planned_encoder_layers or config.encoder.layers,
+        config.decoder.layers,
+        merged=config.decoder.attention == "merged",
+    )
+    initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed))
+    if config.init.kind == "admin" and config.init.omega != "profiled":
+        for stack in (model.encoder, model.decoder):
+            constant_omega(stack_residuals(stack), config.init.omega)
     return model
 
 
-def _assemble(config: ModelConfig, source_vocabulary: int, target_vocabulary: int, exact_dropout: bool) -> Seq2Seq:
-    parts = _Parts(config, exact_dropout)
-    source_tokens, target_tokens, output = parts.embeddings(source_vocabulary, target_vocabulary)
+def assemble(
+    config: ModelConfig, source_vocabulary: int, target_vocabulary: int, *, exact_dropout: bool = False
+) -> Seq2Seq:
+    """Return the modules of a model without initial values; on torch.device("meta") it takes no memory.
+
+    The arguments and errors are those of build_model.
+    """
+    with torch.random.fork_rng(devices=[]):  # torch.nn draws throw-away values while modules are made
+        return FAMILY[config.family](config, source_vocabulary, target_vocabulary, exact_dropout)
+
+
+def _build_transformer(
+    config: ModelConfig, source_vocabulary: int, target_vocabulary: int, exact_dropout: bool
+) -> Seq2Seq:
+    outside = Embeddings(config, exact_dropout)
+    source_tokens, target_tokens, output = outside.tokens(source_vocabulary, target_vocabulary, config.d_model)
+    below = StackParts(config, decoder=False, exact_dropout=exact_dropout)
+    above = StackParts(config, decoder=True, exact_dropout=exact_dropout)
+    transparent, frame = None, below.frame(sublayers=2)
+    if config.memory == "transparent":
+        frame = dataclasses.replace(frame, final_norm=None)  # it would act on no state that is merged
+        transparent = Transparent(config.encoder.layers + 1, config.decoder.layers, config.dropout.transparent)
+    decoder_layers = [decoder_layer(above, number) for number in range(1, config.decoder.layers + 1)]
     return Seq2Seq(
-        parts.input_embedding(source_tokens),
-        parts.input_embedding(target_tokens),
+        outside.input(source_tokens),
+        outside.input(target_tokens, zero_start=config.embedding.zero_start),
         Encoder(
-            [parts.encoder_layer() for _ in range(config.encoder.layers)],
-            HISTORY[config.encoder.history](),
-            parts.final_norm(),
+            [
+                EncoderLayer(
+                    encoder_attention(below),
+                    below.feed_forward(),
+                    below.residuals(number, (True, False)),
+                )
+                for number in range(1, config.encoder.layers + 1)
+            ],
+            frame,
+            transparent,
         ),
-        Decoder(
-            [parts.decoder_layer() for _ in range(config.decoder.layers)],
-            HISTORY[config.decoder.history](),
-            parts.final_norm(),
-        ),
+        Decoder(decoder_layers, above.frame(len(decoder_layers[0].sublayers()))),
         output,
     )
 
 
-class _Parts:
-    """Makes the parts of one model from its configuration."""
+FAMILY: dict[Family, Callable[[ModelConfig, int, int, bool], Seq2Seq]] = {
+    "transformer": _build_transformer,
+    "rnmt": build_rnmt,
+}
+"""Family -> builder from (config, source vocabulary, target vocabulary, exact dropout)."""
 
-    def __init__(self, config: ModelConfig, exact_dropout: bool) -> None:
-        self.config = config
-        self.exact_dropout = exact_dropout
 
-    def dropout(self, p: float) -> Dropout:
-        return Dropout(p, self.exact_dropout)
-
-    def embeddings(self, source_size: int, target_size: int) -> tuple[nn.Embedding, nn.Embedding, OutputProjection]:
-        sharing, d_model = self.config.embedding.sharing, self.config.d_model
-        if sharing == "all" and source_size != target_size:
-            raise ConfigError(
-                f"`model.embedding.sharing: all` needs one vocabulary for both sides, but the source has "
-                f"{source_size} tokens and the target {target_size}; use `decoder` or a joint vocabulary"
-            )
-        target = nn.Embedding(target_size, d_model)
-        source = target if sharing == "all" else nn.Embedding(source_size, d_model)
-        output = OutputProjection(nn.Parameter(torch.empty(target_size, d_model)))
-        if sharing != "none":
-            output.weight = target.weight
-        return source, target, output
-
-    def input_embedding(self, tokens: nn.Embedding) -> InputEmbedding:
-        config = self.config
-        positions: nn.Module | None = None
-        if config.embedding.positions == "sinusoidal":
-            positions = SinusoidalPositions(config.d_model)
-        elif config.embedding.positions == "learned":
-            positions = LearnedPositions(config.d_model, config.embedding.max_positions)
-        scale = math.sqrt(config.d_model) if config.embedding.scale else 1.0
-        return InputEmbedding(tokens, positions, scale, self.dropout(config.dropout.embedding))
-
-    def residual(self) -> Residual:
-        config = self.config
-        return RESIDUAL[config.residual](
-            config.d_model, self.dropout(config.dropout.residual), config.layer_norm_epsilon
-        )
-
-    def self_attention(self) -> SelfAttention:
-        return SelfAttention(self.config.d_model, self.config.heads, self.dropout(self.config.dropout.attention))
-
-    def feed_forward(self) -> FeedForward:
-        config = self.config
-        return FeedForward(config.d_model, config.d_ff, config.activation, self.dropout(config.dropout.activation))
-
-    def encoder_layer(self) -> EncoderLayer:
-        return EncoderLayer(self.self_attention(), self.feed_forward(), self.residual)
-
-    def decoder_layer(self) -> DecoderLayer:
-        config = self.config
-        cross = CrossAttention(config.d_model, config.d_model, config.heads, self.dropout(config.dropout.attention))
-        return DecoderLayer(self.self_attention(), cross, self.feed_forward(), self.residual)
-
-    def final_norm(self) -> nn.Module | None:
-        config = self.config
-        needed = config.residual in _FINAL_NORM
-        return nn.LayerNorm(config.d_model, eps=config.layer_norm_epsilon) if needed else None
+def stack_residuals(stack: nn.Module) -> list[Residual]:
+    """Return the Residuals of a stack in the order in which a forward pass meets them."""
+    return [module for module in stack.modules() if isinstance(module, Residual)]
 
 
 def model_slots(model: Seq2Seq) -> list[Slot]:
-    """Return every parameter of the model once, with its role and the number of its layer (0 outside)."""
-    slots = assign_roles(model)
+    """Return every parameter of the model once, with its role, its stack and the number of its layer (0 outside)."""
     layer_of = {
-        parameter.data_ptr(): number
-        for stack in (model.encoder, model.decoder)
-        for number, layer in enumerate(stack.layers, start=1)
+        slot.values.data_ptr(): (number, decoder)
+        for decoder, stack in enumerate((model.encoder, model.decoder))
+        for number, layer in enumerate(stack.layers, start=1)  # type: ignore[arg-type]
         for slot in assign_roles(layer)
-        for parameter in [slot.values]
     }
-    return [Slot(s.values, s.role, s.name, s.fused_out, layer_of.get(s.values.data_ptr(), 0)) for s in slots]
-
-
-def _initialise(model: Seq2Seq, config: InitConfig, generator: torch.Generator) -> None:
-    xavier(model_slots(model), generator, fused=config.qkv == "fused")
+    placed = []
+    for slot in assign_roles(model):
+        number, decoder = layer_of.get(slot.values.data_ptr(), (0, 0))
+        placed.append(dataclasses.replace(slot, layer=number, decoder=bool(decoder)))
+    return placed
 
 
 def count_parameters(model: nn.Module) -> int:
-    """Return the number of trained values; a shared matrix counts once."""
+    """Return the number of values that belong to the model; a shared matrix counts once."""
     return sum(p.numel() for p in model.parameters())

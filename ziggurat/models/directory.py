@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +20,7 @@ from ziggurat.data.subword import copy_tokenizers, load_tokenizers
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
+from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = [
@@ -36,6 +38,7 @@ __all__ = [
 
 MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.yaml"
+META_FILE = "meta.json"
 CHECKPOINTS = "checkpoints"
 WEIGHTS_FORMAT = "1"
 
@@ -139,7 +142,7 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     """
     place = usable_device(device, "device")
     weights_file, root = _locate(Path(path), which)
-    experiment = load_experiment(root / CONFIG_FILE)
+    experiment = _experiment(weights_file.parent, root)
     source, target = load_tokenizers(root)
     model = build_model(experiment.model, source.size, target.size)
     load_weights(model, read_tensors(weights_file), str(weights_file))
@@ -177,6 +180,20 @@ def _locate(path: Path, which: str | None) -> tuple[Path, Path]:
     if (run / CONFIG_FILE).is_file():
         return path / MODEL_FILE, run
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
+
+
+def _experiment(folder: Path, root: Path) -> Experiment:
+    """Return the configuration of the weights in `folder` of the run `root`: a growing run has several depths."""
+    if (folder / CONFIG_FILE).is_file():
+        return load_experiment(folder / CONFIG_FILE)
+    experiment = load_experiment(root / CONFIG_FILE)
+    try:
+        layers = json.loads((folder / META_FILE).read_text("utf-8")).get("encoder_layers")
+    except (OSError, ValueError):
+        raise CheckpointError(f"{folder / META_FILE}: missing or damaged") from None
+    if layers in (None, experiment.model.encoder.layers):
+        return experiment
+    return experiment.model_copy(update={"model": at_depth(experiment.model, layers)})
 
 
 def _origin(path: Path, weights_file: Path) -> str:

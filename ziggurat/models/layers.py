@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import CrossAttention, CrossAttentionCache, SelfAttention, SelfAttentionCache
+from ziggurat.nn.attention import (
+    CrossAttention,
+    CrossAttentionCache,
+    MergedAttention,
+    OwnAttention,
+    OwnCache,
+    SelfAttention,
+    TargetView,
+)
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.residual import Residual
 
-__all__ = ["DecoderLayer", "DecoderLayerCache", "EncoderLayer"]
+__all__ = ["AnyDecoderLayer", "DecoderLayer", "DecoderLayerCache", "EncoderLayer", "MergedDecoderLayer"]
 
 
 class EncoderLayer(nn.Module):
@@ -19,77 +27,143 @@ class EncoderLayer(nn.Module):
     Args:
         self_attn: attention over the source.
         ffn: position-wise network.
-        residual: makes one Residual; called once per sub-layer.
+        residuals: one per sub-layer.
     """
 
-    def __init__(self, self_attn: SelfAttention, ffn: FeedForward, residual: Callable[[], Residual]) -> None:
+    def __init__(self, self_attn: SelfAttention, ffn: FeedForward, residuals: Sequence[Residual]) -> None:
         super().__init__()
         self.self_attn = self_attn
-        self.self_attn_residual = residual()
         self.ffn = ffn
-        self.ffn_residual = residual()
+        self.self_attn_residual, self.ffn_residual = residuals
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return [batch, source, d_model] for `x` of that shape; `bias` is [batch, 1, 1, source]."""
-        x = self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), bias))
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)))
+        return self._transform(self._attend(x, bias, x), bias, x)
+
+    def sublayers(self) -> list[Callable[[Tensor, Tensor | None], Tensor]]:
+        """Return the sub-layers as functions of (x, bias), for wiring between them."""
+        return [lambda x, bias: self._attend(x, bias, x), lambda x, bias: self._transform(x, bias, x)]
+
+    def _attend(self, x: Tensor, bias: Tensor | None, below: Tensor) -> Tensor:
+        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), bias), below)
+
+    def _transform(self, x: Tensor, bias: Tensor | None, below: Tensor) -> Tensor:
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
 
 
 class DecoderLayerCache:
-    """What one decoder layer keeps between steps."""
+    """What one decoder layer keeps between steps.
 
-    def __init__(self, cross: CrossAttentionCache) -> None:
-        self.self_attn = SelfAttentionCache()
-        self.cross_attn = cross
+    Args:
+        own: of its attention to the target.
+        cross: of its attention to the memory.
+    """
+
+    def __init__(self, own: OwnCache, cross: CrossAttentionCache) -> None:
+        self.own = own
+        self.cross = cross
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [batch, beam, d_model]; its cache gains that position."""
+        return module.step(x, self.own)
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Return the memory as projected at the start."""
+        return self.cross
 
     def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
         """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
         if rows is not None:
-            self.self_attn.keep(rows)
+            self.own.keep(rows)
         if sentences is not None:
-            self.cross_attn.keep(sentences)
+            self.cross.keep(sentences)
 
 
 class DecoderLayer(nn.Module):
-    """Masked self-attention, attention to the memory, feed-forward network.
+    """Attention to the target so far, attention to the memory, feed-forward network.
 
     Args:
         self_attn: attention over the target so far.
         cross_attn: attention to the memory.
         ffn: position-wise network.
-        residual: makes one Residual; called once per sub-layer.
+        residuals: one per sub-layer.
     """
 
     def __init__(
         self,
-        self_attn: SelfAttention,
+        self_attn: OwnAttention,
         cross_attn: CrossAttention,
         ffn: FeedForward,
-        residual: Callable[[], Residual],
+        residuals: Sequence[Residual],
     ) -> None:
         super().__init__()
         self.self_attn = self_attn
-        self.self_attn_residual = residual()
         self.cross_attn = cross_attn
-        self.cross_attn_residual = residual()
         self.ffn = ffn
-        self.ffn_residual = residual()
+        self.self_attn_residual, self.cross_attn_residual, self.ffn_residual = residuals
 
-    def remember(self, memory: Tensor, bias: Tensor | None) -> CrossAttentionCache:
-        """Project the memory [batch, source, d_memory] once for all target positions and beams."""
-        return self.cross_attn.remember(memory, bias)
+    def start(self, memory: Tensor, bias: Tensor | None, *, keep_weights: bool = False) -> DecoderLayerCache:
+        """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
+        return DecoderLayerCache(self.self_attn.start(), self.cross_attn.remember(memory, bias, keep_weights))
 
-    def forward(self, x: Tensor, bias: Tensor, memory: CrossAttentionCache) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; `bias` [1, 1, target, target] hides the future."""
-        x = self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), bias))
-        return self._after_self_attention(x, memory, need_weights=False)
+    def forward(self, x: Tensor, at: TargetView) -> Tensor:
+        """Return what the layer makes of `x`: [batch, target, d_model], or [batch, beam, d_model] in a step."""
+        below = x
+        for sublayer in (self._attend_target, self._attend_memory, self._transform):
+            x = sublayer(x, at, below)
+        return x
 
-    def step(self, x: Tensor, cache: DecoderLayerCache, *, need_weights: bool = False) -> Tensor:
-        """Return [batch, beam, d_model] for one new position of each hypothesis, `x` [batch, beam, d_model]."""
-        x = self.self_attn_residual(x, self.self_attn.step(self.self_attn_residual.enter(x), cache.self_attn))
-        return self._after_self_attention(x, cache.cross_attn, need_weights=need_weights)
+    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+        """Return the sub-layers as functions of (x, view), for wiring between them."""
+        return [
+            lambda x, at: self._attend_target(x, at, x),
+            lambda x, at: self._attend_memory(x, at, x),
+            lambda x, at: self._transform(x, at, x),
+        ]
 
-    def _after_self_attention(self, x: Tensor, memory: CrossAttentionCache, *, need_weights: bool) -> Tensor:
-        context = self.cross_attn(self.cross_attn_residual.enter(x), memory, need_weights=need_weights)
-        x = self.cross_attn_residual(x, context)
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)))
+    def _attend_target(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
+        return self.self_attn_residual(x, at.attend(self.self_attn, self.self_attn_residual.enter(x)), below)
+
+    def _attend_memory(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
+        context = self.cross_attn(self.cross_attn_residual.enter(x), at.remembered(self.cross_attn))
+        return self.cross_attn_residual(x, context, below)
+
+    def _transform(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
+
+
+class MergedDecoderLayer(nn.Module):
+    """One sub-layer that attends to the target so far and to the memory, and the feed-forward network.
+
+    Args:
+        merged_attn: both attentions.
+        ffn: position-wise network.
+        residuals: one per sub-layer.
+    """
+
+    def __init__(self, merged_attn: MergedAttention, ffn: FeedForward, residuals: Sequence[Residual]) -> None:
+        super().__init__()
+        self.merged_attn = merged_attn
+        self.ffn = ffn
+        self.merged_attn_residual, self.ffn_residual = residuals
+
+    def start(self, memory: Tensor, bias: Tensor | None, *, keep_weights: bool = False) -> DecoderLayerCache:
+        """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
+        return DecoderLayerCache(self.merged_attn.start(), self.merged_attn.cross.remember(memory, bias, keep_weights))
+
+    def forward(self, x: Tensor, at: TargetView) -> Tensor:
+        """Return what the layer makes of `x`: [batch, target, d_model], or [batch, beam, d_model] in a step."""
+        return self._transform(self._attend(x, at, x), at, x)
+
+    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+        """Return the sub-layers as functions of (x, view), for wiring between them."""
+        return [lambda x, at: self._attend(x, at, x), lambda x, at: self._transform(x, at, x)]
+
+    def _attend(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
+        return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), at), below)
+
+    def _transform(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
+
+
+AnyDecoderLayer = DecoderLayer | MergedDecoderLayer

@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.layers import DecoderLayerCache
-from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.attention import padding_bias
+from ziggurat.models.memory import Memory
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
 
 __all__ = ["DecoderState", "Memory", "Seq2Seq"]
 
 
-@dataclass(frozen=True)
-class Memory:
-    """What the decoder attends to.
+class _Cache(Protocol):
+    """What a decoder keeps between steps."""
 
-    Attributes:
-        states: encoder output [batch, source, d_memory].
-        mask: [batch, source], True at real tokens.
-    """
+    @property
+    def cross_attention(self) -> Tensor | None:
+        """Attention of the last step, mean over heads, [batch, beam, source], if it is kept."""
 
-    states: Tensor
-    mask: Tensor
+    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
+        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
 
 
 class DecoderState:
@@ -33,20 +30,19 @@ class DecoderState:
 
     Attributes:
         position: number of tokens decoded so far.
-        cross_attention: the last layer's attention of the last step, mean over heads, [batch, beam, source];
-            None unless the state was started with `keep_attention`.
+        cache: the decoder's.
     """
 
-    def __init__(self, layers: list[DecoderLayerCache], beam_size: int, keep_attention: bool) -> None:
-        self.layers = layers
+    def __init__(self, cache: _Cache, batch: int, beam_size: int) -> None:
+        self.cache = cache
+        self.batch = batch
         self.beam_size = beam_size
-        self.keep_attention = keep_attention
         self.position = 0
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention of the last step, [batch, beam, source]."""
-        return self.layers[-1].cross_attn.weights
+        """Last attention of the last step, mean over heads, [batch, beam, source]; None unless it is kept."""
+        return self.cache.cross_attention
 
     def reorder(self, sentences: Tensor, parents: Tensor) -> None:
         """Keep some sentences and re-order their hypotheses.
@@ -55,15 +51,13 @@ class DecoderState:
         `sentences` is [new batch], `parents` [new batch, beam].
         """
         rows = (sentences[:, None] * self.beam_size + parents).flatten()
-        batch = self.layers[0].cross_attn.key.shape[0]
         # Comparing costs nothing beside copying every layer's cache; on a GPU it would wait for the device.
         on_cpu = rows.device.type == "cpu"
-        if on_cpu and rows.numel() == batch * self.beam_size and torch.equal(rows, torch.arange(rows.numel())):
+        if on_cpu and rows.numel() == self.batch * self.beam_size and torch.equal(rows, torch.arange(rows.numel())):
             return
-        same = sentences.numel() == batch and (not on_cpu or torch.equal(sentences, torch.arange(batch)))
-        for layer in self.layers:
-            layer.keep(rows, None if same and on_cpu else sentences)
-        self.beam_size = parents.shape[1]
+        same = sentences.numel() == self.batch and (not on_cpu or torch.equal(sentences, torch.arange(self.batch)))
+        self.cache.keep(rows, None if same and on_cpu else sentences)
+        self.batch, self.beam_size = parents.shape
 
 
 class Seq2Seq(nn.Module):
@@ -74,8 +68,8 @@ class Seq2Seq(nn.Module):
     Args:
         source_embedding: of the encoder's input.
         target_embedding: of the decoder's input.
-        encoder: stack over the source.
-        decoder: stack over the target.
+        encoder: (x [batch, source, d], mask [batch, source], outputs or None) -> tuple of memory states.
+        decoder: (x [batch, target, d], Memory) -> hidden states; with methods `start` and `step` for decoding.
         output: projection to the target vocabulary.
     """
 
@@ -83,8 +77,8 @@ class Seq2Seq(nn.Module):
         self,
         source_embedding: InputEmbedding,
         target_embedding: InputEmbedding,
-        encoder: Encoder,
-        decoder: Decoder,
+        encoder: nn.Module,
+        decoder: nn.Module,
         output: OutputProjection,
     ) -> None:
         super().__init__()
@@ -104,32 +98,38 @@ class Seq2Seq(nn.Module):
         """Where the parameters are."""
         return self.output.weight.device
 
-    def encode(self, source: Tensor, source_mask: Tensor) -> Memory:
-        """Encode `source` [batch, source] (ids); `source_mask` [batch, source] is True at real tokens."""
-        x = self.source_embedding(source)
-        return Memory(self.encoder(x, padding_bias(source_mask, x.dtype)), source_mask)
+    def encode(self, source: Tensor, source_mask: Tensor, outputs: list[Tensor] | None = None) -> Memory:
+        """Encode `source` [batch, source] (ids); `source_mask` [batch, source] is True at real tokens.
+
+        The output of every encoder layer, [batch, source, d], is appended to `outputs`, when it is given.
+        """
+        return Memory(self.encoder(self.source_embedding(source), source_mask, outputs), source_mask)
 
     def decode(self, target_in: Tensor, memory: Memory) -> Tensor:
-        """Return hidden states [batch, target, d_model] for decoder input `target_in` [batch, target] (ids)."""
-        x = self.target_embedding(target_in)
-        return self.decoder(x, memory.states, padding_bias(memory.mask, x.dtype))
+        """Return hidden states [batch, target, d_hidden] for decoder input `target_in` [batch, target] (ids)."""
+        return self.decoder(self.target_embedding(target_in), memory)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return [..., vocabulary] for `hidden` [..., d_model]."""
+        """Return [..., vocabulary] for `hidden` [..., d_hidden]."""
         return self.output(hidden)
 
-    def forward(self, source: Tensor, source_mask: Tensor, target_in: Tensor) -> Tensor:
-        """Return hidden states [batch, target, d_model]; the loss projects them in pieces, never all at once."""
-        return self.decode(target_in, self.encode(source, source_mask))
+    def forward(
+        self, source: Tensor, source_mask: Tensor, target_in: Tensor, outputs: list[Tensor] | None = None
+    ) -> Tensor:
+        """Return hidden states [batch, target, d_hidden]; the loss projects them in pieces, never all at once.
+
+        `outputs` as in `encode`.
+        """
+        return self.decode(target_in, self.encode(source, source_mask, outputs))
 
     def start(self, memory: Memory, beam_size: int, *, keep_attention: bool = False) -> DecoderState:
         """Return the state before the first token."""
-        bias = padding_bias(memory.mask, memory.states.dtype)
-        return DecoderState(self.decoder.start(memory.states, bias), beam_size, keep_attention)
+        begin: Callable[..., _Cache] = self.decoder.start
+        return DecoderState(begin(memory, keep_attention=keep_attention), len(memory.mask), beam_size)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Feed `tokens` [batch, beam] (ids); return logits of the next token [batch, beam, vocabulary]."""
-        x = self.target_embedding.step(tokens, state.position)
-        hidden = self.decoder.step(x, state.layers, need_weights=state.keep_attention)
+        advance: Callable[..., Tensor] = self.decoder.step
+        hidden = advance(self.target_embedding.step(tokens, state.position), state.cache)
         state.position += 1
         return self.logits(hidden)

@@ -2,80 +2,168 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import cast
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar, cast
 
+import torch
 from torch import Tensor, nn
 
-from ziggurat.models.layers import DecoderLayer, DecoderLayerCache, EncoderLayer
-from ziggurat.nn.attention import causal_bias
-from ziggurat.nn.history import History
+from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer
+from ziggurat.models.memory import Memory
+from ziggurat.nn.attention import TargetView, WholeTarget, causal_bias, padding_bias
+from ziggurat.nn.history import History, Past
+from ziggurat.nn.history.transparent import Transparent
 
-__all__ = ["Decoder", "Encoder"]
+__all__ = ["Decoder", "DecoderCache", "Encoder", "Frame"]
+
+_View = TypeVar("_View", Tensor | None, TargetView)
 
 
-class Encoder(nn.Module):
+@dataclass(frozen=True)
+class Frame:
+    """What a stack has around its layers.
+
+    Attributes:
+        history: what each layer reads.
+        entry_norm: on the stack's input, or None.
+        final_norm: on its output, or None.
+        streams: parallel residual streams (hyper-connections); None: the plain stream.
+        split: the history acts between sub-layers, not between layers.
+        layer_drop: probability of skipping a layer in training (Fan et al. 2019).
+    """
+
+    history: History
+    entry_norm: nn.Module | None = None
+    final_norm: nn.Module | None = None
+    streams: int | None = None
+    split: bool = False
+    layer_drop: float = 0.0
+
+
+class _Stack(nn.Module):
+    """Layers within their frame."""
+
+    def __init__(self, layers: Sequence[nn.Module], frame: Frame) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.history = frame.history
+        self.entry_norm = frame.entry_norm
+        self.final_norm = frame.final_norm
+        self.streams = frame.streams
+        self.split = frame.split
+        self.layer_drop = frame.layer_drop
+
+    def _open(self, x: Tensor) -> Past:
+        if self.entry_norm is not None:
+            x = self.entry_norm(x)
+        if self.streams is not None:
+            x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
+        return self.history.start(x)
+
+    def _through(self, layer: nn.Module, past: Past, view: _View) -> Past:
+        """Return what is known after one more layer."""
+        units: list[Callable[[Tensor, _View], Tensor]]
+        units = cast(EncoderLayer, layer).sublayers() if self.split else [layer]  # type: ignore[assignment]
+        dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
+        for unit in units:
+            x = self.history(past)
+            past = self.history.push(past, x if dropped else unit(x, view))
+        return past
+
+    def _merged(self, x: Tensor) -> Tensor:
+        """Return the sum of the streams [..., d_model]."""
+        return x if self.streams is None else x.sum(-2)
+
+    def _close(self, past: Past) -> Tensor:
+        y = self._merged(self.history.output(past))
+        return y if self.final_norm is None else self.final_norm(y)
+
+
+class Encoder(_Stack):
     """A stack of encoder layers.
 
     Args:
         layers: bottom first.
-        history: what each layer reads.
-        final_norm: on the stack's output (pre-norm), or None.
+        frame: what is around them.
+        transparent: mixtures of all layers as the decoder's memory, or None: the stack's output.
     """
 
-    def __init__(self, layers: Sequence[EncoderLayer], history: History, final_norm: nn.Module | None) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.history = history
-        self.final_norm = final_norm
+    def __init__(self, layers: Sequence[EncoderLayer], frame: Frame, transparent: Transparent | None = None) -> None:
+        super().__init__(layers, frame)
+        self.transparent = transparent
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, source, d_model] for the embedded source `x`; `bias` [batch, 1, 1, source] hides padding."""
-        outputs = [x]
+    def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Return the memory: [batch, source, d_model] for all decoder layers, or one such tensor for each.
+
+        `x` is the embedded source [batch, source, d_model], `mask` [batch, source] is True at real tokens. The
+        output of every layer is appended to `outputs`, when it is given.
+
+        What `transparent` merges is the embedding, what each further layer reads, and the stack's output before
+        its final norm: in the plain stack these are the embedding and the outputs of all layers.
+        """
+        bias = padding_bias(mask, x.dtype)
+        past = self._open(x)
+        sources = []
         for layer in self.layers:
-            outputs = self.history.push(outputs, layer(self.history(outputs), bias))
-        y = self.history(outputs)
-        return y if self.final_norm is None else self.final_norm(y)
+            if self.transparent is not None:
+                sources.append(self._merged(self.history(past)))
+            past = self._through(layer, past, bias)
+            if outputs is not None:
+                outputs.append(self._merged(past.latest))
+        if self.transparent is None:
+            return (self._close(past),)
+        return self.transparent([*sources, self._merged(self.history.output(past))])  # type: ignore[no-any-return]
 
 
-class Decoder(nn.Module):
+class DecoderCache:
+    """What the decoder keeps between steps: one cache per layer."""
+
+    def __init__(self, layers: list[DecoderLayerCache]) -> None:
+        self.layers = layers
+
+    @property
+    def cross_attention(self) -> Tensor | None:
+        """Attention of the last layer to the memory at the last step, [batch, beam, source], if it is kept."""
+        return self.layers[-1].cross.weights
+
+    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
+        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
+        for layer in self.layers:
+            layer.keep(rows, sentences)
+
+
+class Decoder(_Stack):
     """A stack of decoder layers; the arguments are those of Encoder."""
 
-    def __init__(self, layers: Sequence[DecoderLayer], history: History, final_norm: nn.Module | None) -> None:
-        super().__init__()
-        self.layers = nn.ModuleList(layers)
-        self.history = history
-        self.final_norm = final_norm
+    def __init__(self, layers: Sequence[AnyDecoderLayer], frame: Frame) -> None:
+        super().__init__(layers, frame)
 
-    def forward(self, x: Tensor, memory: Tensor, memory_bias: Tensor | None) -> Tensor:
-        """Return [batch, target, d_model] for the embedded target input `x`, all positions at once.
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Return [batch, target, d_model] for the embedded target input `x`, all positions at once."""
+        bias, memory_bias = causal_bias(x.shape[1], x.dtype, x.device), padding_bias(memory.mask, x.dtype)
+        past = self._open(x)
+        for number, layer in enumerate(self.layers):
+            past = self._through(layer, past, WholeTarget(bias, memory.of(number), memory_bias))
+        return self._close(past)
 
-        `memory` is [batch, source, d_memory], `memory_bias` [batch, 1, 1, source].
+    def start(self, memory: Memory, *, keep_attention: bool = False) -> DecoderCache:
+        """Return empty caches, with the memory projected once per sentence.
+
+        With `keep_attention`, the last layer leaves its attention to the memory in its cache.
         """
-        bias = causal_bias(x.shape[1], x.dtype, x.device)
-        outputs = [x]
-        for layer in self._decoder_layers():
-            y = layer(self.history(outputs), bias, layer.remember(memory, memory_bias))
-            outputs = self.history.push(outputs, y)
-        y = self.history(outputs)
-        return y if self.final_norm is None else self.final_norm(y)
+        layers = [cast(AnyDecoderLayer, layer) for layer in self.layers]
+        bias = padding_bias(memory.mask, memory.of(0).dtype)
+        return DecoderCache(
+            [
+                layer.start(memory.of(number), bias, keep_weights=keep_attention and number == len(layers) - 1)
+                for number, layer in enumerate(layers)
+            ]
+        )
 
-    def start(self, memory: Tensor, memory_bias: Tensor | None) -> list[DecoderLayerCache]:
-        """Return empty caches, with the memory projected once per sentence."""
-        return [DecoderLayerCache(layer.remember(memory, memory_bias)) for layer in self._decoder_layers()]
-
-    def step(self, x: Tensor, caches: Sequence[DecoderLayerCache], *, need_weights: bool = False) -> Tensor:
-        """Return [batch, beam, d_model] for one new position per hypothesis, `x` [batch, beam, d_model].
-
-        With `need_weights`, the last layer leaves its attention to the memory in its cache.
-        """
-        outputs = [x]
-        for number, (layer, cache) in enumerate(zip(self._decoder_layers(), caches, strict=True), start=1):
-            last = number == len(self.layers)
-            y = layer.step(self.history(outputs), cache, need_weights=need_weights and last)
-            outputs = self.history.push(outputs, y)
-        y = self.history(outputs)
-        return y if self.final_norm is None else self.final_norm(y)
-
-    def _decoder_layers(self) -> list[DecoderLayer]:
-        return [cast(DecoderLayer, layer) for layer in self.layers]
+    def step(self, x: Tensor, cache: DecoderCache) -> Tensor:
+        """Return [batch, beam, d_model] for one new position per hypothesis, `x` [batch, beam, d_model]."""
+        past = self._open(x)
+        for layer, its_cache in zip(self.layers, cache.layers, strict=True):
+            past = self._through(layer, past, its_cache)
+        return self._close(past)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn import functional as F
 
 from ziggurat.errors import ConfigError
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
 
@@ -71,29 +73,52 @@ class LearnedPositions(nn.Module):
             )
         return self.weight[start : start + length]
 
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        yield Slot(self.weight, Role.POSITION, "weight")
+
 
 class InputEmbedding(nn.Module):
-    """dropout(scale * E[token] + position).
+    """dropout(scale * E[token] + bias + position).
 
     Args:
         tokens: embedding of [vocabulary, d_model]; may be shared with other modules.
         positions: module that gives [length, d_model] for (start, length), or None.
         scale: factor of the embedding, sqrt(d_model) or 1.
         dropout: on the sum.
+        bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
+        zero_start: the token at position 0 counts for nothing: its place holds the position alone (zero).
     """
 
-    def __init__(self, tokens: nn.Embedding, positions: nn.Module | None, scale: float, dropout: Dropout) -> None:
+    bias: nn.Parameter | None
+
+    def __init__(
+        self,
+        tokens: nn.Embedding,
+        positions: nn.Module | None,
+        scale: float,
+        dropout: Dropout,
+        *,
+        bias: nn.Parameter | None = None,
+        zero_start: bool = False,
+    ) -> None:
         super().__init__()
         self.tokens = tokens
         self.positions = positions
         self.scale = scale
         self.dropout = dropout
+        self.register_parameter("bias", bias)
+        self.zero_start = zero_start
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
         x = self.tokens(ids)
         if self.scale != 1.0:
             x = x * self.scale
+        if self.bias is not None:
+            x = x + self.bias
+        if self.zero_start and start == 0:
+            x = F.pad(x[:, 1:], (0, 0, 1, 0))
         if self.positions is not None:
             x = x + self.positions(start, ids.shape[1])
         return self.dropout(x)
@@ -102,16 +127,29 @@ class InputEmbedding(nn.Module):
         """Return [batch, beam, d_model] for `ids` [batch, beam], all at the same position."""
         return self(ids.reshape(-1, 1), position).view(*ids.shape, -1)
 
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        if self.bias is not None:
+            yield Slot(self.bias, Role.INPUT_BIAS, "bias")
+
 
 class OutputProjection(nn.Module):
-    """Logits = hidden W^T; W [vocabulary, d_model] may be the target embedding."""
+    """Logits = hidden W^T + b; W [vocabulary, d_model] may be the target embedding, b [vocabulary] may be absent."""
 
     weight: Tensor
+    bias: nn.Parameter | None
 
-    def __init__(self, weight: nn.Parameter) -> None:
+    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.weight = weight
+        self.register_parameter("bias", bias)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_model]."""
-        return F.linear(hidden, self.weight)
+        return F.linear(hidden, self.weight, self.bias)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own; a matrix shared with an embedding counts as that."""
+        yield Slot(self.weight, Role.OUTPUT, "weight")
+        if self.bias is not None:
+            yield Slot(self.bias, Role.BIAS, "bias")

@@ -1,36 +1,97 @@
-"""Position-wise feed-forward network (Vaswani et al. 2017, equation 2)."""
+"""Position-wise feed-forward networks: two linear maps, plain or with a gate."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 
+import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["FeedForward"]
+__all__ = ["FeedForward", "GatedFeedForward"]
 
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
 class FeedForward(nn.Module):
-    """dropout(activation(x W_1 + b_1)) W_2 + b_2.
+    """dropout(activation(x W_1 + b_1)) W_2 + b_2: Vaswani et al. 2017, equation 2.
 
     Args:
         d_model: width of input and output.
         d_ff: inner width.
         activation: "relu" or "gelu".
         dropout: after the activation.
+        linear: makes the two maps from (width in, width out).
+        shifted: add one trained scalar, from 0, before the activation (Fixup).
     """
 
-    def __init__(self, d_model: int, d_ff: int, activation: str, dropout: Dropout) -> None:
+    shift: nn.Parameter | None
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        activation: str,
+        dropout: nn.Module,
+        *,
+        linear: Callable[[int, int], nn.Module] = nn.Linear,
+        shifted: bool = False,
+    ) -> None:
         super().__init__()
-        self.in_proj = nn.Linear(d_model, d_ff)
-        self.out_proj = nn.Linear(d_ff, d_model)
+        self.in_proj = linear(d_model, d_ff)
+        self.out_proj = linear(d_ff, d_model)
+        self.register_parameter("shift", nn.Parameter(torch.zeros(1)) if shifted else None)
         self.activation = _ACTIVATIONS[activation]
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
-        return self.out_proj(self.dropout(self.activation(self.in_proj(x))))
+        inner: Tensor = self.in_proj(x)
+        if self.shift is not None:
+            inner = inner + self.shift
+        y: Tensor = self.out_proj(self.dropout(self.activation(inner)))
+        return y
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        yield from linear_slots(self, "in_proj", Role.FFN_IN)
+        yield from linear_slots(self, "out_proj", Role.FFN_OUT)
+        if self.shift is not None:
+            yield Slot(self.shift, Role.WIRING, "shift")
+
+
+class GatedFeedForward(nn.Module):
+    """SwiGLU: dropout(silu(x W_1) * x W_3) W_2, no biases: Shazeer 2020, equation 6.
+
+    The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as the
+    plain network of width d_ff. W_1 and W_3 are one matrix, `in_proj`, in this order.
+
+    Args:
+        d_model: width of input and output.
+        d_ff: inner width of the plain network of that size.
+        dropout: after the gate.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, dropout: nn.Module) -> None:
+        super().__init__()
+        step = math.gcd(64, d_ff)
+        width = -(-2 * d_ff // (3 * step)) * step
+        self.in_proj = nn.Linear(d_model, 2 * width, bias=False)
+        self.out_proj = nn.Linear(width, d_model, bias=False)
+        self.dropout = dropout
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [batch, length, d_model] for `x` of that shape."""
+        opened, carried = self.in_proj(x).chunk(2, dim=-1)
+        y: Tensor = self.out_proj(self.dropout(F.silu(opened) * carried))
+        return y
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        gate, value = self.in_proj.weight.chunk(2)
+        yield Slot(gate, Role.FFN_IN, "in_proj.weight[gate]")
+        yield Slot(value, Role.FFN_IN, "in_proj.weight[value]")
+        yield from linear_slots(self, "out_proj", Role.FFN_OUT)

@@ -19,6 +19,7 @@ from ziggurat.models.directory import (
     write_model_directory,
 )
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.growth import stage_model
 from ziggurat.training.stopping import finished
 
 __all__ = ["average_run", "mean_weights", "regular_checkpoints"]
@@ -43,9 +44,10 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 
 
 def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
-    """Return the checkpoints that a run has however often it was stopped, oldest first.
+    """Return the checkpoints of the current stage that a run has however often it was stopped, oldest first.
 
-    Those that a schedule asked for and, when training is over, the last. Raises CheckpointError when the newest
+    Those that a schedule asked for and, when training is over, the last; where the model grew, those of its present
+    depth. Raises CheckpointError when the newest
     one's `meta.json` cannot be read.
     """
     folders = checkpoint_folders(run)
@@ -53,6 +55,7 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
         return []
     progress = read_progress(folders[-1])
     over = finished(progress, config) is not None
+    folders = [f for f in folders if read_progress(f).stage == progress.stage]
     return [f for f in folders if f.name not in progress.interim or (over and f == folders[-1])]
 
 
@@ -77,5 +80,6 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
-    write_model_directory(out, tensors, experiment, run)
+    model = stage_model(experiment, read_progress(folders[-1]).stage)
+    write_model_directory(out, tensors, experiment.model_copy(update={"model": model}), run)
     return out, [int(folder.name.removeprefix("step-")) for folder in folders]

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.errors import CheckpointError, DataError
-from ziggurat.models.directory import CHECKPOINTS, MODEL_FILE, read_tensors, write_tensors
+from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, read_tensors, write_tensors
 
 __all__ = [
     "CHECKPOINT_FORMAT",
@@ -40,8 +40,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
-CHECKPOINT_FORMAT = 1
-_META = "meta.json"
+CHECKPOINT_FORMAT = 2
 _OPTIMISER = "state/optimiser.safetensors"
 _RANDOM = "state/random.safetensors"
 
@@ -61,6 +60,8 @@ class Progress:
         best_update: its update.
         validations_since_best: in a row without a better one.
         scores: validation metric by name of the checkpoints kept.
+        stage: stage of growth that is trained now, from 0 (training.growth).
+        schedule_update: the learning rate's counter t; behind `update` where growing set it back.
         interim: names of the checkpoints kept that no schedule asked for, written when training stopped. They make
             way for the next one, so that a run keeps the same checkpoints however often it was stopped.
     """
@@ -75,6 +76,8 @@ class Progress:
     best: float | None = None
     best_update: int | None = None
     validations_since_best: int = 0
+    stage: int = 0
+    schedule_update: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     interim: list[str] = field(default_factory=list)
 
@@ -108,11 +111,16 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
 
 
 def save_checkpoint(
-    run: Path, progress: Progress, weights: dict[str, Tensor], optimiser: dict[str, Tensor], store: str
+    run: Path,
+    progress: Progress,
+    weights: dict[str, Tensor],
+    optimiser: dict[str, Tensor],
+    store: str,
+    encoder_layers: int,
 ) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `store` is the fingerprint of the training data. Returns the folder.
+    `store` is the fingerprint of the training data, `encoder_layers` the depth of this stage. Returns the folder.
     """
     folder = run / CHECKPOINTS / f"step-{progress.update:08d}"
     building = folder.with_name(f".{folder.name}.tmp")
@@ -125,9 +133,10 @@ def save_checkpoint(
         "format": CHECKPOINT_FORMAT,
         "progress": asdict(progress),
         "store": store,
+        "encoder_layers": encoder_layers,
         "checksums": {name: fingerprint(building / name) for name in files},
     }
-    write_atomically(building / _META, json.dumps(meta, indent=1).encode())
+    write_atomically(building / META_FILE, json.dumps(meta, indent=1).encode())
     if folder.exists():  # the same update again, after a resume from an older checkpoint
         _delete(folder)
     os.replace(building, folder)
@@ -218,12 +227,14 @@ class _Meta(NamedTuple):
 
 
 def _read_meta(folder: Path) -> _Meta:
-    path = folder / _META
+    path = folder / META_FILE
     try:
         document = json.loads(path.read_text("utf-8"))
-        if document["format"] != CHECKPOINT_FORMAT:
+        if document["format"] == 1:  # before growth: the schedule counted every update
+            document["progress"]["schedule_update"] = document["progress"]["update"]
+        elif document["format"] != CHECKPOINT_FORMAT:
             raise CheckpointError(
-                f"{path}: checkpoint format {document['format']}, this version reads {CHECKPOINT_FORMAT}"
+                f"{path}: checkpoint format {document['format']}, this version reads 1 to {CHECKPOINT_FORMAT}"
             )
         return _Meta(Progress(**document["progress"]), document["store"], dict(document["checksums"]))
     except OSError as error:

@@ -6,7 +6,6 @@ import math
 import shutil
 import signal
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -17,9 +16,9 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
-from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
-from ziggurat.models.directory import load_weights, weights
+from ziggurat.models.directory import weights
 from ziggurat.training.allocator import keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
@@ -30,40 +29,19 @@ from ziggurat.training.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
+from ziggurat.training.growth import after_growth, keep_stage, refuse_impossible, stage_ended
+from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
-from ziggurat.training.optim import Optimiser
+from ziggurat.training.profile import profile_admin
 from ziggurat.training.progress import ProgressLine, Window
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.stopping import diverged, finished, refuse_endless
+from ziggurat.training.stopping import TrainingResult, diverged, finished, refuse_endless
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
-
-
-@dataclass(frozen=True)
-class TrainingResult:
-    """How a run ended.
-
-    Attributes:
-        reason: why it stopped, for people.
-        update: updates done.
-        seconds: wall time of training, all resumed parts together.
-        target_tokens: target tokens trained on.
-        best: best value of the validation metric, or None.
-        best_update: its update.
-        signal: number of the signal that stopped it, or None.
-    """
-
-    reason: str
-    update: int
-    seconds: float
-    target_tokens: int
-    best: float | None
-    best_update: int | None
-    signal: int | None
 
 
 def train(run: Path, experiment: Experiment, *, resume: bool = False, console: Console | None = None) -> TrainingResult:
@@ -80,6 +58,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
         refuse_other_store(experiment, store)
     training = _Training(run, experiment, store, console)  # what cannot be trained fails before it leaves a folder
     if not resume:
+        training.begin()
         create_run(run, experiment, store)
     with owned(run):
         return training.go(resume)
@@ -98,10 +77,8 @@ class _Training:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         keep_freed_memory()
-        self.model = build_model(
-            experiment.model, store.source.size, store.target.size, seed=config.seed, exact_dropout=config.exact_dropout
-        ).to(self.device)
-        self.optimiser = Optimiser(self.model, model_slots(self.model), config.optimiser)
+        refuse_impossible(experiment)
+        self.learner = Learner(experiment, store, self.device)
         self.loader = Loader(
             store.train,
             store.source,
@@ -117,6 +94,12 @@ class _Training:
         refuse_endless(config.stop, validates=has_dev)
         self.progress = Progress()
         self.saved_update = -1
+        self.origin = ""
+
+    def begin(self) -> None:
+        """Take the weights that training starts from."""
+        if self.config.start_from is not None:
+            self.origin = self.learner.start_from(self.config.start_from)
 
     def go(self, resume: bool) -> TrainingResult:
         self.log = RunLog(self.run, self.console)
@@ -129,9 +112,14 @@ class _Training:
         torch.manual_seed(self.config.seed)
         if resume:
             self._resume()
-        sizes = f"{count_parameters(self.model):,} parameters, {len(self.store.train):,} training pairs"
+        if self.origin:
+            self.log.say(f"starting from the weights of {self.origin}")
+        sizes = f"{count_parameters(self.learner.model):,} parameters, {len(self.store.train):,} training pairs"
         threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
         self.log.say(f"{sizes}, {self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
+        fresh = self.saved_update < 0 and not self.origin
+        if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
+            self.log.say(profiled)
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun = self.progress.update
@@ -165,20 +153,25 @@ class _Training:
             shutil.rmtree(self.run / "averaged")
         begun = p.update
         while reason is None:
+            if stage_ended(p, config):
+                self._grow()
             group = next(groups)
             rate = learning_rate(
-                config.schedule, p.update + 1, d_model=self.experiment.model.d_model, last_update=config.stop.updates
+                config.schedule,
+                p.schedule_update + 1,
+                d_model=self.experiment.model.d_model,
+                last_update=config.stop.updates,
             )
             result = train_update(
-                self.model,
+                self.learner.model,
                 group.batches,
-                self.optimiser,
+                self.learner.optimiser,
                 config.loss,
                 rate=rate,
                 clip_norm=config.clip_norm,
                 precision=config.precision,
             )
-            p.update, (p.epoch, p.batch) = p.update + 1, group.state_after
+            p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
             p.target_tokens += result.target_tokens
             p.seconds = time.perf_counter() - started
             self._count_skipped(result)
@@ -210,6 +203,19 @@ class _Training:
                 raise diverged(p, [folder.name for folder in checkpoint_folders(self.run)])
         return reason
 
+    def _grow(self) -> None:
+        """Go on to the next stage; a run resumed from before this update does the same again."""
+        assert self.config.growth is not None
+        kept, before = "", self.learner.encoder_layers
+        if self.config.growth.keep_stages:
+            kept = f"; kept as {keep_stage(self.run, self.experiment, self.progress.stage, self.learner.model)}"
+        self.learner.grow()
+        after_growth(self.progress, self.config)
+        self.log.say(
+            f"update {self.progress.update}: the encoder grows from {before} to {self.learner.encoder_layers} layers, "
+            f"{count_parameters(self.learner.model):,} parameters{kept}"
+        )
+
     def _count_skipped(self, result: UpdateResult) -> None:
         p = self.progress
         if result.finite:
@@ -227,7 +233,7 @@ class _Training:
         assert self.validator is not None
         p, name = self.progress, self.config.validation.metric
         began = time.perf_counter()
-        result: Validation = self.validator.measure(self.model)
+        result: Validation = self.validator.measure(self.learner.model)
         value = result.metric(name)
         sign = 1.0 if name == "loss" else -1.0
         better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
@@ -238,18 +244,9 @@ class _Training:
         if math.isfinite(value):
             p.scores[f"step-{p.update:08d}"] = value
         seconds = time.perf_counter() - began
-        record = {"nll": result.nll, "perplexity": result.perplexity, "bleu": result.bleu, "chrf": result.chrf}
-        record["unfinished"] = result.unfinished
-        metrics.write("validation", p.update, {**record, "seconds": seconds})
-        scores = "" if result.bleu is None else f"  BLEU {result.bleu:.2f}  chrF {result.chrf:.2f}"
-        scores += f"  {result.unfinished} cut at the length limit" if result.unfinished else ""
-        mark = "  (best)" if better else ""
-        line.say(
-            f"update {p.update}: dev nll {result.nll:.4f}  perplexity {result.perplexity:.2f}{scores}{mark}"
-            f"  [{duration(seconds)}]",
-            self.log,
-            "bold" if better else None,
-        )
+        metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
+        text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
+        line.say(text, self.log, "bold" if better else None)
 
     def _save(self, *, interim: bool) -> None:
         """Write a checkpoint, unless there is one of this update; `interim`: no schedule asked for it."""
@@ -258,7 +255,9 @@ class _Training:
             return
         if interim:
             p.interim.append(f"step-{p.update:08d}")
-        save_checkpoint(self.run, p, weights(self.model), self.optimiser.state(), self.store.fingerprint)
+        learner = self.learner
+        state = weights(learner.model), learner.optimiser.state()
+        save_checkpoint(self.run, p, *state, self.store.fingerprint, learner.encoder_layers)
         self.saved_update = p.update
         prune(
             self.run,
@@ -272,14 +271,14 @@ class _Training:
         checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
         if checkpoint is None:
             self.log.say("no checkpoint yet: starting from the beginning")
+            self.begin()
             return
         if checkpoint.store != self.store.fingerprint:
             raise CheckpointError(
                 f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
                 "restore it or start a new run"
             )
-        load_weights(self.model, checkpoint.weights, str(self.run))
-        self.optimiser.load_state(checkpoint.optimiser)
+        self.learner.restore(checkpoint, self.run)
         restore_random_state(checkpoint.random)
         self.progress = checkpoint.progress
         self.saved_update = checkpoint.progress.update

@@ -36,23 +36,58 @@ def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
     return Smoothing(1.0 - e - every, every)
 
 
+class _Gradients(NamedTuple):
+    """Of the loss with respect to its inputs, of their shapes; `bias` is None where there is none."""
+
+    hidden: Tensor
+    weight: Tensor
+    bias: Tensor | None
+
+    def subtract_targets(
+        self,
+        hidden: Tensor,
+        weight: Tensor,
+        weight_sum: Tensor,
+        target: Tensor,
+        row_weight: Tensor,
+        smoothing: Smoothing,
+    ) -> None:
+        """Subtract the smoothed target's part, row_weight (gold onehot + every); `weight_sum` is weight.sum(0)."""
+        correction = weight[target].mul_(smoothing.gold).add_(weight_sum, alpha=smoothing.every)
+        self.hidden.sub_(correction.mul_(row_weight[:, None]))
+        weighted = hidden * row_weight[:, None]
+        self.weight.index_add_(0, target, weighted, alpha=-smoothing.gold)
+        self.weight.sub_(weighted.sum(0), alpha=smoothing.every)
+        if self.bias is not None:
+            self.bias.index_add_(0, target, row_weight, alpha=-smoothing.gold)
+            self.bias.sub_(row_weight.sum(), alpha=smoothing.every)
+
+
 class _LinearCrossEntropy(torch.autograd.Function):
     """Projection and cross-entropy, `chunk` rows of logits at a time, gradients computed in the forward pass.
 
-    With p = softmax(h W^T), the gradient of row i's loss with respect to its logits is p - gold onehot - every.
-    Only p needs [chunk, vocabulary] values; the other two terms are applied to h and W directly:
+    With p = softmax(h W^T + b), the gradient of row i's loss with respect to its logits is p - gold onehot - every.
+    Only p needs [chunk, vocabulary] values; the other two terms are applied to h, W and b directly:
     every * sum_v W_v and gold * W_target. So each chunk of logits is written once, exponentiated in place and
     multiplied twice.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, target: Tensor, row_weight: Tensor, smoothing: Smoothing, chunk: int
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        target: Tensor,
+        row_weight: Tensor,
+        smoothing: Smoothing,
+        chunk: int,
     ) -> tuple[Tensor, Tensor]:
-        need_grad = ctx.needs_input_grad[0] or ctx.needs_input_grad[1]
-        grad_hidden = torch.empty_like(hidden) if need_grad else None
-        grad_weight = torch.zeros_like(weight) if need_grad else None
-        weight_sum = weight.sum(0)
+        gradients = None
+        if any(ctx.needs_input_grad):
+            grad_bias = None if bias is None else torch.zeros_like(bias)
+            gradients = _Gradients(torch.empty_like(hidden), torch.zeros_like(weight), grad_bias)
+        weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
         nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
         compute = torch.get_autocast_dtype(hidden.device.type)
         compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
@@ -62,41 +97,46 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 rows = slice(start, start + chunk)
                 h, gold_ids, w = hidden[rows], target[rows], row_weight[rows]
                 logits = torch.mm(h.to(compute), matrix.t()).to(hidden.dtype)
+                if bias is not None:
+                    logits += bias
                 gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
-                total = torch.mv(h, weight_sum)
+                total = torch.mv(h, weight_sum) + bias_sum
                 peak = logits.amax(1, keepdim=True)
                 odds = logits.sub_(peak).exp_()
                 odds_sum = odds.sum(1)
                 log_sum = peak.squeeze(1) + odds_sum.log()
                 nll += (log_sum - gold).sum()
                 smoothed += torch.dot(log_sum - smoothing.gold * gold - smoothing.every * total, w)
-                if grad_hidden is not None and grad_weight is not None:
+                if gradients is not None:
                     scale = (w / odds_sum)[:, None]
+                    if gradients.bias is not None:
+                        gradients.bias.addmv_(odds.t(), scale.squeeze(1))
                     odds = odds.to(compute)
-                    grad_hidden[rows] = torch.mm(odds, matrix) * scale
+                    gradients.hidden[rows] = torch.mm(odds, matrix) * scale
                     if compute == weight.dtype:
-                        grad_weight.addmm_(odds.t(), h * scale)
+                        gradients.weight.addmm_(odds.t(), h * scale)
                     else:
-                        grad_weight += torch.mm(odds.t(), (h * scale).to(compute))
-            if grad_hidden is not None and grad_weight is not None:
-                correction = weight[target].mul_(smoothing.gold).add_(weight_sum, alpha=smoothing.every)
-                grad_hidden.sub_(correction.mul_(row_weight[:, None]))
-                weighted = hidden * row_weight[:, None]
-                grad_weight.index_add_(0, target, weighted, alpha=-smoothing.gold)
-                grad_weight.sub_(weighted.sum(0), alpha=smoothing.every)
-        if need_grad:
-            ctx.save_for_backward(grad_hidden, grad_weight)
+                        gradients.weight.add_(torch.mm(odds.t(), (h * scale).to(compute)))
+            if gradients is not None:
+                gradients.subtract_targets(hidden, weight, weight_sum, target, row_weight, smoothing)
+                ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * gradients[0], grad_weight * gradients[0], None, None, None, None
+        saved = (None if part is None else part * gradients[0] for part in ctx.saved_tensors)
+        return *saved, None, None, None, None
 
 
 def linear_cross_entropy(
-    hidden: Tensor, weight: Tensor, target: Tensor, row_weight: Tensor, smoothing: Smoothing, chunk: int
+    hidden: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    row_weight: Tensor,
+    smoothing: Smoothing,
+    chunk: int,
+    bias: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (sum_i row_weight_i * smoothed loss_i, sum_i -log p(target_i)), both in nats, shape [].
 
@@ -107,11 +147,12 @@ def linear_cross_entropy(
         row_weight: [tokens], the normalisation of the loss.
         smoothing: target distribution.
         chunk: rows of logits that exist at a time.
+        bias: of the output projection, [vocabulary], or None.
 
-    Only the first result can be differentiated.
+    Only the first result can be differentiated, with respect to `hidden`, `weight` and `bias`.
     """
     smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, target, row_weight, smoothing, chunk
+        hidden, weight, bias, target, row_weight, smoothing, chunk
     )
     return smoothed, nll
 
@@ -138,6 +179,7 @@ def sequence_loss(
     *,
     tokens: int,
     sentences: int,
+    bias: Tensor | None = None,
 ) -> LossSums:
     """Return the loss of a batch as its part of an update's loss.
 
@@ -149,6 +191,7 @@ def sequence_loss(
         config: smoothing and normalisation.
         tokens: real target tokens in the whole update, all batches and processes together.
         sentences: sentence pairs in the whole update.
+        bias: of the output projection, [vocabulary], or None.
 
     So the objectives of an update's batches add up to its loss, however it was cut into batches.
     """
@@ -163,7 +206,7 @@ def sequence_loss(
         case "sentence_mean":
             per_sentence = 1.0 / (mask.sum(1, keepdim=True).to(rows.dtype) * sentences)
             row_weight = per_sentence.expand(mask.shape)[mask]
-    objective, nll = linear_cross_entropy(rows, weight, gold, row_weight, smoothing, config.chunk_tokens)
+    objective, nll = linear_cross_entropy(rows, weight, gold, row_weight, smoothing, config.chunk_tokens, bias)
     if config.subtract_entropy:
         objective = objective - smoothing.entropy(weight.shape[0]) * row_weight.sum()
     return LossSums(objective, nll)

@@ -14,12 +14,24 @@ from ziggurat.init import Role, Slot
 __all__ = ["Optimiser"]
 
 _UNDECAYED = frozenset(
-    {Role.BIAS, Role.NORM_GAIN, Role.NORM_BIAS, Role.WIRING, Role.EMBEDDING, Role.POSITION, Role.OUTPUT}
+    {
+        Role.BIAS,
+        Role.INPUT_BIAS,
+        Role.NORM_GAIN,
+        Role.NORM_BIAS,
+        Role.WIRING,
+        Role.EMBEDDING,
+        Role.POSITION,
+        Role.RELATIVE,
+        Role.OUTPUT,
+    }
 )
 
 
 class Optimiser:
-    """One or two torch optimisers that together own every parameter of the model exactly once.
+    """One or two torch optimisers that together own every trained parameter of the model exactly once.
+
+    Parameters that do not require a gradient (a fixed omega, fixed combination weights) are nobody's.
 
     Args:
         model: its parameters' names are the names in the saved state.
@@ -28,11 +40,13 @@ class Optimiser:
     """
 
     def __init__(self, model: nn.Module, slots: list[Slot], config: OptimiserConfig) -> None:
-        self.names: dict[Tensor, str] = {parameter: name for name, parameter in model.named_parameters()}
+        trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+        self.names: dict[Tensor, str] = {parameter: name for name, parameter in trained}
         role_of = {slot.values.data_ptr(): slot.role for slot in slots}  # a fused matrix begins with its first part
-        undecayed = [p for p in model.parameters() if role_of[p.data_ptr()] in _UNDECAYED]
-        decayed = [p for p in model.parameters() if role_of[p.data_ptr()] not in _UNDECAYED]
+        undecayed = [p for _, p in trained if role_of[p.data_ptr()] in _UNDECAYED]
+        decayed = [p for _, p in trained if role_of[p.data_ptr()] not in _UNDECAYED]
         self.parts = _optimisers(decayed, undecayed, config)
+        self.rectified_only = config.rectified_only
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -46,9 +60,23 @@ class Optimiser:
                 group["lr"] = rate
 
     def step(self) -> None:
-        """Apply the gradients."""
+        """Apply the gradients; with `rectified_only`, RAdam's unrectified steps only advance the moments."""
+        if self.rectified_only and not self._rectified():
+            self.set_rate(0.0)
         for part in self.parts:
             part.step()
+
+    def _rectified(self) -> bool:
+        """Whether RAdam's variance is tractable at the step to come: rho_t > 5 (Liu et al. 2020a, algorithm 2).
+
+        rho_inf = 2 / (1 - beta2) - 1 and rho_t = rho_inf - 2 t beta2^t / (1 - beta2^t).
+        """
+        (part,) = self.parts
+        moments = next(iter(part.state.values()), None)
+        t = 1 if moments is None else int(moments["step"]) + 1
+        beta2: float = part.defaults["betas"][1]
+        decayed = beta2**t
+        return 2 / (1 - beta2) - 1 - 2 * t * decayed / (1 - decayed) > 5
 
     def zero_grad(self) -> None:
         """Drop the gradients."""
@@ -106,6 +134,14 @@ def _optimisers(
         case "muon":
             # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.
             muon = torch.optim.Muon(
-                decayed, weight_decay=config.weight_decay, momentum=config.momentum, adjust_lr_fn="match_rms_adamw"
+                [p for p in decayed if p.dim() == 2],
+                weight_decay=config.weight_decay,
+                momentum=config.momentum,
+                adjust_lr_fn="match_rms_adamw",
             )
-            return [muon, torch.optim.AdamW(undecayed, betas=betas, eps=eps, weight_decay=0.0, fused=True)]
+            others = [
+                {"params": [p for p in decayed if p.dim() != 2], "weight_decay": config.weight_decay},
+                {"params": undecayed, "weight_decay": 0.0},
+            ]
+            others = [group for group in others if group["params"]]
+            return [muon, torch.optim.AdamW(others, betas=betas, eps=eps, fused=True)]

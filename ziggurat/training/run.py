@@ -64,7 +64,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     after = load_experiment(run / CONFIG_FILE, overrides)
     if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
         raise ConfigError(f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved)")
-    fixed = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout")
+    fixed = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout", "growth", "start_from")
     for key in fixed:
         if getattr(after.training, key) != getattr(before.training, key):
             raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")

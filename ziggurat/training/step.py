@@ -15,6 +15,7 @@ from ziggurat.data.loader import Batch
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.loss import LossSums, sequence_loss
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.regulariser import inter_similarity_penalty
 
 __all__ = ["UpdateResult", "autocast", "batch_loss", "train_update"]
 
@@ -24,7 +25,7 @@ class UpdateResult:
     """What one update measured.
 
     Attributes:
-        loss: the update's objective (normalised, smoothed), nats.
+        loss: the update's objective (normalised, smoothed, with its penalty), nats.
         nll: sum of -log p(gold) over target tokens, nats.
         grad_norm: global gradient norm before clipping.
         source_tokens: real source tokens, end-of-sentence included.
@@ -49,10 +50,25 @@ def autocast(device: torch.device, precision: str) -> AbstractContextManager[obj
 
 def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
     """Run the model over `batch`, teacher-forced, and return its part of an update of `tokens` and `sentences`."""
-    hidden = model(batch.source, batch.source_mask, batch.target_in)
-    return sequence_loss(
-        hidden, model.output.weight, batch.target_out, batch.target_mask, config, tokens=tokens, sentences=sentences
+    layers: list[Tensor] | None = [] if config.inter_sim else None
+    hidden = model(batch.source, batch.source_mask, batch.target_in, layers)
+    output = model.output
+    sums = sequence_loss(
+        hidden,
+        output.weight,
+        batch.target_out,
+        batch.target_mask,
+        config,
+        tokens=tokens,
+        sentences=sentences,
+        bias=output.bias,
     )
+    if layers is None:
+        return sums
+    penalty = inter_similarity_penalty(
+        layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
+    )
+    return LossSums(sums.objective + penalty, sums.nll)
 
 
 def train_update(

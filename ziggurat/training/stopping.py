@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.train import StopConfig
@@ -10,7 +11,30 @@ from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.training.checkpoint import Progress
 
-__all__ = ["diverged", "finished", "refuse_endless", "share_done", "time_left"]
+__all__ = ["TrainingResult", "diverged", "finished", "refuse_endless", "share_done", "time_left"]
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """How a run ended.
+
+    Attributes:
+        reason: why it stopped, for people.
+        update: updates done.
+        seconds: wall time of training, all resumed parts together.
+        target_tokens: target tokens trained on.
+        best: best value of the validation metric, or None.
+        best_update: its update.
+        signal: number of the signal that stopped it, or None.
+    """
+
+    reason: str
+    update: int
+    seconds: float
+    target_tokens: int
+    best: float | None
+    best_update: int | None
+    signal: int | None
 
 
 def refuse_endless(stop: StopConfig, *, validates: bool) -> None:

@@ -50,6 +50,18 @@ class Validation:
         assert value is not None  # the configuration refuses a metric that is not measured
         return value
 
+    def record(self) -> dict[str, float | int | None]:
+        """Return the figures by name."""
+        figures = {"nll": self.nll, "perplexity": self.perplexity, "bleu": self.bleu, "chrf": self.chrf}
+        return {**figures, "unfinished": self.unfinished}
+
+    def line(self) -> str:
+        """Return the figures for people."""
+        text = f"dev nll {self.nll:.4f}  perplexity {self.perplexity:.2f}"
+        if self.bleu is not None:
+            text += f"  BLEU {self.bleu:.2f}  chrF {self.chrf:.2f}"
+        return text + (f"  {self.unfinished} cut at the length limit" if self.unfinished else "")
+
 
 class Validator:
     """Measures a model on the dev set of a store. Draws no random number, so training is the same with or without.

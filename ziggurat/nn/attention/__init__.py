@@ -1,14 +1,32 @@
 """Attention kinds and their caches."""
 
+from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.base import attend, causal_bias, padding_bias
 from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
-from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
+from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker, SelfAttention
+from ziggurat.nn.attention.relative import RelativeAttention
+from ziggurat.nn.attention.rotary import Rotary
+from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView, WholeTarget
 
 __all__ = [
+    "AverageAttention",
     "CrossAttention",
     "CrossAttentionCache",
+    "LinearMaker",
+    "MergedAttention",
+    "MergedAverageAttention",
+    "OwnAttention",
+    "OwnCache",
+    "QueryKeyScaling",
+    "RelativeAttention",
+    "Rotary",
     "SelfAttention",
     "SelfAttentionCache",
+    "SimplifiedAverageAttention",
+    "TargetView",
+    "WholeTarget",
     "attend",
     "causal_bias",
     "padding_bias",

@@ -15,12 +15,14 @@ class CrossAttentionCache:
         key: [batch, heads, source, d_head].
         value: the same shape.
         bias: [batch, 1, 1, source], or None when no sentence is padded.
+        keep_weights: leave the attention weights of each use in `weights` [batch, queries, source].
     """
 
-    def __init__(self, key: Tensor, value: Tensor, bias: Tensor | None) -> None:
+    def __init__(self, key: Tensor, value: Tensor, bias: Tensor | None, keep_weights: bool = False) -> None:
         self.key = key
         self.value = value
         self.bias = bias
+        self.keep_weights = keep_weights
         self.weights: Tensor | None = None
 
     def keep(self, sentences: Tensor) -> None:

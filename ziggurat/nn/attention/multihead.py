@@ -2,59 +2,111 @@
 
 from __future__ import annotations
 
-import torch
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
+
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import attend
 from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.rotary import Rotary
+from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.attention.target import OwnAttention
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, Slot, linear_slots
 
-__all__ = ["CrossAttention", "SelfAttention"]
+if TYPE_CHECKING:
+    from ziggurat.nn.residual.fixup import ShiftedLinear
+
+__all__ = ["CrossAttention", "LinearMaker", "SelfAttention", "join_heads", "split_heads"]
+
+LinearMaker = Callable[[int, int], "nn.Linear | ShiftedLinear"]
+"""Makes a linear map from (width in, width out)."""
+
+_QKV = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
 
 
-def _split_heads(x: Tensor, heads: int) -> Tensor:
+def split_heads(x: Tensor, heads: int) -> Tensor:
     """[batch, length, d_model] -> [batch, heads, length, d_head]."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
-def _join_heads(x: Tensor) -> Tensor:
+def join_heads(x: Tensor) -> Tensor:
     """[batch, heads, length, d_head] -> [batch, length, d_model]."""
     return x.transpose(1, 2).flatten(2)
 
 
-class SelfAttention(nn.Module):
+class SelfAttention(OwnAttention):
     """Attention of a sequence to itself; query, key and value maps are one matrix `qkv_proj` [3 d_model, d_model].
 
     Args:
         d_model: width of input and output.
         heads: number of heads; divides d_model.
         dropout: on the attention weights.
+        linear: makes the linear maps.
+        scaling: of queries and keys, or None.
+        rotary: rotation of queries and keys by their positions, or None.
     """
 
-    def __init__(self, d_model: int, heads: int, dropout: Dropout) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        dropout: Dropout,
+        *,
+        linear: LinearMaker = nn.Linear,
+        scaling: QueryKeyScaling | None = None,
+        rotary: Rotary | None = None,
+    ) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv_proj = nn.Linear(d_model, 3 * d_model)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.qkv_proj = linear(d_model, 3 * d_model)
+        self.out_proj = linear(d_model, d_model)
         self.dropout = dropout
+        self.scaling = scaling
+        self.rotary = rotary
+
+    def start(self) -> SelfAttentionCache:
+        """Return the cache before the first step."""
+        return SelfAttentionCache()
 
     def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
         """Return [batch, length, d_model] for such an `x`; `bias` broadcasts to [batch, heads, length, length]."""
-        query, key, value = (_split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
-        context = attend(query, key, value, bias, self.dropout).context
-        return self.out_proj(_join_heads(context))
+        query, key, value = self._project(x, 0)
+        return self.out_proj(join_heads(self._context(query, key, value, bias)))
 
-    def step(self, x: Tensor, cache: SelfAttentionCache) -> Tensor:
+    def step(self, x: Tensor, cache: SelfAttentionCache) -> Tensor:  # type: ignore[override]
         """Attend from the newest position to all so far, itself included.
 
         `x` is [batch, beam, d_model], one new position per beam; the cache gains that position.
         Returns [batch, beam, d_model].
         """
-        rows = x.flatten(0, 1).unsqueeze(1)
-        query, key, value = (_split_heads(part, self.heads) for part in self.qkv_proj(rows).chunk(3, dim=-1))
+        query, key, value = self._project(x.flatten(0, 1).unsqueeze(1), cache.length)
         keys, values = cache.append(key, value)
-        context = attend(query, keys, values, None, self.dropout).context
-        return self.out_proj(_join_heads(context)).view(x.shape)
+        context = self._context(query, keys, values, None)
+        return self.out_proj(join_heads(context)).view(x.shape)
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [batch, heads, queries, d_head]; the queries are the last positions of the keys."""
+        return attend(query, key, value, bias, self.dropout).context
+
+    def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, [batch, heads, length, d_head] each, of `x` whose first position is `start`."""
+        query, key, value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
+        if self.scaling is not None:
+            query, key = self.scaling.query(query), self.scaling.key(key)
+        if self.rotary is not None:
+            query, key = self.rotary(query, start), self.rotary(key, start)
+        return query, key, value
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        d = self.out_proj.weight.shape[0]
+        for role, part in zip(_QKV, self.qkv_proj.weight.split(d), strict=True):
+            yield Slot(part, role, f"qkv_proj.weight[{role.value}]", 3 * d)
+        if self.qkv_proj.bias is not None:
+            yield Slot(self.qkv_proj.bias, Role.BIAS, "qkv_proj.bias")
+        yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)
 
 
 class CrossAttention(nn.Module):
@@ -65,29 +117,70 @@ class CrossAttention(nn.Module):
         d_memory: width of the memory (the encoder's d_model).
         heads: number of heads; divides d_model.
         dropout: on the attention weights.
+        linear: makes the linear maps.
+        scaling: of queries and keys, or None.
+        project_out: whether there is an output map.
     """
 
-    def __init__(self, d_model: int, d_memory: int, heads: int, dropout: Dropout) -> None:
+    def __init__(
+        self,
+        d_model: int,
+        d_memory: int,
+        heads: int,
+        dropout: Dropout,
+        *,
+        linear: LinearMaker = nn.Linear,
+        scaling: QueryKeyScaling | None = None,
+        project_out: bool = True,
+    ) -> None:
         super().__init__()
         self.heads = heads
-        self.q_proj = nn.Linear(d_model, d_model)
-        self.kv_proj = nn.Linear(d_memory, 2 * d_model)
-        self.out_proj = nn.Linear(d_model, d_model)
+        self.q_proj = linear(d_model, d_model)
+        self.kv_proj = linear(d_memory, 2 * d_model)
+        self.out_proj = linear(d_model, d_model) if project_out else None
         self.dropout = dropout
+        self.scaling = scaling
 
-    def remember(self, memory: Tensor, bias: Tensor | None) -> CrossAttentionCache:
-        """Project `memory` [batch, source, d_memory] once; `bias` is [batch, 1, 1, source]."""
-        key, value = (_split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(2, dim=-1))
-        return CrossAttentionCache(key, value, bias)
+    def remember(self, memory: Tensor, bias: Tensor | None, keep_weights: bool = False) -> CrossAttentionCache:
+        """Project `memory` [batch, source, d_memory] once; `bias` is [batch, 1, 1, source].
 
-    def forward(self, x: Tensor, cache: CrossAttentionCache, *, need_weights: bool = False) -> Tensor:
+        With `keep_weights`, `forward` leaves the weights averaged over heads, [batch, queries, source], in
+        `cache.weights`.
+        """
+        key, value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(2, dim=-1))
+        if self.scaling is not None:
+            key = self.scaling.key(key)
+        return CrossAttentionCache(key, value, bias, keep_weights)
+
+    def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, d_model] for `x` of that shape.
 
         The queries are target positions in training and beams in decoding: either way the projected memory is
-        shared by all of them, never repeated. With `need_weights`, the weights averaged over heads,
-        [batch, queries, source], are left in `cache.weights`.
+        shared by all of them, never repeated.
         """
-        query = _split_heads(self.q_proj(x), self.heads)
-        context, weights = attend(query, cache.key, cache.value, cache.bias, self.dropout, need_weights=need_weights)
-        cache.weights = None if weights is None else torch.mean(weights, dim=1)
-        return self.out_proj(_join_heads(context))
+        query = split_heads(self.q_proj(x), self.heads)
+        if self.scaling is not None:
+            query = self.scaling.query(query)
+        context, weights = attend(
+            query, cache.key, cache.value, cache.bias, self.dropout, need_weights=cache.keep_weights
+        )
+        if weights is not None:
+            cache.weights = weights.mean(dim=1)
+        joined = join_heads(context)
+        return joined if self.out_proj is None else self.out_proj(joined)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        d = self.q_proj.weight.shape[0]
+        yield Slot(self.q_proj.weight, Role.ATTENTION_QUERY, "q_proj.weight", 3 * d, cross=True)
+        for role, part in zip(_QKV[1:], self.kv_proj.weight.split(d), strict=True):
+            yield Slot(part, role, f"kv_proj.weight[{role.value}]", 3 * d, cross=True)
+        for name in ("q_proj", "kv_proj"):
+            if (bias := getattr(self, name).bias) is not None:
+                yield Slot(bias, Role.BIAS, f"{name}.bias", cross=True)
+        if self.out_proj is not None:
+            yield from (_crossed(slot) for slot in linear_slots(self, "out_proj", Role.ATTENTION_OUT))
+
+
+def _crossed(slot: Slot) -> Slot:
+    return Slot(slot.values, slot.role, slot.name, slot.fused_out, cross=True)

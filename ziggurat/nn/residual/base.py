@@ -1,58 +1,133 @@
-"""How a sub-layer joins the residual stream: one equation with four optional slots."""
+"""How a sub-layer joins the residual stream: one equation with optional slots."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
 from torch import Tensor, nn
 
-from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["Residual"]
+__all__ = ["Material", "Place", "Residual"]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a sub-layer stands; residual kinds compute their constants from it.
+
+    Attributes:
+        decoder: in the decoder stack.
+        layer: number of its layer in the stack, from 1.
+        sublayer: its number in the layer, from 0.
+        sublayers: residual sub-layers per layer of this stack.
+        attention: it is an attention sub-layer, not a feed-forward network.
+        encoder_layers: depth N of the encoder (of the grown one, where growth is planned).
+        decoder_layers: depth M of the decoder.
+    """
+
+    decoder: bool
+    layer: int
+    sublayer: int
+    sublayers: int
+    attention: bool
+    encoder_layers: int
+    decoder_layers: int
+
+    @property
+    def last(self) -> bool:
+        """Whether it is the last sub-layer of its layer."""
+        return self.sublayer == self.sublayers - 1
+
+    @property
+    def layers(self) -> int:
+        """Depth of its stack."""
+        return self.decoder_layers if self.decoder else self.encoder_layers
+
+
+@dataclass(frozen=True)
+class Material:
+    """What residual kinds are made of.
+
+    Attributes:
+        d_model: width of the stream.
+        dropout: makes the dropout of a branch.
+        norm: makes a normalisation of the stream.
+        omega_trainable: whether ADMIN's skip is trained.
+        layer_scale: initial factor of LayerScale; None: by depth.
+        streams: hyper-connections' number of streams.
+        dynamic: dynamic hyper-connections.
+        shared: parameters that the sub-layers of one layer share, by name; each layer has its own Material.
+    """
+
+    d_model: int
+    dropout: Callable[[], nn.Module]
+    norm: Callable[[], nn.Module]
+    omega_trainable: bool = True
+    layer_scale: float | None = None
+    streams: int = 1
+    dynamic: bool = False
+    shared: dict[str, nn.Parameter] = field(default_factory=dict)
 
 
 class Residual(nn.Module):
-    """y = out_norm(skip * x + branch * dropout(f(in_norm(x)))), f being the sub-layer.
+    """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + below), f being the sub-layer.
 
-    A kind is a choice of slots; an empty slot is the identity. The stack calls `enter` for the input of f and
-    `forward` to join its output, so hooks on a Residual see x, f(x) and y of every sub-layer of every model.
+    A kind is a choice of slots; an empty slot is the identity, and `below`, the input of the whole layer, is added
+    only with `bypass`. A layer calls `enter` for the input of f and the module itself to join its output, so hooks
+    on a Residual see x, f(x) and y of every sub-layer of every model.
 
     Args:
-        dropout: on the sub-layer's output.
+        dropout: on the sub-layer's output; called as dropout(fx, residual=...) it also adds.
         in_norm: normalisation of the sub-layer's input.
+        branch_norm: normalisation of the sub-layer's output.
         out_norm: normalisation of the sum.
-        skip: factor of x, shape [1] or [d_model].
-        branch: factor of the sub-layer's output, shape [1] or [d_model].
+        skip: factor of x: a number, or a parameter of shape [1] or [d_model].
+        branch: factor of the sub-layer's output, likewise.
+        bypass: add the input of the layer.
     """
 
-    in_norm: nn.Module | None
-    out_norm: nn.Module | None
-    skip: nn.Parameter | None
-    branch: nn.Parameter | None
+    skip: nn.Parameter | float | None
+    branch: nn.Parameter | float | None
 
     def __init__(
         self,
-        dropout: Dropout,
+        dropout: nn.Module,
         *,
         in_norm: nn.Module | None = None,
+        branch_norm: nn.Module | None = None,
         out_norm: nn.Module | None = None,
-        skip: nn.Parameter | None = None,
-        branch: nn.Parameter | None = None,
+        skip: nn.Parameter | float | None = None,
+        branch: nn.Parameter | float | None = None,
+        bypass: bool = False,
     ) -> None:
         super().__init__()
         self.dropout = dropout
         self.in_norm = in_norm
+        self.branch_norm = branch_norm
         self.out_norm = out_norm
-        self.register_parameter("skip", skip)
-        self.register_parameter("branch", branch)
+        self.skip = skip
+        self.branch = branch
+        self.bypass = bypass
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the sub-layer's input for the stream `x` [batch, length, d_model]."""
         return x if self.in_norm is None else self.in_norm(x)
 
-    def forward(self, x: Tensor, fx: Tensor) -> Tensor:
-        """Join the stream `x` and the sub-layer's output `fx`, both [batch, length, d_model]."""
+    def forward(self, x: Tensor, fx: Tensor, below: Tensor) -> Tensor:
+        """Join the stream `x` and the sub-layer's output `fx`; `below` is the layer's input; all [..., d_model]."""
         skipped = x if self.skip is None else x * self.skip
+        if self.bypass:
+            skipped = skipped + below
+        if self.branch_norm is not None:
+            fx = self.branch_norm(fx)
         if self.branch is None:
             y = self.dropout(fx, residual=skipped)
         else:
             y = skipped + self.branch * self.dropout(fx)
         return y if self.out_norm is None else self.out_norm(y)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        for name, values in self.named_parameters(recurse=False):
+            yield Slot(values, Role.WIRING, name)

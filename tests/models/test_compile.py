@@ -1,0 +1,78 @@
+"""Layers are compiled one by one, in place; one graph must serve every depth."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from ziggurat.config.model import ModelConfig, ResidualKind
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+
+VOCABULARY = 11
+VARIANTS: dict[str, dict[str, Any]] = {
+    **{kind: {"residual": kind} for kind in get_args(ResidualKind)},
+    "frozen admin": {"residual": "admin", "wiring": {"omega_trainable": False}},
+    "hyper, dynamic": {"residual": "hyper", "wiring": {"streams": 2, "dynamic": True}},
+    "swiglu": {"activation": "swiglu"},
+    "rms": {"norm": "rms"},
+}
+
+
+def tiny(layers: int, **model: Any) -> Seq2Seq:
+    sizes = {"d_model": 8, "d_ff": 16, "heads": 2, "encoder": {"layers": layers}, "decoder": {"layers": layers}}
+    plain = {"residual": 0.0, "embedding": 0.0, **model.pop("dropout", {})}
+    config = ModelConfig.model_validate({**sizes, "dropout": plain, **model})
+    return build_model(config, VOCABULARY, VOCABULARY, seed=3).double()
+
+
+def run(model: Seq2Seq) -> Tensor:
+    """Teacher-forced hidden states of two sentences, one of them padded."""
+    generator = torch.Generator().manual_seed(1)
+    source, target = (torch.randint(VOCABULARY, (2, length), generator=generator) for length in (5, 4))
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    return model(source, mask, target)
+
+
+def compile_layers(model: Seq2Seq) -> list[fx.GraphModule]:
+    """Compile every layer in place; the list gains each graph that is made."""
+    graphs: list[fx.GraphModule] = []
+
+    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    torch.compiler.reset()
+    for stack in (model.encoder, model.decoder):
+        for layer in stack.layers:
+            layer.compile(fullgraph=True, backend=keep)
+    return graphs
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_one_graph_serves_every_depth(name: str) -> None:
+    model = tiny(12, **VARIANTS[name])
+    names = list(model.state_dict())
+    expected = run(model)
+    graphs = compile_layers(model)
+    torch.testing.assert_close(run(model), expected, atol=1e-10, rtol=0)
+    assert list(model.state_dict()) == names
+    # For 24 layers: one per stack, and one more where what the first layer reads differs from what the others do.
+    assert 2 <= len(graphs) <= 4
+
+
+@pytest.mark.parametrize("unit", ["batch", "sample"])
+def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> None:
+    model = tiny(12, dropout={"sublayer": 0.5, "sublayer_unit": unit}).train()
+    torch.manual_seed(5)
+    expected = run(model)
+    graphs = compile_layers(model)
+    torch.manual_seed(5)
+    torch.testing.assert_close(run(model), expected, atol=1e-10, rtol=0)
+    assert len(graphs) <= 4
+    chances = [float(layer.ffn_residual.dropout.p) for layer in model.encoder.layers]  # type: ignore[union-attr]
+    assert chances == pytest.approx([0.5 * number / 12 for number in range(1, 13)])

@@ -1,0 +1,142 @@
+"""Growing the encoder: which layer starts as which, what stays, and what the deeper model computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.composition import model as small_model
+from ziggurat.config.growth import CopyStrategy
+from ziggurat.config.model import ModelConfig
+from ziggurat.errors import ConfigError
+from ziggurat.models.build import build_model, count_parameters
+from ziggurat.models.directory import weights
+from ziggurat.models.grow import at_depth, grow_moments, grow_weights, layer_sources
+from ziggurat.models.seq2seq import Seq2Seq
+
+VOCABULARY = 11
+
+
+def pair(choices: dict[str, Any], old: int, new: int, strategy: CopyStrategy) -> tuple[Seq2Seq, Seq2Seq, ModelConfig]:
+    """Return a shallow model with random wiring and the deeper one grown from it."""
+    deep = small_model({**choices, "encoder.layers": new})
+    shallow = build_model(at_depth(deep, old), VOCABULARY, VOCABULARY, seed=1)
+    generator = torch.Generator().manual_seed(9)
+    with torch.no_grad():
+        for parameter in shallow.parameters():
+            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    grown = build_model(deep, VOCABULARY, VOCABULARY, seed=2)
+    grow_weights(grown, weights(shallow), old, layer_sources(strategy, old, new))
+    return shallow.eval(), grown.eval(), deep
+
+
+def layer(model: Seq2Seq, number: int) -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in model.encoder.layers[number].named_parameters()}  # type: ignore[index,union-attr]
+
+
+# Index maps written down from Li et al. 2020, section 4, for 4 layers.
+MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
+    ("g_top", 6, [0, 1, 2, 3, 2, 3]),
+    ("g_top", 7, [0, 1, 2, 3, 1, 2, 3]),
+    ("top_only", 6, [0, 1, 2, 3, 3, 3]),
+    ("copy_all", 8, [0, 1, 2, 3, 0, 1, 2, 3]),
+    ("interpolate", 8, [0, 0, 1, 1, 2, 2, 3, 3]),
+]
+
+
+@pytest.mark.parametrize(("strategy", "new", "map_"), MAPS)
+def test_12_24_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
+    shallow, grown, deep = pair({"residual": "pre"}, 4, new, strategy)
+    for number, source in enumerate(map_):
+        ours, theirs = layer(grown, number), layer(shallow, source)
+        assert ours.keys() == theirs.keys()
+        for name, values in ours.items():
+            assert torch.equal(values, theirs[name])
+            assert values.data_ptr() != theirs[name].data_ptr()
+    pointers = [p.data_ptr() for p in grown.encoder.parameters()]
+    assert len(set(pointers)) == len(pointers)  # copies, not one layer twice
+    outside = [n for n, _ in shallow.named_parameters() if not n.startswith("encoder.layers.")]
+    for name in outside:
+        assert torch.equal(grown.get_parameter(name), shallow.get_parameter(name))
+    d, f = deep.d_model, deep.d_ff
+    assert count_parameters(grown) - count_parameters(shallow) == (new - 4) * (4 * d * d + 2 * d * f + 9 * d + f)
+
+
+def test_12_24_random_layers_are_fresh() -> None:
+    shallow, grown, deep = pair({"residual": "pre"}, 3, 5, "random")
+    fresh = build_model(deep, VOCABULARY, VOCABULARY, seed=2)
+    for number in range(3):
+        assert all(torch.equal(v, layer(shallow, number)[n]) for n, v in layer(grown, number).items())
+    for number in (3, 4):
+        assert all(torch.equal(v, layer(fresh, number)[n]) for n, v in layer(grown, number).items())
+
+
+def test_12_24_a_block_adds_its_norm_and_a_row_and_column_of_weights() -> None:
+    choices = {"residual": "pre", "encoder.history": "blocks", "combination.period": 2}
+    shallow, grown, deep = pair(choices, 4, 6, "g_top")
+    d, f = deep.d_model, deep.d_ff
+    per_layer = 4 * d * d + 2 * d * f + 9 * d + f
+    assert count_parameters(grown) - count_parameters(shallow) == 2 * per_layer + 2 * d + (4 * 4 - 3 * 3)
+
+
+@pytest.mark.parametrize("history", ["dlcl", "blocks", "top_only", "depth_weighted", "dense", "average"])
+@pytest.mark.parametrize("residual", ["pre", "post"])
+@pytest.mark.parametrize("unit", ["layer", "sublayer"])
+def test_every_history_grows(history: str, residual: str, unit: str) -> None:
+    choices = {"residual": residual, "encoder.history": history, "combination.unit": unit, "memory": "transparent"}
+    _, grown, _ = pair(choices, 2, 4, "g_top")
+    source = torch.tensor([[3, 4, 5]])
+    hidden = grown(source, torch.ones(1, 3, dtype=torch.bool), source)
+    assert hidden.isfinite().all()
+
+
+def test_identity_layers_added_leave_the_function_unchanged() -> None:
+    """ReZero with a = 0 makes added layers the identity: the grown model must then compute what the shallow one did."""
+    shallow, grown, _ = pair({"residual": "rezero"}, 2, 4, "g_top")
+    with torch.no_grad():
+        for number in (2, 3):
+            grown.encoder.layers[number].ffn_residual.branch.zero_()  # type: ignore[index,union-attr]
+    source, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
+    torch.testing.assert_close(grown(source, mask, source), shallow(source, mask, source))
+
+
+def test_constants_of_depth_stay() -> None:
+    shallow, grown, deep = pair({"residual": "deepnorm", "init.kind": "deepnorm"}, 2, 4, "g_top")
+    alphas = {layer.ffn_residual.skip for m in (shallow, grown) for layer in m.encoder.layers}  # type: ignore[union-attr]
+    assert len(alphas) == 1
+    assert alphas == {0.81 * (4**4 * deep.decoder.layers) ** (1 / 16)}
+
+
+@pytest.mark.parametrize(
+    ("strategy", "old", "new", "word"),
+    [
+        ("g_top", 2, 5, "grow to 4 at most"),
+        ("copy_all", 2, 3, "doubles the depth"),
+        ("interpolate", 3, 5, "doubles the depth"),
+        ("g_top", 3, 3, "must be larger"),
+    ],
+)
+def test_depths_out_of_reach_are_refused(strategy: CopyStrategy, old: int, new: int, word: str) -> None:
+    with pytest.raises(ConfigError, match=word):
+        layer_sources(strategy, old, new)
+
+
+def test_another_architecture_is_refused() -> None:
+    shallow = build_model(small_model({"d_ff": 40, "encoder.layers": 2}), VOCABULARY, VOCABULARY)
+    deep = build_model(small_model({"encoder.layers": 4}), VOCABULARY, VOCABULARY)
+    with pytest.raises(ConfigError, match="more than its depth"):
+        grow_weights(deep, weights(shallow), 2, layer_sources("g_top", 2, 4))
+
+
+def test_moments_follow_their_layers() -> None:
+    names = ["encoder.layers.0.a", "encoder.layers.1.a", "decoder.a"]
+    old = {f"{n}/{m}": torch.full((2,), float(i)) for i, n in enumerate(names, 1) for m in ("exp_avg", "exp_avg_sq")}
+    old |= {f"{n}/step": torch.tensor(7.0) for n in names}
+    new = {f"encoder.layers.{i}.a": torch.zeros(2) for i in range(4)} | {"decoder.a": torch.zeros(2)}
+    state = grow_moments(new, old, [0, 1, 1, None])
+    assert [float(state[f"encoder.layers.{i}.a/exp_avg"][0]) for i in range(4)] == [1, 2, 2, 0]
+    assert [float(state[f"encoder.layers.{i}.a/step"]) for i in range(4)] == [7, 7, 7, 0]
+    assert float(state["decoder.a/exp_avg_sq"][1]) == 3

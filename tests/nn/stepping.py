@@ -1,0 +1,111 @@
+"""Attention written out position by position, and steps against whole sequences: shared by the attention tests."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.nn.attention import CrossAttention, CrossAttentionCache, OwnAttention, OwnCache, WholeTarget, causal_bias
+
+Module = TypeVar("Module", bound=nn.Module)
+Logit = Callable[[Tensor, Tensor, int, int], float]
+"""(query, key, position of the query, position of the key) -> logit."""
+
+
+def draw(*shape: int, seed: int = 0, scale: float = 1.0) -> Tensor:
+    return scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def randomised(module: Module, seed: int = 0) -> Module:
+    """`module` in double precision and evaluation mode, no parameter at its neutral start."""
+    module.double().eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(0.5 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return module
+
+
+def causal(length: int) -> Tensor:
+    return causal_bias(length, torch.float64, torch.device("cpu"))
+
+
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """W x + b at every position, number by number."""
+    y = torch.zeros(*x.shape[:-1], weight.shape[0], dtype=torch.float64)
+    for out in range(weight.shape[0]):
+        for channel in range(weight.shape[1]):
+            y[..., out] += weight[out, channel] * x[..., channel]
+        if bias is not None:
+            y[..., out] += bias[out]
+    return y
+
+
+def weights_of(query: Tensor, keys: Tensor, at: int, seen: Sequence[int], logit: Logit | None = None) -> list[float]:
+    """Softmax over the keys `seen` for the query at position `at`; `query` [d_head], `keys` [length, d_head]."""
+    root = math.sqrt(query.shape[0])
+    logits = [float(query @ keys[j]) / root if logit is None else logit(query, keys[j], at, j) for j in seen]
+    exponentials = [math.exp(value - max(logits)) for value in logits]
+    return [value / sum(exponentials) for value in exponentials]
+
+
+@torch.no_grad()
+def attend_to_self(
+    module: nn.Module, x: Tensor, seen: Callable[[int, int], Sequence[int]], logit: Logit | None = None
+) -> Tensor:
+    """Self-attention by its formula with the maps of `module`; `seen(sentence, position)` are the keys in sight."""
+    qkv, out, heads = module.get_submodule("qkv_proj"), module.get_submodule("out_proj"), module.heads
+    d_model = x.shape[-1]
+    query, key, value = (
+        linear(x, qkv.weight[n * d_model : (n + 1) * d_model], qkv.bias[n * d_model : (n + 1) * d_model])
+        for n in range(3)
+    )
+    context = torch.zeros_like(x)
+    for sentence in range(x.shape[0]):
+        for head in torch.arange(d_model).chunk(heads):
+            keys = key[sentence][:, head]
+            for i in range(x.shape[1]):
+                sight = seen(sentence, i)
+                weights = weights_of(query[sentence, i, head], keys, i, sight, logit)
+                for j, weight in zip(sight, weights, strict=True):
+                    context[sentence, i, head] += weight * value[sentence, j, head]
+    return linear(context, out.weight, out.bias)
+
+
+class Newest:
+    """What a layer sees in a step."""
+
+    def __init__(self, own: OwnCache, cross: CrossAttentionCache) -> None:
+        self.own = own
+        self.cross = cross
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        return module.step(x, self.own)
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        return self.cross
+
+
+def whole(x: Tensor, memory: Tensor, memory_bias: Tensor | None = None) -> WholeTarget:
+    return WholeTarget(causal(x.shape[1]), memory, memory_bias)
+
+
+def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int = 7) -> None:
+    """Every step, after any re-ordering and any change of the number of rows, is the last position of a whole pass."""
+    generator = torch.Generator().manual_seed(9)
+    cache = module.start()
+    prefixes = torch.empty(6, 0, d_model, dtype=torch.float64)
+    for number in range(steps):
+        new = draw(prefixes.shape[0] // 2, 2, d_model, seed=number)
+        prefixes = torch.cat([prefixes, new.view(-1, 1, d_model)], dim=1)
+        got = module.step(new, cache)
+        assert got.shape == new.shape
+        expected = module(prefixes, causal(number + 1))[:, -1]
+        torch.testing.assert_close(got.reshape(-1, d_model), expected, atol=1e-10, rtol=0)
+        rows = torch.randint(len(prefixes), (2 * (1 + number % 3),), generator=generator)
+        cache.keep(rows)
+        prefixes = prefixes[rows]

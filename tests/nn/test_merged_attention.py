@@ -1,0 +1,274 @@
+"""Attention to target and memory in one sub-layer: item 8 of the method checklist."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from stepping import Newest, causal, draw, linear, randomised, weights_of, whole
+from torch import Tensor, nn
+
+from ziggurat.config import ModelConfig
+from ziggurat.errors import ConfigError
+from ziggurat.init import Role, assign_roles
+from ziggurat.nn.attention import (
+    AverageAttention,
+    CrossAttention,
+    MergedAttention,
+    MergedAverageAttention,
+    RelativeAttention,
+    SelfAttention,
+    SimplifiedAverageAttention,
+    padding_bias,
+)
+from ziggurat.nn.attention.average import causal_average
+from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.residual import ShiftedLinear
+
+D_MODEL, HEADS, D_HEAD = 6, 2, 3
+TOLERANCE = {"atol": 1e-10, "rtol": 0.0}
+
+
+def cross_attention(d_memory: int = D_MODEL, *, shifted: bool = False, **more: Any) -> CrossAttention:
+    make = ShiftedLinear if shifted else nn.Linear
+    dropout = more.pop("dropout", Dropout(0.0))
+    return CrossAttention(D_MODEL, d_memory, HEADS, dropout, linear=make, **more)
+
+
+def merged(
+    *, share: bool = True, shifted: bool = False, d_memory: int = D_MODEL, p: float = 0
+) -> MergedAverageAttention:
+    cross = cross_attention(d_memory, shifted=shifted, project_out=False, dropout=Dropout(p))
+    make = ShiftedLinear if shifted else nn.Linear
+    return randomised(MergedAverageAttention(cross, share_value=share, linear=make))
+
+
+def unshared_twin(module: MergedAverageAttention) -> MergedAverageAttention:
+    """The same function with a copy of the value map for the target."""
+    twin = merged(share=False)
+    assert twin.v_proj is not None
+    with torch.no_grad():
+        twin.cross.load_state_dict(module.cross.state_dict())
+        twin.out_proj.load_state_dict(module.out_proj.state_dict())
+        twin.v_proj.weight.copy_(module.cross.kv_proj.weight[D_MODEL:])
+        twin.v_proj.bias.copy_(module.cross.kv_proj.bias[D_MODEL:])
+    return twin
+
+
+def zeroed_values(module: MergedAverageAttention) -> MergedAverageAttention:
+    with torch.no_grad():
+        for values in module.cross.kv_proj.parameters():
+            values[D_MODEL:] = 0
+    return module
+
+
+KINDS = {
+    "full": lambda: MergedAttention(SelfAttention(D_MODEL, HEADS, Dropout(0.0)), cross_attention()),
+    "relative": lambda: MergedAttention(RelativeAttention(D_MODEL, HEADS, Dropout(0.0), clip=2), cross_attention(4)),
+    "gated": lambda: MergedAttention(AverageAttention(D_MODEL, gate=True, ffn=None), cross_attention()),
+    "average": merged,
+    "average, wide memory": lambda: merged(share=False, d_memory=9),
+    "average, shifted": lambda: merged(shifted=True),
+    "average, own values, shifted": lambda: merged(share=False, shifted=True),
+}
+
+
+@pytest.mark.parametrize("share", [True, False])
+def test_12_08_matt_is_the_output_map_of_context_plus_average(share: bool) -> None:
+    module, cross = merged(share=share), None
+    cross = module.cross
+    x, memory = draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
+    mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    with torch.no_grad():
+        maps = cross.kv_proj
+        query = linear(x, cross.q_proj.weight, cross.q_proj.bias)
+        key = linear(memory, maps.weight[:D_MODEL], maps.bias[:D_MODEL])
+        value = linear(memory, maps.weight[D_MODEL:], maps.bias[D_MODEL:])
+        if module.v_proj is None:
+            own = linear(x, maps.weight[D_MODEL:], maps.bias[D_MODEL:])
+        else:
+            own = linear(x, module.v_proj.weight, module.v_proj.bias)
+        total = torch.zeros_like(x)
+        for b in range(2):
+            seen = range(int(mask[b].sum()))
+            for i in range(4):
+                for head in torch.arange(D_MODEL).chunk(HEADS):
+                    weights = weights_of(query[b, i, head], key[b][:, head], i, seen)
+                    total[b, i, head] += sum(w * value[b, j, head] for j, w in zip(seen, weights, strict=True))
+                for k in range(i + 1):
+                    total[b, i] += own[b, k] / (i + 1)
+        expected = linear(total, module.out_proj.weight, module.out_proj.bias)
+    got = module(x, whole(x, memory, padding_bias(mask, torch.float64)))
+    torch.testing.assert_close(got, expected, **TOLERANCE)
+
+
+def test_12_08_one_value_map_serves_both_paths() -> None:
+    module, x, memory = merged(), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
+    assert sorted(name for name, _ in module.named_parameters()) == [
+        *(f"cross.{name}_proj.{part}" for name in ("kv", "q") for part in ("bias", "weight")),
+        *(f"out_proj.{part}" for part in ("bias", "weight")),
+    ]
+    torch.testing.assert_close(unshared_twin(module)(x, whole(x, memory)), module(x, whole(x, memory)), **TOLERANCE)
+    nothing = zeroed_values(module)(x, whole(x, memory))
+    torch.testing.assert_close(nothing, module.out_proj.bias.expand_as(nothing), **TOLERANCE)
+
+
+def test_12_08_gradients_of_value_and_output_maps_sum_both_paths() -> None:
+    module, x, memory = merged(), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
+    twin, target = unshared_twin(module), draw(2, 4, D_MODEL, seed=3)
+    for each in (module, twin):
+        (each(x, whole(x, memory)) * target).sum().backward()
+    assert twin.v_proj is not None
+    for part in ("weight", "bias"):
+        shared = module.cross.kv_proj.get_parameter(part).grad
+        of_memory, of_target = twin.cross.kv_proj.get_parameter(part).grad, twin.v_proj.get_parameter(part).grad
+        assert shared is not None
+        assert of_memory is not None
+        assert of_target is not None
+        torch.testing.assert_close(shared[D_MODEL:], of_memory[D_MODEL:] + of_target, **TOLERANCE)
+        assert float(of_memory[D_MODEL:].abs().min()) > 1e-4
+        assert float(of_target.abs().min()) > 1e-4
+
+    cross = module.cross
+    context = cross(x, cross.remember(memory, None))
+    average = causal_average(linear(x, cross.kv_proj.weight[D_MODEL:], cross.kv_proj.bias[D_MODEL:]))
+    paths = [torch.einsum("bto,bti->oi", target, path) for path in (context, average)]
+    assert module.out_proj.weight.grad is not None
+    torch.testing.assert_close(module.out_proj.weight.grad, paths[0] + paths[1], **TOLERANCE)
+
+
+def test_12_08_without_memory_and_value_bias_matt_is_saan() -> None:
+    module = merged()
+    with torch.no_grad():
+        module.cross.kv_proj.bias[D_MODEL:] = 0
+    saan = SimplifiedAverageAttention(D_MODEL).double()
+    with torch.no_grad():
+        saan.v_proj.weight.copy_(module.cross.kv_proj.weight[D_MODEL:])
+        saan.v_proj.bias.zero_()
+    saan.out_proj.load_state_dict(module.out_proj.state_dict())
+    x, memory = draw(2, 4, D_MODEL), torch.zeros(2, 5, D_MODEL, dtype=torch.float64)
+    torch.testing.assert_close(module(x, whole(x, memory)), saan(x, None), **TOLERANCE)
+
+
+@pytest.mark.parametrize("kind", ["full", "relative", "gated"])
+def test_other_merged_kinds_add_both_outputs(kind: str) -> None:
+    module = randomised(KINDS[kind]())
+    d_memory = module.cross.kv_proj.weight.shape[1]
+    x, memory = draw(2, 4, D_MODEL, seed=1), draw(2, 5, d_memory, seed=2)
+    expected = module.own(x, causal(4)) + module.cross(x, module.cross.remember(memory, None))
+    torch.testing.assert_close(module(x, whole(x, memory)), expected, **TOLERANCE)
+    assert module.cross.out_proj is not None
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_equal_whole_sequences(kind: str) -> None:
+    """Two sentences with beams that are re-ordered; then only the second is left."""
+    module = randomised(KINDS[kind]())
+    d_memory = module.cross.kv_proj.weight.shape[1]
+    memory, mask = draw(2, 5, d_memory, seed=2), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
+    bias = padding_bias(mask, torch.float64)
+    at = Newest(module.start(), module.cross.remember(memory, bias))
+    beam, sentences = 3, [0, 1]
+    prefixes = torch.empty(6, 0, D_MODEL, dtype=torch.float64)
+    for number, parents in enumerate([[2, 0, 1], [1, 1, 0], [0, 0, 2], [0, 1, 2]]):
+        new = draw(len(sentences), beam, D_MODEL, seed=number)
+        prefixes = torch.cat([prefixes, new.view(-1, 1, D_MODEL)], dim=1)
+        got = module(new, at)
+        for row, sentence in enumerate(sentences):
+            own = prefixes[row * beam : (row + 1) * beam]
+            sight = whole(own, memory[[sentence] * beam], bias[[sentence] * beam])
+            torch.testing.assert_close(got[row], module(own, sight)[:, -1], **TOLERANCE)
+        kept = [1] if number == 1 else list(range(len(sentences)))
+        rows = torch.tensor([sentence * beam + parent for sentence in kept for parent in parents])
+        at.own.keep(rows)
+        at.cross.keep(torch.tensor(kept))
+        prefixes, sentences = prefixes[rows], [sentences[row] for row in kept]
+    assert sentences == [1]
+
+
+def test_of_a_shifted_map_the_matrix_is_shared() -> None:
+    """Fixup: W_o (context + mean of W_v x + its shift), context from memory + shift."""
+    module, x, memory = merged(shifted=True), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
+    values = linear(x, module.cross.kv_proj.weight[D_MODEL:], None)
+    context = module.cross(x, module.cross.remember(memory, None))
+    expected = linear(context + causal_average(values) + module.out_proj.shift, module.out_proj.weight, None)
+    torch.testing.assert_close(module(x, whole(x, memory)), expected, **TOLERANCE)
+
+
+def test_a_shift_of_the_memory_is_worth_the_same_shift_of_the_target() -> None:
+    """So the target needs none of its own: both enter through the same matrix with weights that sum to 1."""
+    module, x, memory = merged(shifted=True), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
+    before = module(x, whole(x, memory))
+    shift = module.cross.kv_proj.shift.detach().clone()
+    with torch.no_grad():
+        module.cross.kv_proj.shift.zero_()
+        module.cross.q_proj.shift -= shift  # the query must not move
+    torch.testing.assert_close(module(x + shift, whole(x + shift, memory)), before, **TOLERANCE)
+
+
+def test_dropout_touches_the_weights_of_the_memory_only() -> None:
+    """With no memory to drop, training and evaluation agree; with one, they do not."""
+    module, x = merged(p=0.5).train(), draw(2, 4, D_MODEL)
+    with torch.no_grad():
+        module.cross.kv_proj.bias.zero_()
+    nothing, something = torch.zeros(2, 5, D_MODEL, dtype=torch.float64), draw(2, 5, D_MODEL, seed=2)
+    trained, evaluated = (
+        [part(x, whole(x, memory)) for memory in (nothing, something)] for part in (module, module.eval())
+    )
+    torch.manual_seed(0)
+    trained = [module.train()(x, whole(x, memory)) for memory in (nothing, something)]
+    torch.testing.assert_close(trained[0], evaluated[0], **TOLERANCE)
+    assert not torch.allclose(trained[1], evaluated[1], atol=1e-3)
+
+
+def test_sizes_are_those_of_the_paper() -> None:
+    """MAtt has the 4d^2 + 4d of an encoder's self-attention; merged with self-attention 8d^2 + 8d."""
+
+    def count(module: nn.Module) -> int:
+        return sum(p.numel() for p in module.parameters())
+
+    d = D_MODEL
+    assert count(merged()) == 4 * d * d + 4 * d == count(SelfAttention(d, HEADS, Dropout(0.0)))
+    assert count(merged(share=False)) == 5 * d * d + 5 * d
+    assert count(KINDS["full"]()) == 8 * d * d + 8 * d
+    assert count(KINDS["gated"]()) == 8 * d * d + 6 * d
+
+
+def test_every_parameter_has_its_role() -> None:
+    """The shared value map belongs to the cross-attention; nothing is counted twice."""
+    for kind, make in KINDS.items():
+        slots = {slot.name: slot for slot in assign_roles(make())}
+        if "average" in kind:
+            value = slots["cross.kv_proj.weight[attention_value]"]
+            assert (value.role, value.fused_out, value.cross) == (Role.ATTENTION_VALUE, 3 * D_MODEL, True)
+            assert slots["out_proj.weight"].role is Role.ATTENTION_OUT
+    own = {slot.name: slot for slot in assign_roles(merged(share=False))}["v_proj.weight"]
+    assert (own.role, own.fused_out, own.cross) == (Role.ATTENTION_VALUE, 3 * D_MODEL, False)
+
+
+def test_one_map_for_two_widths_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"`model\.attention\.share_value` .* encoder \(9\) and decoder \(6\)"):
+        merged(share=True, d_memory=9)
+    wide: dict[str, Any] = {
+        "d_model": 8,
+        "heads": 2,
+        "encoder": {"d_model": 12},
+        "decoder": {"attention": "merged"},
+        "embedding": {"sharing": "decoder"},
+    }
+    with pytest.raises(ValidationError, match=r"`attention\.share_value` .* set it to false"):
+        ModelConfig.model_validate(wide)
+    ModelConfig.model_validate({**wide, "attention": {"share_value": False}})
+    ModelConfig.model_validate({**wide, "decoder": {"attention": "merged_full"}})
+
+
+def test_gradients() -> None:
+    module, memory = merged(), draw(1, 2, D_MODEL, seed=2)
+
+    def run(x: Tensor, memory: Tensor, *_: Tensor) -> Tensor:
+        return module(x, whole(x, memory))
+
+    inputs = (draw(1, 3, D_MODEL).requires_grad_(), memory.requires_grad_(), *module.parameters())
+    assert torch.autograd.gradcheck(run, inputs)

@@ -1,0 +1,318 @@
+"""Every residual kind against float64 references written from the formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ziggurat.init.roles import Role, assign_roles
+from ziggurat.nn import residual
+from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.residual import Material, Place, Residual, ShiftedLinear, ShiftScale
+from ziggurat.nn.residual.deepnorm import deepnorm_constants
+from ziggurat.nn.stochastic import StochasticBranch
+
+WIDTH, N, M = 6, 60, 12
+EPSILON = 1e-5
+SIDES = {"encoder": (True, False), "decoder": (True, True, False), "merged decoder": (True, False)}
+Branch = Callable[[Tensor], Tensor]
+
+
+class Masking(nn.Module):
+    """Stands in for dropout: a fixed mask, so that a reference can say where dropout acts."""
+
+    mask = torch.tensor([0.0, 2.0, 2.0, 0.0, 2.0, 2.0], dtype=torch.float64)
+
+    def forward(self, fx: Tensor, residual: Tensor | None = None) -> Tensor:
+        return fx * self.mask if residual is None else residual + fx * self.mask
+
+
+def drop(fx: Tensor) -> Tensor:
+    return fx * Masking.mask
+
+
+def ln(x: Tensor, norm: nn.Module | None) -> Tensor:
+    """g (x - mean) / sqrt(variance + epsilon) + b, the variance biased, over the last axis."""
+    assert isinstance(norm, nn.LayerNorm)
+    mean = x.sum(-1, keepdim=True) / WIDTH
+    variance = ((x - mean) ** 2).sum(-1, keepdim=True) / WIDTH
+    return norm.weight * (x - mean) / (variance + EPSILON).sqrt() + norm.bias
+
+
+def material(**options: object) -> Material:
+    return Material(WIDTH, Masking, lambda: nn.LayerNorm(WIDTH, eps=EPSILON), **options)  # type: ignore[arg-type]
+
+
+def place(sublayer: int, side: str = "encoder", layer: int = 1) -> Place:
+    attentions = SIDES[side]
+    return Place("decoder" in side, layer, sublayer, len(attentions), attentions[sublayer], N, M)
+
+
+def layer_of(
+    make: Callable[[Place, Material], Residual], side: str = "encoder", number: int = 1, **options: object
+) -> nn.ModuleList:
+    """The Residuals of one layer, every parameter drawn anew: initial ones and zeros would hide much."""
+    shared = material(**options)
+    kinds = nn.ModuleList(make(place(i, side, number), shared) for i in range(len(SIDES[side]))).double()
+    generator = torch.Generator().manual_seed(number)
+    with torch.no_grad():
+        for parameter in kinds.parameters():
+            parameter.normal_(0.5, 1.0, generator=generator)
+    return kinds
+
+
+def branches(count: int) -> list[Branch]:
+    """Functions that stand in for sub-layers."""
+    generator = torch.Generator().manual_seed(7)
+    maps = [torch.randn(WIDTH, WIDTH, generator=generator, dtype=torch.float64) for _ in range(count)]
+    return [lambda x, w=w: torch.tanh(x @ w) + 0.3 for w in maps]  # type: ignore[misc]
+
+
+def stream(*shape: int) -> Tensor:
+    return torch.randn(*shape, WIDTH, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
+
+
+def through(kinds: Sequence[Residual] | nn.ModuleList, functions: Sequence[Branch], x: Tensor) -> Tensor:
+    """A layer as models.layers runs it."""
+    below = x
+    for kind, f in zip(kinds, functions, strict=True):
+        x = kind(x, f(kind.enter(x)), below)  # type: ignore[operator]
+    return x
+
+
+def deepnorm_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Place) -> Tensor:
+    alpha = (3 * M) ** (1 / 4) if at.decoder else 0.81 * (N**4 * M) ** (1 / 16)
+    return ln(alpha * x + drop(f(x)), r.out_norm)
+
+
+def lingvo_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Place) -> Tensor:
+    u = ln(x, r.in_norm)
+    return (u if at.attention else x) + drop(f(u))
+
+
+def b2t_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Place) -> Tensor:
+    bypass = 0 if at.attention else below  # the feed-forward network is the last
+    return ln(x + drop(f(x)) + bypass, r.out_norm)
+
+
+REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, Place], Tensor]] = {
+    "post_norm": lambda x, f, r, below, at: ln(x + drop(f(x)), r.out_norm),
+    "pre_norm": lambda x, f, r, below, at: x + drop(f(ln(x, r.in_norm))),
+    "no_norm": lambda x, f, r, below, at: x + drop(f(x)),
+    "lingvo": lingvo_reference,
+    "no_skip": lambda x, f, r, below, at: drop(f(ln(x, r.in_norm))),
+    "admin": lambda x, f, r, below, at: ln(r.skip * x + drop(f(x)), r.out_norm),  # type: ignore[operator]
+    "deepnorm": deepnorm_reference,
+    "rezero": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
+    "layer_scale": lambda x, f, r, below, at: x + r.branch * drop(f(ln(x, r.in_norm))),  # type: ignore[operator]
+    "peri": lambda x, f, r, below, at: x + drop(ln(f(ln(x, r.in_norm)), r.branch_norm)),
+    "b2t": b2t_reference,
+    "fixup": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
+}
+"""One sub-layer of each kind: (stream, branch, the Residual for its parameters, input of the layer, place)."""
+
+
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.parametrize("name", REFERENCES)
+def test_a_layer_follows_the_formula(name: str, side: str) -> None:
+    kinds, functions, x = layer_of(getattr(residual, name), side), branches(len(SIDES[side])), stream(2, 3)
+    expected = below = x
+    for i, f in enumerate(functions):
+        expected = REFERENCES[name](expected, f, kinds[i], below, place(i, side))  # type: ignore[arg-type]
+    torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", [*REFERENCES, "hyper"])
+def test_every_parameter_has_a_role(name: str) -> None:
+    kinds = layer_of(getattr(residual, name), streams=2, dynamic=True)
+    roles = {slot.name.rsplit(".", 1)[1]: slot.role for slot in assign_roles(kinds)}
+    assert {roles.pop(part) for part in ("weight", "bias") if part in roles} <= {Role.NORM_GAIN, Role.NORM_BIAS}
+    assert set(roles.values()) <= {Role.WIRING}
+
+
+def test_deepnorm_constants_of_60_12() -> None:
+    assert deepnorm_constants(60, 12, decoder=False) == pytest.approx((2.633, 0.2676), abs=1e-3)
+    assert deepnorm_constants(60, 12, decoder=True) == pytest.approx((2.449, 0.2887), abs=1e-3)
+    assert deepnorm_constants(60, 12, decoder=False)[1] == pytest.approx(0.87 * (60**4 * 12) ** (-1 / 16))
+    assert deepnorm_constants(60, 12, decoder=True)[1] == pytest.approx((12 * 12) ** -0.25)
+    assert isinstance(residual.deepnorm(place(0), material()).skip, float)
+
+
+@pytest.mark.parametrize("trainable", [True, False])
+def test_admin_starts_as_post_norm_and_omega_is_trained_on_request(trainable: bool) -> None:
+    kind = residual.admin(place(0), material(omega_trainable=trainable)).double()
+    assert isinstance(kind.skip, nn.Parameter)
+    assert kind.skip.shape == (WIDTH,)
+    assert kind.skip.requires_grad is trainable
+    x, (f,) = stream(2, 3), branches(1)
+    plain = residual.post_norm(place(0), material()).double()
+    assert torch.equal(kind(x, f(x), x), plain(x, f(x), x))
+
+
+def test_rezero_has_one_gate_per_layer_that_starts_closed() -> None:
+    layers = []
+    for number in (1, 2):
+        shared = material()
+        layers.append([residual.rezero(place(i, "decoder", number), shared) for i in range(3)])
+    gates = [{id(kind.branch) for kind in layer} for layer in layers]
+    assert [len(layer) for layer in gates] == [1, 1]
+    assert gates[0] != gates[1]
+    x = stream(2, 3)
+    kinds = nn.ModuleList(layers[0]).double()
+    assert torch.equal(through(kinds, branches(3), x), x)
+    assert [(slot.role, slot.values.shape) for slot in assign_roles(kinds)] == [(Role.WIRING, (1,))]
+
+
+@pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (100, 1e-6)])
+def test_layer_scale_starts_by_the_depth_of_its_stack(depth: int, start: float) -> None:
+    for decoder, depths in ((False, (depth, 3)), (True, (3, depth))):
+        at = Place(decoder, 1, 0, 2, True, *depths)
+        for given, expected in ((None, start), (0.5, 0.5)):
+            kind = residual.layer_scale(at, material(layer_scale=given))
+            assert torch.equal(kind.branch, torch.full((WIDTH,), expected))  # type: ignore[arg-type]
+
+
+def test_12_18_lingvo_attention_is_blind_to_affine_changes_of_its_input_unlike_pre_norm() -> None:
+    exact = Material(WIDTH, Masking, lambda: nn.LayerNorm(WIDTH, eps=0.0))
+    (f,), x = branches(1), stream(2, 3)
+    changed = 2.5 * x - 1.5
+
+    def output(make: Callable[[Place, Material], Residual], sublayer: int, at: Tensor) -> Tensor:
+        kind = make(place(sublayer), exact).double()
+        return kind(at, f(kind.enter(at)), at)  # type: ignore[no-any-return]
+
+    torch.testing.assert_close(output(residual.lingvo, 0, changed), output(residual.lingvo, 0, x), atol=1e-10, rtol=0)
+    for make, sublayer in ((residual.pre_norm, 0), (residual.lingvo, 1)):
+        assert (output(make, sublayer, changed) - output(make, sublayer, x)).abs().min() > 1e-3
+
+
+def hyper_reference(h: Tensor, f: Branch, r: residual.HyperConnection) -> Tensor:
+    """Equations 2 to 5 and 10 to 13 of Zhu et al. 2024 for one position, element by element; `h` is [n, d]."""
+    n = len(h)
+    a, b = r.alpha.clone(), r.beta.clone()
+    if r.stream_norm is not None:
+        for i in range(n):
+            seen = ln(h[i], r.stream_norm)
+            b[i] += r.beta_scale[0] * torch.tanh((seen * r.beta_map).sum())
+            for j in range(n + 1):
+                a[i, j] += r.alpha_scale[0] * torch.tanh((seen * r.alpha_map[:, j]).sum())
+    read = sum(a[i, 0] * h[i] for i in range(n))
+    fx = drop(f(ln(read, r.in_norm)))  # type: ignore[arg-type]
+    return torch.stack([sum(a[i, 1 + j] * h[i] for i in range(n)) + b[j] * fx for j in range(n)])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_hyper_connections_follow_the_equations(streams: int, dynamic: bool) -> None:
+    kinds, functions, x = layer_of(residual.hyper, streams=streams, dynamic=dynamic), branches(2), stream(2, 3, streams)
+    expected = torch.empty_like(x)
+    with torch.no_grad():
+        for b in range(2):
+            for t in range(3):
+                h = x[b, t]
+                for kind, f in zip(kinds, functions, strict=True):
+                    h = hyper_reference(h, f, kind)  # type: ignore[arg-type]
+                expected[b, t] = h
+        torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-10, rtol=0)
+
+
+def test_hyper_connections_start_as_specified() -> None:
+    kind = residual.hyper(Place(True, 3, 1, 3, True, N, M), material(streams=4, dynamic=True))
+    assert isinstance(kind, residual.HyperConnection)
+    k = 2 * 3 + 1
+    assert torch.equal(kind.alpha[:, 0], torch.eye(4)[k % 4])
+    assert torch.equal(kind.alpha[:, 1:], torch.eye(4))
+    assert torch.equal(kind.beta, torch.ones(4))
+    for scale, weight in ((kind.alpha_scale, kind.alpha_map), (kind.beta_scale, kind.beta_map)):
+        assert torch.equal(scale, torch.full((1,), 0.01))
+        assert not weight.any()
+
+
+@pytest.mark.parametrize("streams", [1, 3])
+def test_hyper_connections_start_as_so_many_pre_norm_streams(streams: int) -> None:
+    """One stream is pre-norm bit by bit; n streams are n copies of its stream, so their sum is n times it."""
+    x, functions = stream(2, 3), branches(3)
+    plain: list[Residual] = []
+    hyper: list[Residual] = []
+    for layer in range(1, 4):
+        plain += [residual.pre_norm(place(i, "decoder", layer), material()).double() for i in range(3)]
+        parts = material(streams=streams, dynamic=streams > 1)
+        hyper += [residual.hyper(place(i, "decoder", layer), parts).double() for i in range(3)]
+    y = through(plain, 3 * functions, x)
+    got = through(hyper, 3 * functions, x.unsqueeze(-2).expand(2, 3, streams, WIDTH)).sum(-2)
+    if streams == 1:
+        assert torch.equal(got, y)
+    torch.testing.assert_close(got, streams * y, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_streams_keep_their_precision_under_autocast(dynamic: bool) -> None:
+    parts = Material(WIDTH, lambda: Dropout(0.0), lambda: nn.LayerNorm(WIDTH), streams=3, dynamic=dynamic)
+    kind = residual.hyper(place(0), parts)
+    x = stream(2, 3, 3).float()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        y = kind(x, torch.zeros(2, 3, WIDTH, dtype=torch.bfloat16), x)
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, x, atol=1e-6, rtol=0)
+
+
+def test_shifted_linear_and_shift_scale_follow_their_formulas() -> None:
+    linear = ShiftedLinear(WIDTH, 3)
+    assert linear.bias is None
+    assert not linear.shift.any()
+    nn.init.normal_(linear.weight)
+    linear.double()
+    x = stream(2)
+    nn.init.constant_(linear.shift, 0.7)
+    w = linear.weight.tolist()
+    expected = [[sum((float(x[b, i]) + 0.7) * w[o][i] for i in range(WIDTH)) for o in range(3)] for b in range(2)]
+    for b in range(2):
+        assert linear(x)[b].tolist() == pytest.approx(expected[b], abs=1e-10)
+    for scaled in (True, False):
+        end = ShiftScale(scaled).double()
+        assert torch.equal(end(x), x)
+        nn.init.constant_(end.shift, 0.7)
+        if end.scale is not None:
+            nn.init.constant_(end.scale, -2.0)
+        torch.testing.assert_close(end(x), (x + 0.7) * (-2.0 if scaled else 1.0))
+        assert [slot.role for slot in assign_roles(end)] == [Role.WIRING] * (1 + scaled)
+
+
+@pytest.mark.parametrize(("unit", "batch"), [("batch", 1), ("batch", 5), ("sample", 100)])
+def test_stochastic_branches_are_dropped_with_their_probability(unit: Literal["batch", "sample"], batch: int) -> None:
+    torch.manual_seed(0)
+    p, draws = 0.3, 4000
+    branch = StochasticBranch(Dropout(0.0), p, unit)
+    fx = torch.rand(batch, 2, 3) + 1
+    decisions = []
+    for _ in range(draws if unit == "batch" else draws // batch):
+        ratio = branch(fx) / fx
+        together = ratio.reshape(1 if unit == "batch" else batch, -1)
+        torch.testing.assert_close(together, together[:, :1].expand_as(together))
+        decisions.append(together[:, 0])
+    values = torch.cat(decisions)
+    assert len(values) == draws
+    dropped = values == 0
+    torch.testing.assert_close(values[~dropped], torch.full_like(values[~dropped], 1 / (1 - p)))
+    # Within four standard deviations.
+    assert float(dropped.float().mean()) == pytest.approx(p, abs=4 * (p * (1 - p) / draws) ** 0.5)
+
+
+def test_stochastic_branch_adds_the_residual_and_is_the_identity_when_it_should() -> None:
+    fx, x = stream(4, 3).requires_grad_(), stream(4, 3) + 1
+    for p, training in ((0.0, True), (0.9, False)):
+        branch = StochasticBranch(Dropout(0.0), p, "sample").train(training)
+        assert torch.equal(branch(fx), fx)
+        assert torch.equal(branch(fx, residual=x), x + fx)
+    torch.manual_seed(1)
+    branch = StochasticBranch(Dropout(0.0), 0.5, "sample")
+    y = branch(fx, residual=x)
+    dropped = (y == x).flatten(1).all(1)
+    assert 0 < dropped.sum() < 4
+    torch.testing.assert_close(y[~dropped], (x + 2 * fx)[~dropped])
+    (gradient,) = torch.autograd.grad(y.sum(), fx)
+    torch.testing.assert_close(gradient, torch.where(dropped[:, None, None], 0.0, 2.0).double().expand_as(fx))

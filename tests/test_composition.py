@@ -1,0 +1,167 @@
+"""Every pair of choices builds, trains, decodes, is saved and compiles; triples in the slow suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+
+from tests.composition import covering, model, refused_pairs
+from ziggurat.config.train import LossConfig, OptimiserConfig
+from ziggurat.data.loader import Batch
+from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.models.directory import load_weights, read_tensors, weights, write_tensors
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.optim import Optimiser
+from ziggurat.training.step import train_update
+
+VOCABULARY = 13
+GOLDEN = Path(__file__).parent / "golden" / "refused_pairs.txt"
+PAIRS = list(covering(2))
+
+
+def named(choices: dict[str, Any]) -> str:
+    return ",".join(str(value) for value in choices.values())
+
+
+def padded_batch() -> Batch:
+    """Three sentence pairs of lengths (5, 4), (3, 6), (1, 2)."""
+    generator = torch.Generator().manual_seed(3)
+    source = torch.randint(4, VOCABULARY, (3, 5), generator=generator)
+    target = torch.randint(4, VOCABULARY, (3, 6), generator=generator)
+    source_mask = torch.arange(5) < torch.tensor([5, 3, 1])[:, None]
+    target_mask = torch.arange(6) < torch.tensor([4, 6, 2])[:, None]
+    target_in = torch.cat([torch.full((3, 1), 1), target[:, :-1]], dim=1)
+    source, target = source.masked_fill(~source_mask, 0), target.masked_fill(~target_mask, 0)
+    target_in = target_in.masked_fill(~target_mask, 0)
+    return Batch(source, source_mask, target_in, target, target_mask, np.arange(3), source_tokens=9, target_tokens=12)
+
+
+def one_update(built: Seq2Seq, batch: Batch) -> None:
+    """Train one update and require a finite gradient for every parameter that is trained."""
+    built.train()
+    seen: dict[str, Tensor] = {}
+    hooks = [
+        p.register_post_accumulate_grad_hook(lambda p, n=name: seen.__setitem__(n, p.grad.clone()))  # type: ignore[misc]
+        for name, p in built.named_parameters()
+        if p.requires_grad
+    ]
+    optimiser = Optimiser(built, model_slots(built), OptimiserConfig())
+    result = train_update(built, [batch], optimiser, LossConfig(), rate=1e-2, clip_norm=None)
+    for hook in hooks:
+        hook.remove()
+    assert result.finite
+    assert seen.keys() == {name for name, p in built.named_parameters() if p.requires_grad}
+    assert all(gradient.isfinite().all() for gradient in seen.values())
+
+
+@torch.no_grad()
+def stepwise(built: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return logits of two hypotheses per sentence, step by step and over whole targets, [3, 2, 6, V] each.
+
+    After every step the hypotheses swap places, after the third the middle sentence leaves.
+    """
+    built.eval()
+    memory = built.encode(batch.source, batch.source_mask)
+    first = batch.target_in
+    second = torch.cat([first[:, :1], first[:, 1:].roll(1, dims=0)], dim=1)
+    prefixes = torch.stack([first, second], dim=1)
+    whole = torch.stack([built.logits(built.decode(prefixes[:, beam], memory)) for beam in range(2)], dim=1)
+    state, steps = built.start(memory, 2), []
+    order, sentences = torch.arange(2).expand(3, 2), torch.arange(3)
+    for t in range(prefixes.shape[2]):
+        logits = built.step(prefixes[sentences[:, None], order, t], state)
+        straight = torch.empty(len(sentences), 2, VOCABULARY, dtype=logits.dtype)
+        straight.scatter_(1, order[..., None].expand_as(logits), logits)
+        steps.append(torch.full((3, 2, VOCABULARY), torch.nan, dtype=logits.dtype).index_copy_(0, sentences, straight))
+        kept = torch.tensor([0, 2]) if t == 2 else torch.arange(len(sentences))
+        swapped = torch.tensor([1, 0]).expand(len(kept), 2)
+        state.reorder(kept, swapped)
+        order, sentences = order[kept].flip(1), sentences[kept]
+    return torch.stack(steps, dim=2), whole
+
+
+def check(choices: dict[str, Any], folder: Path) -> None:
+    """Build, train one update, decode, save and reload one configuration."""
+    config = model(choices)
+    batch = padded_batch()
+    built = build_model(config, VOCABULARY, VOCABULARY, seed=5)
+    one_update(built, batch)
+
+    exact = built.double()
+    steps, whole = stepwise(exact, batch)
+    done = ~steps.isnan()
+    assert done.sum() == (3 * 2 * 3 + 2 * 2 * 3) * VOCABULARY
+    torch.testing.assert_close(steps[done], whole[done], atol=1e-10, rtol=1e-10)
+
+    write_tensors(folder / "model.safetensors", weights(built))
+    again = build_model(config, VOCABULARY, VOCABULARY, seed=6).double()
+    load_weights(again, read_tensors(folder / "model.safetensors"), "saved")
+    again.eval()
+    with torch.no_grad():
+        memory = again.encode(batch.source, batch.source_mask)
+        assert torch.equal(again.logits(again.decode(batch.target_in, memory)), whole[:, 0])
+    assert count_parameters(again) == count_parameters(built)
+
+
+@pytest.mark.parametrize("choices", PAIRS, ids=named)
+def test_every_pair_of_choices_works(choices: dict[str, Any], tmp_path: Path) -> None:
+    check(choices, tmp_path)
+
+
+@pytest.mark.slow
+def test_every_triple_of_choices_works(tmp_path: Path) -> None:
+    for choices in covering(3):
+        check(choices, tmp_path)
+
+
+def test_the_pairs_cover_every_value_and_every_pair() -> None:
+    covered = {frozenset(((a, c[a]), (b, c[b]))) for c in PAIRS for a in c for b in c if a < b}
+    refused = {frozenset(pair) for pair in refused_pairs()}
+    axes: dict[str, set[Any]] = {}
+    for choices in PAIRS:
+        for axis, value in choices.items():
+            axes.setdefault(axis, set()).add(value)
+    everything = {frozenset(((a, x), (b, y))) for a in axes for b in axes if a < b for x in axes[a] for y in axes[b]}
+    assert everything - covered == refused
+
+
+def test_refused_pairs_and_their_messages() -> None:
+    lines = [f"{a}={x} {b}={y}: {reason}" for ((a, x), (b, y)), reason in refused_pairs().items()]
+    assert GOLDEN.read_text(encoding="utf-8").splitlines() == lines
+
+
+class _Counted:
+    """A compiler backend that runs the graph as it is and counts."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, example_inputs: list[Tensor]) -> Any:
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.mark.parametrize("choices", PAIRS[::8], ids=named)
+def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
+    batch, graphs = padded_batch(), {}
+    for layers in (3, 7):
+        sized = {**choices, "encoder.layers": layers, "decoder.layers": layers, "wiring.planned_encoder_layers": 7}
+        built = build_model(model(sized), VOCABULARY, VOCABULARY).eval()
+        with torch.no_grad():
+            expected = built(batch.source, batch.source_mask, batch.target_in)
+        torch._dynamo.reset()
+        backend = _Counted()
+        for stack in (built.encoder, built.decoder):
+            for layer in stack.layers:  # type: ignore[union-attr]
+                nn.Module.compile(layer, backend=backend, fullgraph=True)
+        with torch.no_grad():
+            torch.testing.assert_close(built(batch.source, batch.source_mask, batch.target_in), expected)
+        graphs[layers] = backend.graphs
+    split = choices.get("combination.unit") == "sublayer"  # then sub-layers are called, and nothing is compiled
+    assert graphs[3] == graphs[7] <= 2 or split

@@ -1,0 +1,91 @@
+"""Which choices of a model cannot work together in principle, each with its reason."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ziggurat.config.model import ModelConfig
+
+__all__ = ["refused"]
+
+
+def refused(model: ModelConfig) -> list[str]:
+    """Return why `model` cannot be built; nothing when it can."""
+    return [*_sizes(model), *(_rnmt(model) if model.family == "rnmt" else _transformer(model))]
+
+
+def _sizes(model: ModelConfig) -> Iterator[str]:
+    sides = [("", model.d_model, model.heads)]
+    if model.encoder.d_model or model.encoder.heads:
+        sides.append(("encoder.", model.encoder_width, model.encoder_heads))
+    for prefix, width, heads in sides:
+        if width % heads:
+            yield f"`{prefix}d_model` ({width}) is not a multiple of `{prefix}heads` ({heads})"
+        elif model.embedding.positions == "rotary" and width // heads % 2:
+            yield f"rotary positions turn pairs of channels: {width} / {heads} heads is odd"
+        if width % 2 and model.embedding.positions == "sinusoidal":
+            yield f"sinusoidal positions need an even `{prefix}d_model`, not {width}"
+    if model.encoder_width != model.d_model:
+        if model.embedding.sharing == "all":
+            yield "`embedding.sharing: all` needs equal widths of encoder and decoder; use `decoder` or `none`"
+        if model.embedding.shared_bias:
+            yield "`embedding.shared_bias` needs equal widths of encoder and decoder"
+
+
+def _transformer(model: ModelConfig) -> Iterator[str]:
+    residuals = (model.encoder_residual, model.decoder_residual)
+    histories = (model.encoder.history, model.decoder.history)
+    if model.embedding.positions == "rotary":
+        if "relative" in (model.encoder.attention, model.decoder.attention):
+            yield "`embedding.positions: rotary` and `attention: relative` both put positions into the same logits"
+        if model.decoder.attention not in ("full", "merged_full", "relative"):
+            yield (
+                f"`decoder.attention: {model.decoder.attention}` has no queries and keys to rotate, so with "
+                "`embedding.positions: rotary` the decoder would not know positions at all"
+            )
+    if model.decoder.attention == "merged" and model.attention.share_value and model.encoder_width != model.d_model:
+        yield (
+            "`attention.share_value` has one matrix project the states of encoder and decoder, so both must be equally "
+            "wide; set it to false"
+        )
+    if model.init.kind == "admin" and "admin" not in residuals:
+        yield "`init.kind: admin` sets the skip vectors of `residual: admin`; choose that residual or another init"
+    if "b2t" in residuals and model.combination.unit == "sublayer" and set(histories) != {"latest"}:
+        yield (
+            "`residual: b2t` adds the layer's input to its last sub-layer; with `combination.unit: sublayer` a layer "
+            "has no input of its own"
+        )
+    for side, width in (("encoder", model.encoder_width), ("decoder", model.d_model)):
+        if width % model.combination.groups:
+            yield f"`combination.groups` ({model.combination.groups}) does not divide the {side}'s width {width}"
+
+
+def _rnmt(model: ModelConfig) -> Iterator[str]:
+    transformer_only = [
+        ("decoder.residual", model.decoder.residual, {None}),
+        ("encoder.residual", model.encoder.residual, {None, "none"}),
+        ("residual", model.residual, {"pre"}),
+        ("encoder.history", model.encoder.history, {"latest"}),
+        ("decoder.history", model.decoder.history, {"latest"}),
+        ("encoder.attention", model.encoder.attention, {"full"}),
+        ("decoder.attention", model.decoder.attention, {"full"}),
+        ("encoder.d_model", model.encoder.d_model, {None}),
+        ("encoder.layer_drop", model.encoder.layer_drop, {0.0}),
+        ("decoder.layer_drop", model.decoder.layer_drop, {0.0}),
+        ("encoder.layer_norm_epsilon", model.encoder.layer_norm_epsilon, {None}),
+        ("decoder.layer_norm_epsilon", model.decoder.layer_norm_epsilon, {None}),
+        ("dropout.sublayer", model.dropout.sublayer, {0.0}),
+        ("embedding.shared_bias", model.embedding.shared_bias, {False}),
+        ("embedding.zero_start", model.embedding.zero_start, {False}),
+    ]
+    for key, value, allowed in transformer_only:
+        if value not in allowed:
+            yield f"`{key}: {value}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
+    if model.embedding.positions != "none":
+        yield "RNMT+ reads positions from its recurrence: set `embedding.positions: none`"
+    if model.embedding.sharing in ("decoder", "all"):
+        yield "RNMT+ projects states of 2 d_model, so no embedding fits its output: set `embedding.sharing: none`"
+    if model.init.kind not in ("uniform", "xavier"):
+        yield f"`init.kind: {model.init.kind}` is for `family: transformer`; RNMT+ has `uniform` and `xavier`"

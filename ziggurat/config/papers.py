@@ -1,0 +1,211 @@
+"""The systems of five papers as recipes: one file per paper, whose rows put fragments of configuration together."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib import resources
+from typing import Any
+
+from pydantic import Field
+
+from ziggurat.config.base import Section
+from ziggurat.config.experiment import Experiment
+from ziggurat.config.load import parse_yaml, to_yaml
+from ziggurat.config.reference import entries
+
+__all__ = ["Paper", "PaperRecipe", "Place", "Published", "find_paper_recipe", "paper_keys", "paper_recipes"]
+
+_FOLDER = resources.files("ziggurat") / "recipes" / "papers"
+_COMMENT_WIDTH = 116
+
+
+class Paper(Section):
+    """Where recipes come from."""
+
+    key: str
+    """What the names of its recipes begin with; the name of its file."""
+    authors: str
+    """Family names."""
+    year: int
+    """Of publication."""
+    title: str
+    """Title."""
+
+    @property
+    def short(self) -> str:
+        """First author and year."""
+        return f"{self.authors.split(',')[0]} et al. {self.year}"
+
+    @property
+    def citation(self) -> str:
+        """Authors, year and title on one line."""
+        return f"{self.authors} {self.year}: {self.title}"
+
+
+class Published(Section):
+    """What a paper reports of one system."""
+
+    parameters: int | float | None = None
+    """Parameters in millions: a whole number where the paper rounds to millions, else rounded to 0.1."""
+    count_differs: str | None = None
+    """Why the parameters of the recipe are not those published; null: they are, to rounding."""
+    scores: dict[str, float] = Field(default_factory=dict)
+    """Metric -> score. `bleu` is tokenised BLEU, `sacrebleu` BLEU on plain text."""
+    costs: dict[str, float] = Field(default_factory=dict)
+    """Times and the like, with the unit in the name."""
+    fails: bool = False
+    """The paper says that training failed."""
+
+    @property
+    def rounding(self) -> int | None:
+        """The unit, in parameters, that the published number was rounded to."""
+        if self.parameters is None:
+            return None
+        return 1_000_000 if isinstance(self.parameters, int) else 100_000
+
+
+class Place(Section):
+    """One row of one table."""
+
+    table: str
+    """Heading of the table."""
+    row: str | int
+    """Its row, by number or name."""
+    published: Published = Published()
+    """What stands there."""
+
+
+class _Fragment(Section):
+    """Part of a configuration that rows share."""
+
+    comment: str | None = None
+    """What a reader of the resolved recipe should know."""
+    set: dict[str, Any]
+    """Keys and values, as in a configuration file."""
+
+
+class _Row(Place):
+    """One system: its place in the paper and the fragments it is made of."""
+
+    name: str
+    system: str
+    note: str | None = None
+    also: list[Place] = Field(default_factory=list)
+    use: list[str] = Field(min_length=1)
+    set: dict[str, Any] = Field(default_factory=dict)
+
+
+class _File(Section):
+    """A file of ziggurat/recipes/papers."""
+
+    paper: Paper
+    fragments: dict[str, _Fragment]
+    rows: list[_Row]
+
+
+@dataclass(frozen=True)
+class PaperRecipe:
+    """One system of a paper.
+
+    Attributes:
+        name: of the recipe.
+        paper: where it comes from.
+        system: what it is, in words.
+        place: its row, with what was published.
+        also: other tables that the same system stands in.
+        note: what to know about the published figures; None: nothing.
+        comments: what to know about the settings.
+        content: the configuration, as in a file.
+    """
+
+    name: str
+    paper: Paper
+    system: str
+    place: Place
+    also: tuple[Place, ...]
+    note: str | None
+    comments: tuple[str, ...]
+    content: Mapping[str, Any]
+
+    @property
+    def summary(self) -> str:
+        """One line: system, paper, table and row."""
+        return f"{self.system} ({self.paper.short}, {self.place.table}: {self.place.row})"
+
+    def text(self) -> str:
+        """Return the recipe as a configuration file that begins with comments."""
+        lines = [self.summary, self.paper.citation, *(_said(place) for place in (self.place, *self.also))]
+        lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments]
+        wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
+        return "".join(f"# {line}\n" for line in wrapped) + to_yaml(self.content, compact=True)
+
+
+def _said(place: Place) -> str:
+    """Return what was published there, in words; nothing for nothing."""
+    published = place.published
+    facts = [f"{published.parameters}M parameters"] if published.parameters is not None else []
+    facts += [f"{name} {value}" for name, value in (*published.scores.items(), *published.costs.items())]
+    facts += ["training failed"] if published.fails else []
+    differs = f"; {published.count_differs}" if published.count_differs else ""
+    return f"Published, {place.table}: {place.row}: {', '.join(facts)}{differs}" if facts else ""
+
+
+def paper_keys() -> list[str]:
+    """Return the keys of the papers, sorted."""
+    return sorted(file.name.removesuffix(".yaml") for file in _FOLDER.iterdir() if file.name.endswith(".yaml"))
+
+
+@cache
+def paper_recipes(key: str) -> Mapping[str, PaperRecipe]:
+    """Return the recipes of the paper `key` by name, in the order of its tables."""
+    content, _ = parse_yaml((_FOLDER / f"{key}.yaml").read_text(encoding="utf-8"), f"recipes/papers/{key}.yaml")
+    file = _File.model_validate(content)
+    return {row.name: _resolve(file, row) for row in file.rows}
+
+
+def find_paper_recipe(name: str) -> PaperRecipe | None:
+    """Return the recipe of that name, None where no paper has it; reads one file at most."""
+    keys = [key for key in paper_keys() if name.startswith(f"{key}-")]
+    return paper_recipes(keys[0]).get(name) if keys else None
+
+
+def _resolve(file: _File, row: _Row) -> PaperRecipe:
+    content: dict[str, Any] = {}
+    used = [file.fragments[name] for name in row.use]
+    for part in (*(fragment.set for fragment in used), row.set):
+        content = _merged(content, part)
+    return PaperRecipe(
+        row.name,
+        file.paper,
+        row.system,
+        Place(table=row.table, row=row.row, published=row.published),
+        tuple(row.also),
+        row.note,
+        tuple(fragment.comment for fragment in used if fragment.comment),
+        _ordered(content),
+    )
+
+
+def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `old` with `new` over it; mappings are merged, anything else is replaced."""
+    merged = dict(old)
+    for key, value in new.items():
+        before = merged.get(key)
+        merged[key] = _merged(before, value) if isinstance(before, Mapping) and isinstance(value, Mapping) else value
+    return merged
+
+
+@cache
+def _positions() -> Mapping[str, int]:
+    return {entry.path.replace("[]", ""): number for number, entry in enumerate(entries(Experiment))}
+
+
+def _ordered(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return `content` in the order of the configuration reference."""
+    keys = sorted(content, key=lambda key: _positions().get(prefix + key, len(_positions())))
+    return {
+        key: _ordered(value, f"{prefix}{key}.") if isinstance(value := content[key], Mapping) else value for key in keys
+    }

@@ -1,0 +1,98 @@
+"""ADMIN's skip vectors omega: constants, or profiled in one forward pass (Liu et al. 2020, section 4)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.nn.residual import Residual
+from ziggurat.nn.stochastic import StochasticBranch
+
+__all__ = ["constant_omega", "profile_omega"]
+
+
+@torch.no_grad()
+def constant_omega(residuals: Sequence[Residual], kind: Literal["log", "linear", "one"]) -> None:
+    """Set omega of all n sub-layers of one stack to one number: the profile-free forms of admin-torch.
+
+    `log`: sqrt((n + 1) / ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the
+    parameters; `linear`: sqrt(n), for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A
+    stack without omega stays as it is.
+    """
+    n = len(residuals)
+    omega = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "linear": math.sqrt(n), "one": 1.0}[kind]
+    for skip in map(_omega, residuals):
+        if skip is not None:
+            skip.fill_(omega)
+
+
+@torch.no_grad()
+def profile_omega(
+    stacks: Sequence[Sequence[Residual]], run: Callable[[], object], masks: Sequence[Tensor]
+) -> list[list[float]]:
+    """Set omega of every sub-layer from the variances met in one forward pass; return the values, stack by stack.
+
+    Args:
+        stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
+        run: the forward pass, in training mode, through each Residual exactly once.
+        masks: of each stack's tokens [batch, length], True where real.
+
+    Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order
+    in which the pass meets the sub-layers and with each omega in force as soon as it is known: the progressive form
+    of the released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.)
+    Variances are over all channels of all real tokens, after the branch's dropout; what the pass then adds is that
+    very branch. Branches that are dropped as a whole (stochastic sub-layers) are present. Nothing but omega changes.
+    """
+    recursions = [_Recursion(mask) for mask in masks]
+    with ExitStack() as hooks:
+        for residuals, recursion in zip(stacks, recursions, strict=True):
+            for residual in residuals:
+                if _omega(residual) is not None:
+                    hooks.enter_context(recursion.watching(residual))
+        run()
+    return [recursion.omegas for recursion in recursions]
+
+
+def _omega(residual: Residual) -> nn.Parameter | None:
+    return residual.skip if isinstance(residual.skip, nn.Parameter) else None
+
+
+class _Recursion:
+    """The recursion of one stack over its sub-layers; `mask` [batch, length] says which tokens count."""
+
+    def __init__(self, mask: Tensor) -> None:
+        self.mask = mask
+        self.omegas: list[float] = []
+        self.following = 1.0
+
+    @contextmanager
+    def watching(self, residual: Residual) -> Iterator[None]:
+        """Profile `residual` when it is called; its dropout then lets pass what has been dropped out already."""
+        training = residual.dropout.training
+        hook = residual.register_forward_pre_hook(self._profile)
+        try:
+            yield
+        finally:
+            hook.remove()
+            residual.dropout.train(training)
+
+    def _profile(self, residual: nn.Module, joined: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+        assert isinstance(residual, Residual)
+        x, fx, below = joined
+        omega, dropout = _omega(residual), residual.dropout
+        assert omega is not None
+        omega.fill_(self.following)
+        fx = (dropout.dropout if isinstance(dropout, StochasticBranch) else dropout)(fx)
+        dropout.eval()
+        self.omegas.append(self.following)
+        self.following = math.sqrt(self._variance(x * omega) + self._variance(fx))
+        return x, fx, below
+
+    def _variance(self, x: Tensor) -> float:
+        real = x[self.mask]
+        return float(real.to(torch.promote_types(real.dtype, torch.float32)).var(correction=0))

@@ -1,0 +1,211 @@
+"""RNMT+: a bidirectional LSTM encoder of any depth and an attentive LSTM decoder (Chen et al. 2018, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.config.model import ModelConfig
+from ziggurat.models.memory import Memory
+from ziggurat.models.parts import Embeddings
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.attention import CrossAttentionCache, padding_bias
+from ziggurat.nn.attention.additive import AdditiveAttention
+from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.history.transparent import Transparent
+from ziggurat.nn.lstm import LstmLayer, LstmState, StepOrder, step_order
+from ziggurat.nn.roles import Role, Slot, linear_slots
+
+__all__ = ["RnmtCache", "RnmtDecoder", "RnmtEncoder", "RnmtLayer", "build_rnmt"]
+
+
+class RnmtLayer(nn.Module):
+    """y = dropout(LSTM(x)), or x + y.
+
+    Args:
+        lstm: of one or two directions.
+        dropout: on its output.
+        residual: whether the output joins the stream or replaces it.
+    """
+
+    def __init__(self, lstm: LstmLayer, dropout: Dropout, residual: bool) -> None:
+        super().__init__()
+        self.lstm = lstm
+        self.dropout = dropout
+        self.residual = residual
+
+    def forward(self, x: Tensor, order: StepOrder, context: Tensor | None = None) -> Tensor:
+        """Return [batch, length, d_out] for `x` [batch, length, d_in]; the LSTM reads [x; context]."""
+        read = x if context is None else torch.cat([x, context], dim=-1)
+        return self._join(x, self.lstm(read, order))
+
+    def step(self, x: Tensor, context: Tensor, state: LstmState) -> tuple[Tensor, LstmState]:
+        """Return [batch, beam, d_out] for one position per hypothesis, and the state [batch * beam, ...] after it."""
+        state = self.lstm.step(torch.cat([x, context], dim=-1).flatten(0, 1), state)
+        return self._join(x, state.output.view(*x.shape[:2], -1)), state
+
+    def _join(self, x: Tensor, y: Tensor) -> Tensor:
+        joined: Tensor = self.dropout(y, x if self.residual else None)
+        return joined
+
+
+class RnmtEncoder(nn.Module):
+    """Bidirectional layers, their transparent merge if there is one, and a projection to the decoder's width.
+
+    The merge is of the layers' outputs alone: the embedding has another width (lingvo; the paper counts it in).
+
+    Args:
+        layers: bottom first.
+        transparent: mixture of all layers as the decoder's memory, or None: the last one.
+        width: of each direction.
+    """
+
+    def __init__(self, layers: Sequence[RnmtLayer], transparent: Transparent | None, width: int) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.transparent = transparent
+        self.out_proj = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
+        """Return the memory, one tensor [batch, source, width], for the embedded source `x` of that shape.
+
+        `mask` [batch, source] is True at real tokens. The output of every layer, [batch, source, 2 * width], is
+        appended to `outputs`, when it is given.
+        """
+        order = step_order(mask, directions=2)
+        sources = []
+        for layer in self.layers:
+            x = layer(x, order)
+            sources.append(x)
+        if outputs is not None:
+            outputs.extend(sources)
+        if self.transparent is not None:
+            (x,) = self.transparent(sources)
+        return (self.out_proj(x),)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        yield from linear_slots(self, "out_proj", Role.PROJECTION)
+
+
+class RnmtCache:
+    """What the decoder keeps between steps.
+
+    Args:
+        memory: its projection, one row per sentence.
+
+    Attributes:
+        states: of each layer, one row per hypothesis.
+        context: what the first layer attended to last, [batch, beam, width]; None before the first step.
+    """
+
+    def __init__(self, memory: CrossAttentionCache) -> None:
+        self.memory = memory
+        self.states: list[LstmState] = []
+        self.context: Tensor | None = None
+
+    @property
+    def cross_attention(self) -> Tensor | None:
+        """Attention to the memory at the last step, mean over heads, [batch, beam, source], if it is kept."""
+        return self.memory.weights
+
+    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
+        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
+        if sentences is not None:
+            self.memory.keep(sentences)
+        if rows is None or self.context is None:
+            return
+        self.states = [LstmState(*(part.index_select(0, rows) for part in state)) for state in self.states]
+        batch = self.memory.key.shape[0]
+        self.context = self.context.flatten(0, 1).index_select(0, rows).unflatten(0, (batch, -1))
+
+
+class RnmtDecoder(nn.Module):
+    """An LSTM that attends to the memory and is fed back what it found, and layers that all see that too.
+
+    Args:
+        layers: bottom first; the output of the first is the attention's query.
+        attention: to the memory.
+    """
+
+    def __init__(self, layers: Sequence[RnmtLayer], attention: AdditiveAttention) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.attention = attention
+
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Return [batch, target, 2 * width] for the embedded target input `x` [batch, target, width]."""
+        cache = self.attention.remember(memory.of(0), padding_bias(memory.mask, x.dtype))
+        first = cast(RnmtLayer, self.layers[0])
+        state = first.lstm.start(x.shape[0])
+        context = self.attention(torch.zeros_like(x[:, :1]), cache)
+        ys, contexts = [], []
+        for t in range(x.shape[1]):
+            y, state = first.step(x[:, t : t + 1], context, state)
+            context = self.attention(y, cache)
+            ys.append(y)
+            contexts.append(context)
+        x, context = torch.cat(ys, dim=1), torch.cat(contexts, dim=1)
+        order = step_order(x.new_ones(x.shape[:2], dtype=torch.bool), directions=1)
+        for layer in self.layers[1:]:
+            x = layer(x, order, context)
+        return torch.cat([x, context], dim=-1)
+
+    def start(self, memory: Memory, *, keep_attention: bool = False) -> RnmtCache:
+        """Return an empty cache, with the memory projected once per sentence.
+
+        With `keep_attention`, each step leaves its attention to the memory in the cache.
+        """
+        states = memory.of(0)
+        return RnmtCache(self.attention.remember(states, padding_bias(memory.mask, states.dtype), keep_attention))
+
+    def step(self, x: Tensor, cache: RnmtCache) -> Tensor:
+        """Return [batch, beam, 2 * width] for one new position per hypothesis, `x` [batch, beam, width]."""
+        context = cache.context
+        if context is None:
+            context = self.attention(torch.zeros_like(x), cache.memory)
+            cache.states = [layer.lstm.start(x.shape[0] * x.shape[1]) for layer in self.layers]
+        states = []
+        for number, (layer, state) in enumerate(zip(self.layers, cache.states, strict=True)):
+            x, state = layer.step(x, context, state)
+            states.append(state)
+            if number == 0:
+                cache.context = context = self.attention(x, cache.memory)
+        cache.states = states
+        return torch.cat([x, context], dim=-1)
+
+
+def build_rnmt(config: ModelConfig, source_vocabulary: int, target_vocabulary: int, exact_dropout: bool) -> Seq2Seq:
+    """Return an RNMT+ whose parameters have no values yet.
+
+    Args:
+        config: the architecture, of `family: rnmt`; cells and embeddings are `d_model` wide.
+        source_vocabulary: number of source tokens.
+        target_vocabulary: number of target tokens.
+        exact_dropout: see ziggurat.nn.dropout.Dropout.
+    """
+    width, depth = config.d_model, config.encoder.layers
+    outside = Embeddings(config, exact_dropout)
+    source_tokens, target_tokens, output = outside.tokens(source_vocabulary, target_vocabulary, 2 * width)
+    dropout = Dropout(config.dropout.residual, exact_dropout)
+    joins = config.encoder.residual != "none"
+    below = [
+        RnmtLayer(LstmLayer(width if number == 0 else 2 * width, width, 2), dropout, joins and number >= 2)
+        for number in range(depth)
+    ]
+    above = [
+        RnmtLayer(LstmLayer(2 * width, width), dropout if number else Dropout(0.0), number >= 2)
+        for number in range(config.decoder.layers)
+    ]
+    transparent = Transparent(depth, 1, config.dropout.transparent) if config.memory == "transparent" else None
+    attention = AdditiveAttention(width, config.heads, Dropout(config.dropout.attention, exact_dropout))
+    return Seq2Seq(
+        outside.input(source_tokens),
+        outside.input(target_tokens),
+        RnmtEncoder(below, transparent, width),
+        RnmtDecoder(above, attention),
+        output,
+    )

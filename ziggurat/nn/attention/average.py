@@ -1,0 +1,127 @@
+"""Average attention: each target position reads the mean of those up to it (Zhang, Xiong and Su 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.nn.attention.multihead import LinearMaker
+from ziggurat.nn.attention.target import OwnAttention
+from ziggurat.nn.roles import Role, Slot, linear_slots
+
+__all__ = ["AverageAttention", "AverageCache", "SimplifiedAverageAttention", "causal_average"]
+
+
+def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
+    """Return the mean of x_1 .. x_j at every position j, [batch, length, d_model] like `x`.
+
+    With `mask` [batch, length], True at real positions, the mean is of real positions only and the others are zero.
+    Half types are summed in fp32.
+    """
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    if mask is None:
+        count = torch.arange(1, x.shape[1] + 1, device=x.device)
+        return (x.cumsum(1, dtype=dtype) / count[:, None]).to(x.dtype)
+    padding = ~mask.unsqueeze(-1)
+    count = mask.cumsum(1).clamp(min=1)
+    average = x.masked_fill(padding, 0.0).cumsum(1, dtype=dtype) / count.unsqueeze(-1)
+    return average.masked_fill(padding, 0.0).to(x.dtype)
+
+
+class AverageCache:
+    """Sum of the positions decoded so far, one row per hypothesis; its size does not grow with them."""
+
+    def __init__(self) -> None:
+        self.length = 0
+        self.total: Tensor | None = None
+
+    def append(self, x: Tensor) -> Tensor:
+        """Add one position, [rows, d_model]; return the mean of all so far, of the same shape and type."""
+        summand = x.to(torch.promote_types(x.dtype, torch.float32))
+        self.total = summand if self.total is None else self.total + summand
+        self.length += 1
+        return (self.total / self.length).to(x.dtype)
+
+    def keep(self, rows: Tensor) -> None:
+        """Replace row i by the old row rows[i]; `rows` is [new rows]."""
+        if self.total is not None:
+            self.total = self.total.index_select(0, rows)
+
+
+class AverageAttention(OwnAttention):
+    """Average attention (AAN): y_j is the mean of x_1 .. x_j, through a network if there is one; i * x + o * y.
+
+    The gates are [i; o] = sigmoid([x; y] W_g + b_g), W_g [2 d_model, 2 d_model] (Zhang, Xiong and Su 2018). The
+    residual around it adds x once more. Its authors' code has no network by default.
+
+    Args:
+        d_model: width of input and output.
+        gate: whether there are gates; without them the output is y.
+        ffn: position-wise network on the mean, or None.
+        linear: makes the map of the gates.
+    """
+
+    def __init__(self, d_model: int, *, gate: bool, ffn: nn.Module | None, linear: LinearMaker = nn.Linear) -> None:
+        super().__init__()
+        self.ffn = ffn
+        self.gate_proj = linear(2 * d_model, 2 * d_model) if gate else None
+
+    def start(self) -> AverageCache:
+        """Return the cache before the first step."""
+        return AverageCache()
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `bias` is not needed."""
+        return self._gated(x, causal_average(x))
+
+    def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
+        """Return [batch, beam, d_model] for one new position per hypothesis; the cache gains that position."""
+        return self._gated(x, cache.append(x.flatten(0, 1)).view(x.shape))
+
+    def _gated(self, x: Tensor, average: Tensor) -> Tensor:
+        y: Tensor = average if self.ffn is None else self.ffn(average)
+        if self.gate_proj is None:
+            return y
+        of_x, of_y = torch.sigmoid(self.gate_proj(torch.cat([x, y], dim=-1))).chunk(2, dim=-1)
+        return of_x * x + of_y * y
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own; the network speaks for itself."""
+        if self.gate_proj is not None:
+            yield from linear_slots(self, "gate_proj", Role.GATE)
+
+
+class SimplifiedAverageAttention(OwnAttention):
+    """Simplified average attention (SAAN): W_o (mean of W_v x_1 + b_v .. W_v x_j + b_v) + b_o.
+
+    It is causal self-attention with all logits equal: there are no queries, keys or heads, and no dropout on the
+    weights (Zhang, Titov and Sennrich 2019).
+
+    Args:
+        d_model: width of input and output.
+        linear: makes the linear maps.
+    """
+
+    def __init__(self, d_model: int, *, linear: LinearMaker = nn.Linear) -> None:
+        super().__init__()
+        self.v_proj = linear(d_model, d_model)
+        self.out_proj = linear(d_model, d_model)
+
+    def start(self) -> AverageCache:
+        """Return the cache before the first step."""
+        return AverageCache()
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `bias` is not needed."""
+        return self.out_proj(causal_average(self.v_proj(x)))
+
+    def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
+        """Return [batch, beam, d_model] for one new position per hypothesis; the cache gains that position."""
+        return self.out_proj(cache.append(self.v_proj(x.flatten(0, 1))).view(x.shape))
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
+        yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)

@@ -1,0 +1,83 @@
+"""Attention to the target and to the memory in one sub-layer (Zhang, Titov and Sennrich 2019)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ziggurat.errors import ConfigError
+from ziggurat.nn.attention.average import AverageAttention
+from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker
+from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView
+from ziggurat.nn.roles import Role, Slot, linear_slots
+
+__all__ = ["MergedAttention", "MergedAverageAttention"]
+
+
+class MergedAttention(nn.Module):
+    """own(x) + cross(x): both attentions read the same input, each with its own maps, and their outputs are added.
+
+    Args:
+        own: attention to the target so far.
+        cross: attention to the memory.
+    """
+
+    def __init__(self, own: OwnAttention, cross: CrossAttention) -> None:
+        super().__init__()
+        self.own = own
+        self.cross = cross
+
+    def start(self) -> OwnCache:
+        """Return the cache of the attention to the target before the first step."""
+        return self.own.start()
+
+    def forward(self, x: Tensor, at: TargetView) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
+        y: Tensor = at.attend(self.own, x) + self.cross(x, at.remembered(self.cross))
+        return y
+
+
+class MergedAverageAttention(MergedAttention):
+    """Merged attention (MAtt): W_o (context of the memory + mean of V x_1 .. V x_j) + b_o.
+
+    Args:
+        cross: attention to the memory, without an output map.
+        share_value: V is the value map of `cross`, as in the authors' code; else it is a map of its own.
+        linear: makes the linear maps.
+
+    Raises ConfigError when V cannot be shared because encoder and decoder are not equally wide.
+    """
+
+    def __init__(self, cross: CrossAttention, *, share_value: bool, linear: LinearMaker = nn.Linear) -> None:
+        d_model, d_memory = cross.q_proj.weight.shape[0], cross.kv_proj.weight.shape[1]
+        if share_value and d_memory != d_model:
+            raise ConfigError(
+                f"`model.attention.share_value` needs equal widths of encoder ({d_memory}) and decoder ({d_model}): "
+                "one matrix projects the states of both; set it to false"
+            )
+        super().__init__(AverageAttention(d_model, gate=False, ffn=None), cross)
+        self.v_proj = None if share_value else linear(d_model, d_model)
+        self.out_proj = linear(d_model, d_model)
+
+    def forward(self, x: Tensor, at: TargetView) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
+        context = self.cross(x, at.remembered(self.cross))
+        return self.out_proj(context + at.attend(self.own, self._values(x)))
+
+    def _values(self, x: Tensor) -> Tensor:
+        if self.v_proj is not None:
+            return self.v_proj(x)
+        # Of a map with a scalar shift (Fixup) only the matrix is shared; the shift stays with the memory. Another one
+        # before x would change nothing: both kinds of weights sum to 1, so it adds to the sum what the first adds.
+        shared = self.cross.kv_proj
+        weight = shared.weight.chunk(2)[1]
+        bias = None if shared.bias is None else shared.bias.chunk(2)[1]
+        return F.linear(x, weight, bias)
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own; a shared value map is the cross-attention's."""
+        if self.v_proj is not None:
+            yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
+        yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)

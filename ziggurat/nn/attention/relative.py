@@ -1,0 +1,81 @@
+"""Self-attention with relative positions (Shaw et al. 2018)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
+from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.roles import Role, Slot
+
+__all__ = ["RelativeAttention"]
+
+
+class RelativeAttention(SelfAttention):
+    """Self-attention with the logits q_i (k_j + r_c(j-i)) / sqrt(d_head), c(m) = clip(m, -k, k) + k.
+
+    The context is sum_j a_ij v_j, or, with a second table s, sum_j a_ij (v_j + s_c(j-i)) (Shaw et al. 2018, equations
+    3 and 4). The tables [2k + 1, d_head] are shared by the heads. No tensor is [length, length, d_head]: the
+    product of queries and table is spread over the keys by distance, and the weights are summed by distance.
+
+    Args:
+        d_model: width of input and output.
+        heads: number of heads; divides d_model.
+        dropout: on the attention weights.
+        clip: k; larger distances count as k.
+        values: whether there is the table s.
+        linear: makes the linear maps.
+        scaling: of queries and keys, or None; it leaves the tables as they are.
+    """
+
+    value_table: nn.Parameter | None
+
+    def __init__(
+        self,
+        d_model: int,
+        heads: int,
+        dropout: Dropout,
+        *,
+        clip: int,
+        values: bool = False,
+        linear: LinearMaker = nn.Linear,
+        scaling: QueryKeyScaling | None = None,
+    ) -> None:
+        super().__init__(d_model, heads, dropout, linear=linear, scaling=scaling)
+        self.clip = clip
+        self.key_table = _table(clip, d_model // heads)
+        self.register_parameter("value_table", _table(clip, d_model // heads) if values else None)
+
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+        index = self._index(query.shape[2], key.shape[2], query.device).expand(*query.shape[:3], -1)
+        scaled = query * query.shape[-1] ** -0.5
+        relative = torch.matmul(scaled, self.key_table.t()).gather(-1, index)
+        if bias is not None:
+            relative = relative + bias
+        if self.value_table is None:
+            return attend(query, key, value, relative, self.dropout).context
+        # Both sums over the keys need the weights, and the same ones of them dropped.
+        weights = self.dropout(torch.softmax(torch.matmul(scaled, key.transpose(-2, -1)) + relative, dim=-1))
+        by_distance = weights.new_zeros(*query.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, weights)
+        return torch.matmul(weights, value) + torch.matmul(by_distance, self.value_table)
+
+    def _index(self, queries: int, keys: int, device: torch.device) -> Tensor:
+        """Return the row of the tables for every pair, [queries, keys]; the queries are the last of the keys."""
+        position = torch.arange(keys, device=device)
+        return (position - position[keys - queries :, None]).clamp(-self.clip, self.clip) + self.clip
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own."""
+        yield from super().slots()
+        yield Slot(self.key_table, Role.RELATIVE, "key_table")
+        if self.value_table is not None:
+            yield Slot(self.value_table, Role.RELATIVE, "value_table")
+
+
+def _table(clip: int, d_head: int) -> nn.Parameter:
+    return nn.Parameter(nn.init.xavier_uniform_(torch.empty(2 * clip + 1, d_head)))

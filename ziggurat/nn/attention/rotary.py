@@ -1,0 +1,54 @@
+"""Rotary positions: queries and keys turn with their positions (Su et al. 2021, section 3.2.2)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Rotary"]
+
+
+def _turns(length: int, d_head: int) -> Tensor:
+    """Return [2, length, d_head / 2] in fp64: cosine and sine of position * 10000^(-2i / d_head)."""
+    rates = 10000.0 ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
+    angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
+    return torch.stack([angles.cos(), angles.sin()])
+
+
+class Rotary(nn.Module):
+    """Turns pair i of a head's channels, as a point of the plane, by position * 10000^(-2i / d_head).
+
+    The product of a turned query and a turned key depends on their distance alone. Pair i is made of the channels
+    i and i + d_head / 2. The paper pairs neighbours: the same with the rows of the query and key maps permuted.
+    The table grows when a longer input comes; nothing is saved with the model.
+
+    Args:
+        d_head: width of a head; even.
+        length: positions to begin with. Growing costs a compiled layer a new graph, so it should be rare.
+    """
+
+    table: Tensor
+
+    def __init__(self, d_head: int, length: int = 1024) -> None:
+        super().__init__()
+        self.d_head = d_head
+        self.register_buffer("table", _turns(length, d_head).float(), persistent=False)
+
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        """Return `x` [batch, heads, length, d_head] turned; its positions are start, start + 1, ..."""
+        end = start + x.shape[2]
+        if end > self.table.shape[1]:
+            # A table made while decoding is read in training too, where inference tensors cannot be.
+            with torch.inference_mode(False):
+                self.table = _turns(max(end, 2 * self.table.shape[1]), self.d_head).to(self.table)
+        cosine, sine = self.table[0, start:end], self.table[1, start:end]
+        first, second = x.chunk(2, dim=-1)
+        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x.dtype)
+
+    def _apply(self, fn: object, recurse: bool = True) -> Rotary:
+        super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
+        # Never below fp32, where late positions would blur; recomputed: a rounded table stays rounded.
+        dtype = torch.promote_types(self.table.dtype, torch.float32)
+        if self.table.dtype != torch.float32:
+            self.table = _turns(self.table.shape[1], self.d_head).to(self.table.device, dtype)
+        return self

@@ -1,0 +1,70 @@
+"""What a decoder layer sees of the target and of the memory: everything at once, or one step at a time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from torch import Tensor, nn
+
+from ziggurat.nn.attention.cache import CrossAttentionCache
+
+if TYPE_CHECKING:
+    from ziggurat.nn.attention.multihead import CrossAttention
+
+__all__ = ["OwnAttention", "OwnCache", "TargetView", "WholeTarget"]
+
+
+class OwnCache(Protocol):
+    """What attention to the target keeps between steps."""
+
+    def keep(self, rows: Tensor) -> None:
+        """Replace row i by the old row rows[i]; `rows` is [new rows]."""
+
+
+class OwnAttention(nn.Module):
+    """Attention of the target to itself: all positions at once, or the newest one with a cache."""
+
+    def start(self) -> OwnCache:
+        """Return the cache before the first step."""
+        raise TypeError(f"{type(self).__name__} does not say what it keeps")  # abstract
+
+    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; `bias` hides the future."""
+        raise TypeError(f"{type(self).__name__} does not say how it attends")  # abstract
+
+    def step(self, x: Tensor, cache: OwnCache) -> Tensor:
+        """Return [batch, beam, d_model] for one new position per hypothesis; the cache gains that position."""
+        raise TypeError(f"{type(self).__name__} does not say how it steps")  # abstract
+
+
+class TargetView(Protocol):
+    """What a decoder layer sees besides its input: the whole target in training, one step in decoding."""
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from `x` to the target so far."""
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Return the memory as `module` projects it."""
+
+
+class WholeTarget(NamedTuple):
+    """All target positions at once.
+
+    Attributes:
+        bias: [1, 1, target, target], hides the future.
+        memory: [batch, source, d_memory].
+        memory_bias: [batch, 1, 1, source], hides padding.
+    """
+
+    bias: Tensor
+    memory: Tensor
+    memory_bias: Tensor | None
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from `x` [batch, target, d_model] to itself."""
+        y: Tensor = module(x, self.bias)
+        return y
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Project the memory."""
+        return module.remember(self.memory, self.memory_bias)

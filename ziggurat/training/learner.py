@@ -1,0 +1,96 @@
+"""What learns: the model at its present depth, and its optimiser; made, loaded, grown."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.subword import load_tokenizers, same_vocabulary
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.build import build_model, model_slots
+from ziggurat.models.directory import load_weights, open_model, weights
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.checkpoint import Checkpoint
+from ziggurat.training.growth import carry_over, stage_model
+from ziggurat.training.optim import Optimiser
+
+__all__ = ["Learner"]
+
+
+class Learner:
+    """Model and optimiser of one stage of a run.
+
+    Args:
+        experiment: configuration of the whole run.
+        store: gives the sizes of the vocabularies.
+        device: where the model is trained.
+
+    Attributes:
+        stage: stage of growth, from 0.
+        model: on `device`.
+        optimiser: of its parameters.
+    """
+
+    model: Seq2Seq
+    optimiser: Optimiser
+
+    def __init__(self, experiment: Experiment, store: Store, device: torch.device) -> None:
+        self.experiment = experiment
+        self.store = store
+        self.device = device
+        self._make(0)
+
+    def _make(self, stage: int) -> None:
+        self.stage = stage
+        training = self.experiment.training
+        self.model = build_model(
+            stage_model(self.experiment, stage),
+            self.store.source.size,
+            self.store.target.size,
+            seed=training.seed,
+            exact_dropout=training.exact_dropout,
+        ).to(self.device)
+        self.optimiser = Optimiser(self.model, model_slots(self.model), training.optimiser)
+
+    @property
+    def encoder_layers(self) -> int:
+        """Depth of the encoder now."""
+        return stage_model(self.experiment, self.stage).encoder.layers
+
+    def start_from(self, path: str) -> str:
+        """Take the weights of a run or a model directory; return which those are, for people.
+
+        Raises CheckpointError when there is no model or its architecture differs, ConfigError when its vocabularies
+        are not the store's.
+        """
+        opened = open_model(path)
+        for side, ours, theirs in zip(
+            ("source", "target"), (self.store.source, self.store.target), load_tokenizers(opened.directory), strict=True
+        ):
+            if not same_vocabulary(ours, theirs):
+                raise ConfigError(
+                    f"`training.start_from: {path}`: its {side} vocabulary is not that of the store {self.store.path}; "
+                    "prepare the data with the model's (`data.subword.kind: existing`)"
+                )
+        try:
+            load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
+        except CheckpointError as error:
+            raise CheckpointError(f"{error} (`ziggurat grow` makes a deeper model of it)") from None
+        return opened.origin
+
+    def restore(self, checkpoint: Checkpoint, run: Path) -> None:
+        """Put back the weights and moments of a checkpoint, at its depth. Raises CheckpointError: it does not fit."""
+        if checkpoint.progress.stage != self.stage:
+            self._make(checkpoint.progress.stage)
+        load_weights(self.model, checkpoint.weights, str(run))
+        self.optimiser.load_state(checkpoint.optimiser)
+
+    def grow(self) -> None:
+        """Go on with the model of the next stage, which starts from the present one."""
+        growth, shallow, moments = self.experiment.training.growth, self.model, self.optimiser
+        assert growth is not None
+        self._make(self.stage + 1)
+        carry_over(growth, shallow, moments, self.model, self.optimiser)

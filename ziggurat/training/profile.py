@@ -1,0 +1,89 @@
+"""ADMIN's profiling before the first update: one batch, one forward pass (Liu et al. 2020, section 4)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.data.batching import epoch_indices
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch, SpecialIds, collate
+from ziggurat.init import profile_omega
+from ziggurat.models.build import stack_residuals
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.transformer import Decoder, Encoder
+
+__all__ = ["profile_admin", "profile_batch"]
+
+
+def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 1.0) -> Batch:
+    """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
+
+    It is a fair sample of the data as training will meet it (`temperature`: `data.sampling_temperature`), but for
+    the longest 5 % of its pairs, which would fill it with padding; not one of training's batches, whose sentences
+    are all of a length. It depends on the store, `tokens`, `seed` and `temperature` alone. A store with fewer
+    tokens is taken whole.
+    """
+    table = store.train
+    epoch = epoch_indices(table.corpora, table.corpus_weights, temperature, seed, epoch=0)
+    pairs = np.random.Generator(np.random.PCG64(seed)).permutation(epoch)
+    cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
+    usual = cost <= np.quantile(cost, 0.95)
+    pairs, cost = pairs[usual], cost[usual]
+    chosen = pairs[: np.searchsorted(np.cumsum(cost), tokens) + 1]
+    return collate(*table.pairs(chosen), chosen, SpecialIds.of(store.source, store.target))
+
+
+def profile_admin(model: Seq2Seq, experiment: Experiment, store: Store) -> str | None:
+    """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return what was found, for the log.
+
+    The forward pass is in training mode and fp32, with every layer and branch present, under random numbers of
+    `training.seed`; the global random state and the model's mode are left as found. Every process of a distributed
+    run finds the same. Call it before layers are compiled: it goes by hooks.
+
+    Returns None, and does nothing, for any other configuration.
+    """
+    init, seed = experiment.model.init, experiment.training.seed
+    if init.kind != "admin" or init.omega != "profiled":
+        return None
+    batch = profile_batch(store, init.profile_tokens, seed=seed, temperature=experiment.data.sampling_temperature)
+    omegas = _profile(model, batch.to(model.device), seed)
+    found = [
+        f"{name} {min(values):.3f} to {max(values):.3f}"
+        for name, values in zip(("encoder", "decoder"), omegas, strict=True)
+        if values
+    ]
+    tokens = f"{batch.source_tokens:,} source and {batch.target_tokens:,} target tokens"
+    return f"omega profiled on {tokens}: {', '.join(found)}"
+
+
+def _profile(model: Seq2Seq, batch: Batch, seed: int) -> list[list[float]]:
+    stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
+    devices = [batch.source.device] if batch.source.device.type == "cuda" else []
+    with torch.random.fork_rng(devices=devices), _every_branch_present(model):
+        torch.manual_seed(seed)
+        return profile_omega(
+            stacks,
+            lambda: model(batch.source, batch.source_mask, batch.target_in),
+            [batch.source_mask, batch.target_mask],
+        )
+
+
+@contextmanager
+def _every_branch_present(model: Seq2Seq) -> Iterator[None]:
+    """Training mode without LayerDrop, for a while."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, Encoder | Decoder)]
+    training, drops = model.training, [(stack, stack.layer_drop) for stack in stacks]
+    model.train()
+    for stack, _ in drops:
+        stack.layer_drop = 0.0
+    try:
+        yield
+    finally:
+        model.train(training)
+        for stack, drop in drops:
+            stack.layer_drop = drop
