@@ -24,7 +24,7 @@ ALLOWED = {
     "decoding": BASE | {"config", "data", "nn", "models"},
     "diagnosis": BASE | {"config", "nn", "models"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis"},
-    "cli": BASE | {"config", "data", "evaluation", "decoding", "training"},
+    "cli": BASE | {"config", "data", "evaluation", "models", "decoding", "training"},
     "errors": set(),
     "duration": set(),
     "__init__": {"decoding"},

@@ -54,7 +54,9 @@ def one_run(out: Path, name: str, depth: tuple[int, int], overrides: list[str], 
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         try:
-            train(run, experiment, console=Console(stderr=True, quiet=True))
+            result = train(run, experiment, console=Console(stderr=True, quiet=True))
+            if result.signal is not None:
+                raise SystemExit(128 + result.signal)
         except TrainingError as error:
             failure = str(error)
         records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -74,7 +76,9 @@ def one_run(out: Path, name: str, depth: tuple[int, int], overrides: list[str], 
     temporary = out.with_suffix(".tmp")
     temporary.write_text(json.dumps(figures) + "\n")
     os.replace(temporary, out)
-    print(f"{out.name}: dev nll {figures['dev'][-1][1]:.3f}" if figures["dev"] else f"{out.name}: {failure}", flush=True)
+    print(
+        f"{out.name}: dev nll {figures['dev'][-1][1]:.3f}" if figures["dev"] else f"{out.name}: {failure}", flush=True
+    )
 
 
 def main() -> None:
@@ -84,7 +88,7 @@ def main() -> None:
     parser.add_argument("--depth", nargs="+", choices=DEPTHS, default=list(DEPTHS))
     parser.add_argument("--method", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument("--unequal", action="store_true", help="unequal depths, every initialisation")
-    parser.add_argument("--updates", type=int, default=400)
+    parser.add_argument("--updates", type=int, default=500)
     parser.add_argument("--tokens", type=int, default=512, help="tokens per batch")
     parser.add_argument("--warmup", type=int, default=120)
     parser.add_argument("--seed", type=int, default=1)

@@ -13,7 +13,19 @@ import pytest
 from tests.conftest import tiny_experiment
 from ziggurat.config import dump
 
-VERBS = ("demo", "recipes", "explain", "prepare", "train", "average", "translate", "score", "evaluate")
+VERBS = (
+    "demo",
+    "recipes",
+    "explain",
+    "prepare",
+    "inspect",
+    "train",
+    "grow",
+    "average",
+    "translate",
+    "score",
+    "evaluate",
+)
 
 
 @pytest.mark.parametrize("verb", VERBS)

@@ -136,8 +136,8 @@ def test_the_sides_may_have_vocabularies_of_different_size() -> None:
     config = SubwordConfig.model_validate(sizes)
     source, target = train_tokenizers(config, "none", [], lambda side: iter(SENTENCES))
     assert (source.size, target.size) == (420, 380)
+    small = SubwordConfig.model_validate({**sizes, "target_vocabulary_size": 50})
     with pytest.raises(DataError, match=r"50 pieces for the target side.*raise data\.subword\.target_vocabulary_size"):
-        small = SubwordConfig.model_validate({**sizes, "target_vocabulary_size": 50})
         train_tokenizers(small, "none", [], lambda side: iter(SENTENCES))
 
 

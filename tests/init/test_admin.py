@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -116,7 +117,7 @@ def test_12_19_omega_is_the_root_of_the_sum_of_variances(more: dict[str, Any]) -
             assert omegas[1] ** 2 == pytest.approx(sums.variance(sums.streams[0]) + branch[0], rel=1e-10)
             for i in range(1, len(omegas) - 1):
                 assert omegas[i + 1] ** 2 - omegas[i] ** 2 == pytest.approx(branch[i], rel=1e-3)
-            assert all(above > below for below, above in zip(omegas, omegas[1:], strict=False))
+            assert all(below < above for below, above in pairwise(omegas))
 
 
 def test_12_19_the_two_recursions_are_independent() -> None:
@@ -228,6 +229,21 @@ def test_stochastic_branches_are_present_while_profiling() -> None:
     plain: dict[str, Any] = {"dropout": {"residual": 0.0, "embedding": 0.0}}
     stochastic: dict[str, Any] = {"dropout": {"residual": 0.0, "embedding": 0.0, "sublayer": 0.9}}
     assert profile(tiny(**stochastic)) == profile(tiny(**plain))
+
+
+def test_compiled_layers_are_profiled_without_compiling_anything() -> None:
+    compiled = tiny()
+    graphs: list[object] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    for stack in (compiled.encoder, compiled.decoder):
+        for layer in stack.get_submodule("layers").children():
+            layer.compile(backend=backend)
+    assert profile(compiled) == profile(tiny())
+    assert not graphs
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,6 @@ def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> Non
     graphs = compile_layers(model)
     torch.manual_seed(5)
     torch.testing.assert_close(run(model), expected, atol=1e-10, rtol=0)
-    assert len(graphs) <= 4
+    assert len(graphs) == 2
     chances = [float(layer.ffn_residual.dropout.p) for layer in model.encoder.layers]  # type: ignore[union-attr]
     assert chances == pytest.approx([0.5 * number / 12 for number in range(1, 13)])

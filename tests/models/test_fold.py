@@ -15,7 +15,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 
 V = 23
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
-FOUR = [("encoder", 3, ("self_attn", "ffn")), ("decoder", 2, ("self_attn", "cross_attn", "ffn"))]
+STACKS = [("encoder", 3, ("self_attn", "ffn")), ("decoder", 2, ("self_attn", "cross_attn", "ffn"))]
 
 
 def config_of(residual: str, **more: Any) -> ModelConfig:
@@ -118,7 +118,7 @@ def test_12_21_folding_moves_exactly_what_it_must() -> None:
     _, after = fold(config, before)
     changed = {name for name in after if not torch.equal(after[name], before[name])}
     expected = set()
-    for stack, layers, names in FOUR:
+    for stack, layers, names in STACKS:
         for layer in range(layers):
             for name in names:
                 at = f"{stack}.layers.{layer}."
@@ -229,7 +229,7 @@ def test_plain_models_stay_as_they_are(residual: str) -> None:
 
 def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
     config = config_of("admin", decoder={"attention": "average"})
-    with pytest.raises(ConfigError, match="no.*plain Transformer") as refused:
+    with pytest.raises(ConfigError, match="not equal to any plain Transformer") as refused:
         fold(config, weights(random_model(config, first=1.2)))
     text = str(refused.value)
     assert text.count("omega of") == 1 + 1 + 1  # both first ones, and the average attention of the second layer
@@ -265,5 +265,5 @@ def test_an_omega_of_zero_is_refused() -> None:
     model = random_model(config)
     with torch.no_grad():
         model.get_parameter("decoder.layers.1.ffn_residual.skip")[3] = 0
-    with pytest.raises(ConfigError, match="decoder.layers.1.ffn is 0 or not finite"):
+    with pytest.raises(ConfigError, match="ffn is 0 or not finite"):
         fold(config, weights(model))

@@ -6,9 +6,19 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
 from torch import Tensor
 
-from ziggurat.nn.attention import SelfAttentionCache, attend, base, causal_bias, padding_bias
+from ziggurat.init import Role, assign_roles
+from ziggurat.nn.attention import (
+    CrossAttention,
+    SelfAttention,
+    SelfAttentionCache,
+    attend,
+    base,
+    causal_bias,
+    padding_bias,
+)
 from ziggurat.nn.dropout import Dropout
 
 NO_DROPOUT = Dropout(0.0)
@@ -74,6 +84,57 @@ def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: py
     dropout.eval()
     plain = attend(query, key, value, None, NO_DROPOUT).context
     torch.testing.assert_close(attend(query, key, value, None, dropout).context, plain)
+
+
+def test_self_attention_is_the_written_out_sum_with_and_without_the_future() -> None:
+    module, x = randomised(SelfAttention(6, 2, NO_DROPOUT)), draw(2, 4, 6)
+    mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
+    for bias, seen in (
+        (padding_bias(mask, torch.float64), lambda b, i: range(int(mask[b].sum()))),
+        (causal_bias(4, torch.float64, torch.device("cpu")), lambda b, i: range(i + 1)),
+    ):
+        torch.testing.assert_close(module(x, bias), attend_to_self(module, x, seen), atol=1e-10, rtol=0)
+
+
+def test_self_attention_steps_equal_whole_sequences() -> None:
+    assert_steps_equal_whole(randomised(SelfAttention(6, 2, NO_DROPOUT)), 6, steps=20)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("project_out", [True, False])
+def test_cross_attention_leaves_its_weights_only_when_asked(project_out: bool) -> None:
+    """Weights are the mean over heads; without an output map the joined context is returned."""
+    module = randomised(CrossAttention(6, 4, 2, NO_DROPOUT, project_out=project_out))
+    x, memory = draw(2, 3, 6), draw(2, 5, 4, seed=1)
+    query = linear(x, module.q_proj.weight, module.q_proj.bias)
+    key, value = linear(memory, module.kv_proj.weight, module.kv_proj.bias).split(6, dim=-1)
+    context, mean = torch.zeros_like(x), torch.zeros(2, 3, 5, dtype=torch.float64)
+    for b in range(2):
+        for i in range(3):
+            for head in torch.arange(6).chunk(2):
+                weights = weights_of(query[b, i, head], key[b][:, head], i, range(5))
+                context[b, i, head] = sum(w * v for w, v in zip(weights, value[b][:, head], strict=True))
+                mean[b, i] += torch.tensor(weights, dtype=torch.float64) / 2
+    if module.out_proj is not None:
+        context = linear(context, module.out_proj.weight, module.out_proj.bias)
+    for keep in (False, True):
+        cache = module.remember(memory, None, keep)
+        torch.testing.assert_close(module(x, cache), context, atol=1e-10, rtol=0)
+        assert (cache.weights is not None) is keep
+    torch.testing.assert_close(cache.weights, mean, atol=1e-10, rtol=0)
+
+
+def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:
+    own = {slot.name: slot for slot in assign_roles(SelfAttention(6, 2, NO_DROPOUT))}
+    cross = {slot.name: slot for slot in assign_roles(CrossAttention(6, 4, 2, NO_DROPOUT))}
+    for part in (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE):
+        slot = own[f"qkv_proj.weight[{part.value}]"]
+        assert (slot.role, slot.values.shape, slot.fused_out, slot.cross) == (part, (6, 6), 18, False)
+    for part in (Role.ATTENTION_KEY, Role.ATTENTION_VALUE):
+        slot = cross[f"kv_proj.weight[{part.value}]"]
+        assert (slot.role, slot.values.shape, slot.fused_out, slot.cross) == (part, (6, 4), 18, True)
+    assert cross["q_proj.weight"].role is Role.ATTENTION_QUERY
+    assert all(slot.cross for slot in cross.values())
 
 
 @settings(max_examples=30, deadline=None)

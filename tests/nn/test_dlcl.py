@@ -199,7 +199,8 @@ def test_12_12_one_hot_last_is_plain_post_norm_but_for_epsilon() -> None:
 
 
 def test_12_13_all_one_is_the_dense_sum() -> None:
-    history, stack, x = dense(combining(L, norm_at="none")).double(), layers(L), stream()
+    options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # all but the first overruled
+    history, stack, x = dense(combining(L, **options)).double(), layers(L), stream()
     outputs = [x]
     for layer in stack:
         outputs.append(layer(sum(outputs)))
@@ -207,7 +208,8 @@ def test_12_13_all_one_is_the_dense_sum() -> None:
 
 
 def test_average_is_the_mean_of_all_below(default_fp64: None) -> None:
-    history, stack, x = average(combining(L, norm_at="none")), layers(L), stream()
+    options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # all but the first overruled
+    history, stack, x = average(combining(L, **options)), layers(L), stream()
     outputs = [x]
     for layer in stack:
         outputs.append(layer(sum(outputs) / len(outputs)))

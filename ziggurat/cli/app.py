@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ziggurat import __version__
-from ziggurat.cli import demo, preparation, training, translation
+from ziggurat.cli import demo, inspection, preparation, training, translation
 
 __all__ = ["app"]
 
@@ -25,6 +25,7 @@ app.command()(demo.demo)
 app.command()(preparation.recipes)
 app.command()(preparation.explain)
 app.command()(preparation.prepare)
+app.command()(inspection.inspect)
 app.command()(training.train)
 app.command()(training.grow)
 app.command()(training.average)

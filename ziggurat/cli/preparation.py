@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ziggurat.cli.output import console, counted, print_json
-from ziggurat.config.recipes import load_named, recipe_names, recipe_summary, recipe_text
+from ziggurat.config.papers import PaperRecipe, paper_keys, paper_recipes
+from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
@@ -25,23 +27,51 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def recipes(
-    name: Annotated[str | None, typer.Argument(help="Print this recipe's YAML.")] = None, json: Json = False
+    name: Annotated[
+        str | None, typer.Argument(help="Print this recipe's YAML, or list the recipes of this paper.")
+    ] = None,
+    json: Json = False,
 ) -> None:
-    """List the built-in configurations, or print one.
+    """List the built-in configurations and the systems of papers, or print one.
 
-    Example: `ziggurat recipes multi30k-de-en > my.yaml`
+    Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`
     """
-    if name is not None:
+    if name is not None and name not in paper_keys():
         text = recipe_text(name)
         print_json({"name": name, "text": text}) if json else print(text, end="")
         return
-    listed = [{"name": n, "summary": recipe_summary(n)} for n in recipe_names()]
+    plain = [] if name else plain_recipe_names()
+    listed = [paper_recipes(key) for key in paper_keys() if name in (None, key)]
     if json:
-        print_json(listed)
+        nowhere: dict[str, Any] = {
+            "paper": None,
+            "table": None,
+            "row": None,
+            "published_parameters": None,
+            "published_scores": {},
+        }
+        from_papers = [recipe.document() for of_paper in listed for recipe in of_paper.values()]
+        print_json([*({"name": n, "summary": recipe_summary(n), **nowhere} for n in plain), *from_papers])
         return
-    width = max(len(n) for n in recipe_names())
+    if plain:
+        width = max(map(len, plain))
+        print("\n".join(f"{n:<{width}}  {recipe_summary(n)}" for n in plain), end="\n\n")
+    print("\n\n".join(_paper_text(list(of_paper.values())) for of_paper in listed))
+
+
+def _paper_text(listed: Sequence[PaperRecipe]) -> str:
+    """Return the recipes of a paper for people, by table and row."""
+    tables: dict[str, list[tuple[str, str, str]]] = {}
     for recipe in listed:
-        print(f"{recipe['name']:<{width}}  {recipe['summary']}")
+        for place in recipe.places:
+            line = (recipe.name, str(place.row), place.published.words())
+            tables.setdefault(place.table, []).append(line)
+    names = max(len(recipe.name) for recipe in listed)
+    lines = [f"{listed[0].paper.key}: {listed[0].paper.citation}"]
+    for table, rows in tables.items():
+        wide = max(len(row) for _, row, _ in rows)
+        lines += [f"  {table}", *(f"    {n:<{names}}  {row:<{wide}}  {words}".rstrip() for n, row, words in rows)]
+    return "\n".join(lines)
 
 
 def explain(

@@ -8,12 +8,67 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ziggurat.config.model import ModelConfig
 
-__all__ = ["refused"]
+__all__ = ["refused", "unheeded"]
 
 
 def refused(model: ModelConfig) -> list[str]:
     """Return why `model` cannot be built; nothing when it can."""
     return [*_sizes(model), *(_rnmt(model) if model.family == "rnmt" else _transformer(model))]
+
+
+def unheeded(model: ModelConfig) -> list[str]:
+    """Return which keys of `model` are set, but mean nothing beside its other choices."""
+    histories = {model.encoder.history, model.decoder.history} - {"latest"}
+    residuals = {model.encoder_residual, model.decoder_residual}
+    attentions = {model.encoder.attention, model.decoder.attention}
+    weighed = histories & {"dlcl", "blocks", "top_only"}
+    heeded: dict[str, dict[str, bool]] = {
+        "combination": {
+            "start": bool(weighed),
+            "learnable": bool(histories - {"dense", "average"}),
+            "norm": bool(histories - {"depth_weighted"}),
+            "normalize_embedding": bool(histories - {"depth_weighted"}),
+            "softmax": bool(weighed),
+            "window": bool(histories - {"depth_weighted"}),
+            "dropout": bool(histories),
+            "groups": bool(histories),
+            "unit": bool(histories),
+            "period": bool(histories & {"blocks", "depth_weighted"}),
+            "dilation": "depth_weighted" in histories,
+        },
+        "wiring": {
+            "omega_trainable": "admin" in residuals,
+            "layer_scale": "layer_scale" in residuals,
+            "streams": "hyper" in residuals,
+            "dynamic": "hyper" in residuals,
+        },
+        "attention": {
+            "relative_clip": "relative" in attentions,
+            "relative_values": "relative" in attentions,
+            "average_ffn": bool(attentions & {"average", "merged_gated"}),
+            "average_gate": bool(attentions & {"average", "merged_gated"}),
+            "share_value": "merged" in attentions,
+            "qk_length": model.attention.qk_norm == "l2",
+        },
+        "init": {
+            "alpha": model.init.kind == "depth_scaled",
+            "exponent": model.init.kind == "depth_scaled",
+            "omega": model.init.kind == "admin",
+            "profile_tokens": model.init.kind == "admin" and model.init.omega == "profiled",
+            "uniform": model.init.kind == "uniform",
+        },
+        "dropout": {
+            "transparent": model.memory == "transparent",
+            "sublayer_unit": model.dropout.sublayer > 0,
+        },
+    }
+    return [
+        f"model.{section}.{key}"
+        for section, keys in heeded.items()
+        for key, means_something in keys.items()
+        if not means_something
+        and getattr(getattr(model, section), key) != type(getattr(model, section)).model_fields[key].default
+    ]
 
 
 def _sizes(model: ModelConfig) -> Iterator[str]:

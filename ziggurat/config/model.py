@@ -174,7 +174,7 @@ class ModelConfig(Section):
     norm: NormKind = "layer"
     """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019)."""
     layer_norm_epsilon: float = Field(default=1e-5, gt=0)
-    """Epsilon inside normalisation."""
+    """Epsilon inside normalisation (rnmt: always 1e-8)."""
     attention: AttentionConfig = AttentionConfig()
     """Options of the attention kinds."""
     combination: CombinationConfig = CombinationConfig()

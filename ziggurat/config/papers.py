@@ -60,11 +60,33 @@ class Published(Section):
     """The paper says that training failed."""
 
     @property
+    def count(self) -> int | None:
+        """The published number of parameters, not in millions."""
+        return None if self.parameters is None else round(self.parameters * 10) * 100_000
+
+    @property
     def rounding(self) -> int | None:
         """The unit, in parameters, that the published number was rounded to."""
         if self.parameters is None:
             return None
         return 1_000_000 if isinstance(self.parameters, int) else 100_000
+
+    def words(self) -> str:
+        """Return all of it on one line, nothing for nothing."""
+        facts = [f"{self.parameters}M parameters"] if self.parameters is not None else []
+        facts += [f"{name} {value}" for name, value in (*self.scores.items(), *self.costs.items())]
+        return ", ".join([*facts, *(["training failed"] if self.fails else [])])
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON, parameters not in millions."""
+        return {
+            "published_parameters": self.count,
+            "published_parameters_rounded_to": self.rounding,
+            "published_parameters_differ": self.count_differs,
+            "published_scores": self.scores,
+            "published_costs": self.costs,
+            "published_failure": self.fails,
+        }
 
 
 class Place(Section):
@@ -76,6 +98,10 @@ class Place(Section):
     """Its row, by number or name."""
     published: Published = Published()
     """What stands there."""
+
+    def document(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return {"table": self.table, "row": self.row, **self.published.document()}
 
 
 class _Fragment(Section):
@@ -135,9 +161,27 @@ class PaperRecipe:
         """One line: system, paper, table and row."""
         return f"{self.system} ({self.paper.short}, {self.place.table}: {self.place.row})"
 
+    @property
+    def places(self) -> tuple[Place, ...]:
+        """Every table that it stands in, its own first."""
+        return (self.place, *self.also)
+
+    def document(self) -> dict[str, Any]:
+        """Return all but the configuration for JSON."""
+        return {
+            "name": self.name,
+            "summary": self.summary,
+            "system": self.system,
+            "paper": self.paper.citation,
+            "paper_key": self.paper.key,
+            **self.place.document(),
+            "also": [place.document() for place in self.also],
+            "note": self.note,
+        }
+
     def text(self) -> str:
         """Return the recipe as a configuration file that begins with comments."""
-        lines = [self.summary, self.paper.citation, *(_said(place) for place in (self.place, *self.also))]
+        lines = [self.summary, self.paper.citation, *map(_said, self.places)]
         lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments]
         wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
         return "".join(f"# {line}\n" for line in wrapped) + to_yaml(self.content, compact=True)
@@ -146,11 +190,8 @@ class PaperRecipe:
 def _said(place: Place) -> str:
     """Return what was published there, in words; nothing for nothing."""
     published = place.published
-    facts = [f"{published.parameters}M parameters"] if published.parameters is not None else []
-    facts += [f"{name} {value}" for name, value in (*published.scores.items(), *published.costs.items())]
-    facts += ["training failed"] if published.fails else []
     differs = f"; {published.count_differs}" if published.count_differs else ""
-    return f"Published, {place.table}: {place.row}: {', '.join(facts)}{differs}" if facts else ""
+    return f"Published, {place.table}: {place.row}: {published.words()}{differs}" if published.words() else ""
 
 
 def paper_keys() -> list[str]:

@@ -61,32 +61,57 @@ class OptimiserConfig(Section):
     def _rectification_is_of_radam(self) -> Self:
         if self.rectified_only and self.kind != "radam":
             raise ValueError(f"`rectified_only` is an option of `kind: radam`, not of `{self.kind}`")
+        if self.rectified_only and self.betas[1] <= 2 / 3:
+            raise ValueError(f"with a second beta of {self.betas[1]} no update is ever rectified: it must exceed 2/3")
         return self
 
 
 class ScheduleConfig(Section):
     """Learning rate as a function of the update t = 1, 2, ... (docs/training.md)."""
 
-    kind: Literal["isqrt", "noam", "linear", "cosine", "constant"] = "isqrt"
+    kind: Literal["isqrt", "noam", "linear", "cosine", "constant", "gnmt+"] = "isqrt"
     """`isqrt`: linear warm-up to `peak`, then peak * sqrt(warmup/t). `noam`: factor * d_model^-0.5 *
-    min(t^-0.5, t * warmup^-1.5). `linear`, `cosine`: warm-up, then down to `floor` at `decay_updates`."""
+    min(t^-0.5, t * warmup^-1.5). `linear`, `cosine`: warm-up, then down to `floor` at `decay_updates`. `gnmt+`:
+    warm-up from `base` to replicas * base, then exponential decay to base / 2 (RNMT+, Chen et al. 2018)."""
     peak: float = Field(default=1e-3, gt=0)
-    """Highest rate (all but noam)."""
+    """Highest rate (all but noam and gnmt+)."""
     factor: float = Field(default=1.0, gt=0)
     """noam's constant."""
     warmup_updates: int = Field(default=4000, ge=0)
-    """Length of the linear warm-up."""
+    """Length of the linear warm-up (gnmt+: times `replicas`)."""
     initial: float = Field(default=1e-7, ge=0)
-    """Rate at update 0 of the warm-up (all but noam)."""
+    """Rate at update 0 of the warm-up (all but noam and gnmt+)."""
     floor: float = Field(default=1e-9, ge=0)
-    """Lowest rate after the warm-up."""
+    """Lowest rate after the warm-up (isqrt, linear, cosine)."""
     decay_updates: int | None = Field(default=None, ge=1)
     """Update at which `linear` and `cosine` reach `floor`; default: `training.stop.updates`."""
+    base: float = Field(default=1e-4, gt=0)
+    """gnmt+: rate for the batch of one replica."""
+    replicas: int = Field(default=1, ge=1)
+    """gnmt+: how many replicas' batches one update takes together."""
+    decay_start: int = Field(default=400_000, ge=1)
+    """gnmt+: the decay begins at update decay_start / replicas, when all replicas together have seen so many batches."""
+    decay_end: int = Field(default=1_200_000, ge=1)
+    """gnmt+: the same for the end of the decay."""
 
     @model_validator(mode="after")
     def _warmup_present(self) -> Self:
-        if self.kind in ("isqrt", "noam") and self.warmup_updates < 1:
+        if self.kind in ("isqrt", "noam", "gnmt+") and self.warmup_updates < 1:
             raise ValueError(f"`kind: {self.kind}` needs `warmup_updates` of at least 1")
+        return self
+
+    @model_validator(mode="after")
+    def _phases_in_order(self) -> Self:
+        if self.kind != "gnmt+":
+            return self
+        warm = self.replicas * self.warmup_updates
+        if self.decay_start < self.replicas * warm:
+            raise ValueError(
+                f"`decay_start: {self.decay_start}` means update {self.decay_start / self.replicas:g}, but the warm-up "
+                f"lasts until update {warm}: raise it to {self.replicas * warm} at least, or lower `warmup_updates`"
+            )
+        if self.decay_end <= self.decay_start:
+            raise ValueError(f"`decay_end` ({self.decay_end}) must be larger than `decay_start` ({self.decay_start})")
         return self
 
 
@@ -195,6 +220,9 @@ class TrainingConfig(Section):
     """Learning rate."""
     clip_norm: float | None = Field(default=None, gt=0)
     """Clip the global gradient norm to this; null: no clipping."""
+    adaptive_clip: bool = False
+    """Skip updates whose gradient norm is 4 standard deviations above its running mean, on a logarithmic scale, or
+    above 100,000 (RNMT+, Chen et al. 2018)."""
     exact_dropout: bool = False
     """Draw dropout masks with probability exactly p; false: p rounded to 1/256 (CPU, much faster), scaled exactly."""
     validation: ValidationConfig = ValidationConfig()

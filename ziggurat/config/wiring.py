@@ -39,9 +39,10 @@ class CombinationConfig(Section):
     """How the histories `dlcl`, `dense`, `average`, `blocks`, `top_only` and `depth_weighted` combine layers."""
 
     start: Literal["average", "one", "last"] = "average"
-    """Initial weights of `dlcl`, `blocks` and `top_only`: 1/(l+1), 1, or 1 for the last layer and 0 for others."""
+    """Initial weights of `dlcl`, `blocks` and `top_only`: 1/n for the n outputs combined, 1, or 1 for the last layer
+    and 0 for others."""
     learnable: bool = True
-    """Train the weights (`dlcl`, `blocks`, `top_only`); false: they keep their initial values."""
+    """Train the weights (`dlcl`, `blocks`, `top_only`, `depth_weighted`); false: they keep their initial values."""
     norm: Literal["auto", "sources", "consumers", "none"] = "auto"
     """LN of each layer's output (`sources`), of each combination (`consumers`), or neither; `auto` goes by the
     residual kind: sources for pre-norm kinds, consumers for post-norm kinds, none where nothing is normalised."""
@@ -57,8 +58,9 @@ class CombinationConfig(Section):
     """Weights per source: 1 is a scalar, d_model one per channel, g one per group of d_model/g channels."""
     unit: Literal["layer", "sublayer"] = "layer"
     """What is combined: outputs of whole layers (the paper) or of every sub-layer."""
-    period: int = Field(default=6, ge=1)
-    """`blocks`: layers per block; `depth_weighted`: a combination after every period-th layer."""
+    period: int | None = Field(default=None, ge=1)
+    """`blocks`: layers per block, by default 6; `depth_weighted`: a combination after every period-th layer, by
+    default every one."""
     dilation: int = Field(default=1, ge=1)
     """`depth_weighted`: of the layers below, only every dilation-th is combined."""
 
@@ -98,6 +100,6 @@ class InitConfig(Section):
     """`admin`: `profiled` on one batch before the first update; for n sub-layers of a stack `log` is
     sqrt((n+1)/ln(n+1) - 1), `linear` sqrt(n), `one` 1 (admin-torch)."""
     profile_tokens: int = Field(default=8192, ge=1)
-    """`admin`: tokens of the batch that omega is profiled on, counted as in `training.batch.max_tokens`."""
+    """`admin`: tokens of the batch that omega is profiled on: on the longer sides, padding not counted."""
     uniform: float = Field(default=0.04, gt=0)
     """`uniform`: bound."""

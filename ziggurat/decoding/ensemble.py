@@ -12,7 +12,7 @@ from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.decoding.beam import Scorer
 from ziggurat.decoding.score import ModelScorer, log_mean_probability, log_probabilities
 from ziggurat.errors import ConfigError
-from ziggurat.models.directory import OpenedModel, open_model
+from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["EnsembleScorer", "open_members", "scorer_of"]
@@ -67,14 +67,16 @@ def scorer_of(models: Sequence[Seq2Seq], *, keep_attention: bool = False) -> Sco
 
 
 def open_members(paths: Sequence[str | Path], *, which: str | None = None, device: str = "auto") -> list[OpenedModel]:
-    """Open runs or model directories that translate together; `which` and `device` as in open_model, for each.
+    """Open runs or model directories that translate together; `device` as in open_model.
 
-    Raises ConfigError for no path, or for two models whose vocabularies are not the same on both sides, and what
-    open_model raises.
+    `which` (as in open_model) holds for every run among them: a model directory has only one model. Raises
+    ConfigError for no path, or for two models whose vocabularies are not the same on both sides, and what open_model
+    raises.
     """
     if not paths:
         raise ConfigError("name at least one run or model directory")
-    opened = [open_model(path, which=which, device=device) for path in paths]
+    runs = {path for path in paths if (Path(path) / CHECKPOINTS).is_dir()}
+    opened = [open_model(path, which=which if path in runs or not runs else None, device=device) for path in paths]
     first = load_tokenizers(opened[0].directory)
     for path, model in zip(paths[1:], opened[1:], strict=True):
         for side, ours, theirs in zip(("source", "target"), first, load_tokenizers(model.directory), strict=True):

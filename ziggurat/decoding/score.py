@@ -1,4 +1,4 @@
-"""One model as a scorer for the search, and forced scoring: the probability of targets that are given."""
+"""One model as a scorer for the search, and forced scoring by one or several: the probability of given targets."""
 
 from __future__ import annotations
 

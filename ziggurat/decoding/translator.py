@@ -275,7 +275,7 @@ def load_translator(
         path: folder of a run (or of a model that `ziggurat average` wrote), or a list of them: the mean of their
             probabilities is used, with the decoding settings of the first.
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
-        which: checkpoint of a run (of every run), such as `best`; see ziggurat.models.directory.open_model.
+        which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.models.directory.open_model.
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 

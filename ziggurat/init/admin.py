@@ -46,10 +46,11 @@ def profile_omega(
     in which the pass meets the sub-layers and with each omega in force as soon as it is known: the progressive form
     of the released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.)
     Variances are over all channels of all real tokens, after the branch's dropout; what the pass then adds is that
-    very branch. Branches that are dropped as a whole (stochastic sub-layers) are present. Nothing but omega changes.
+    very branch. Branches that are dropped as a whole (stochastic sub-layers) are present, and compiled layers run as
+    they were written. Nothing but omega changes.
     """
     recursions = [_Recursion(mask) for mask in masks]
-    with ExitStack() as hooks:
+    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # hooks would be compiled for each sub-layer
         for residuals, recursion in zip(stacks, recursions, strict=True):
             for residual in residuals:
                 if _omega(residual) is not None:

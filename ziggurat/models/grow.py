@@ -38,7 +38,7 @@ def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None
         case "g_top":
             if added > old:
                 raise ConfigError(
-                    f"`g_top` copies the {added} top-most layers, but there are {old}; first grow to {2 * old} at most, "
+                    f"`g_top` copies the {added} top layers, but there are {old}; first grow to {2 * old} at most, "
                     "or use `top_only` or `random`"
                 )
             return kept + kept[old - added :]

@@ -15,7 +15,6 @@ from ziggurat.nn.attention import (
     SelfAttention,
     TargetView,
 )
-from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.residual import Residual
 
 __all__ = ["AnyDecoderLayer", "DecoderLayer", "DecoderLayerCache", "EncoderLayer", "MergedDecoderLayer"]
@@ -30,7 +29,7 @@ class EncoderLayer(nn.Module):
         residuals: one per sub-layer.
     """
 
-    def __init__(self, self_attn: SelfAttention, ffn: FeedForward, residuals: Sequence[Residual]) -> None:
+    def __init__(self, self_attn: SelfAttention, ffn: nn.Module, residuals: Sequence[Residual]) -> None:
         super().__init__()
         self.self_attn = self_attn
         self.ffn = ffn
@@ -93,7 +92,7 @@ class DecoderLayer(nn.Module):
         self,
         self_attn: OwnAttention,
         cross_attn: CrossAttention,
-        ffn: FeedForward,
+        ffn: nn.Module,
         residuals: Sequence[Residual],
     ) -> None:
         super().__init__()
@@ -141,7 +140,7 @@ class MergedDecoderLayer(nn.Module):
         residuals: one per sub-layer.
     """
 
-    def __init__(self, merged_attn: MergedAttention, ffn: FeedForward, residuals: Sequence[Residual]) -> None:
+    def __init__(self, merged_attn: MergedAttention, ffn: nn.Module, residuals: Sequence[Residual]) -> None:
         super().__init__()
         self.merged_attn = merged_attn
         self.ffn = ffn

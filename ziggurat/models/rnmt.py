@@ -7,6 +7,7 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.models.memory import Memory
@@ -138,21 +139,30 @@ class RnmtDecoder(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """Return [batch, target, 2 * width] for the embedded target input `x` [batch, target, width]."""
-        cache = self.attention.remember(memory.of(0), padding_bias(memory.mask, x.dtype))
-        first = cast(RnmtLayer, self.layers[0])
-        state = first.lstm.start(x.shape[0])
-        context = self.attention(torch.zeros_like(x[:, :1]), cache)
-        ys, contexts = [], []
-        for t in range(x.shape[1]):
-            y, state = first.step(x[:, t : t + 1], context, state)
-            context = self.attention(y, cache)
-            ys.append(y)
-            contexts.append(context)
-        x, context = torch.cat(ys, dim=1), torch.cat(contexts, dim=1)
+        x, context = self._attend(x, memory)
         order = step_order(x.new_ones(x.shape[:2], dtype=torch.bool), directions=1)
         for layer in self.layers[1:]:
             x = layer(x, order, context)
         return torch.cat([x, context], dim=-1)
+
+    def _attend(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+        """Return the first layer's outputs and what it attended to, [batch, target, width] each.
+
+        Each step reads what the one before has found: the one loop over positions that no operator takes over.
+        """
+        cache = self.attention.remember(memory.of(0), padding_bias(memory.mask, x.dtype))
+        cell = cast(RnmtLayer, self.layers[0]).lstm.first
+        of_x, of_rest = cell.weight.split([x.shape[-1], cell.weight.shape[1] - x.shape[-1]], dim=1)
+        state = cell.start(x.shape[0])
+        context = self.attention(torch.zeros_like(x[:, :1]), cache)
+        outputs, contexts = [], []
+        for known in F.linear(x, of_x).unbind(1):
+            rest = torch.cat([context.squeeze(1), state.output], dim=-1)
+            state = cell.advance(torch.addmm(known, rest, of_rest.t()), state)
+            context = self.attention(state.output.unsqueeze(1), cache)
+            outputs.append(state.output)
+            contexts.append(context)
+        return torch.stack(outputs, dim=1), torch.cat(contexts, dim=1)
 
     def start(self, memory: Memory, *, keep_attention: bool = False) -> RnmtCache:
         """Return an empty cache, with the memory projected once per sentence.
@@ -164,17 +174,17 @@ class RnmtDecoder(nn.Module):
 
     def step(self, x: Tensor, cache: RnmtCache) -> Tensor:
         """Return [batch, beam, 2 * width] for one new position per hypothesis, `x` [batch, beam, width]."""
-        context = cache.context
+        layers, context = [cast(RnmtLayer, layer) for layer in self.layers], cache.context
         if context is None:
             context = self.attention(torch.zeros_like(x), cache.memory)
-            cache.states = [layer.lstm.start(x.shape[0] * x.shape[1]) for layer in self.layers]
+            cache.states = [layer.lstm.start(x.shape[0] * x.shape[1]) for layer in layers]
         states = []
-        for number, (layer, state) in enumerate(zip(self.layers, cache.states, strict=True)):
+        for number, (layer, state) in enumerate(zip(layers, cache.states, strict=True)):
             x, state = layer.step(x, context, state)
             states.append(state)
             if number == 0:
-                cache.context = context = self.attention(x, cache.memory)
-        cache.states = states
+                context = self.attention(x, cache.memory)
+        cache.states, cache.context = states, context
         return torch.cat([x, context], dim=-1)
 
 

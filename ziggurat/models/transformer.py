@@ -61,15 +61,16 @@ class _Stack(nn.Module):
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
         return self.history.start(x)
 
-    def _through(self, layer: nn.Module, past: Past, view: _View) -> Past:
-        """Return what is known after one more layer."""
+    def _through(self, layer: nn.Module, past: Past, view: _View) -> tuple[Past, Tensor]:
+        """Return what is known after one more layer, and what that layer read."""
         units: list[Callable[[Tensor, _View], Tensor]]
         units = cast(EncoderLayer, layer).sublayers() if self.split else [layer]  # type: ignore[assignment]
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
+        inputs = []
         for unit in units:
-            x = self.history(past)
-            past = self.history.push(past, x if dropped else unit(x, view))
-        return past
+            inputs.append(self.history(past))
+            past = self.history.push(past, inputs[-1] if dropped else unit(inputs[-1], view))
+        return past, inputs[0]
 
     def _merged(self, x: Tensor) -> Tensor:
         """Return the sum of the streams [..., d_model]."""
@@ -106,9 +107,9 @@ class Encoder(_Stack):
         past = self._open(x)
         sources = []
         for layer in self.layers:
+            past, x = self._through(layer, past, bias)
             if self.transparent is not None:
-                sources.append(self._merged(self.history(past)))
-            past = self._through(layer, past, bias)
+                sources.append(self._merged(x))
             if outputs is not None:
                 outputs.append(self._merged(past.latest))
         if self.transparent is None:
@@ -144,7 +145,7 @@ class Decoder(_Stack):
         bias, memory_bias = causal_bias(x.shape[1], x.dtype, x.device), padding_bias(memory.mask, x.dtype)
         past = self._open(x)
         for number, layer in enumerate(self.layers):
-            past = self._through(layer, past, WholeTarget(bias, memory.of(number), memory_bias))
+            past, _ = self._through(layer, past, WholeTarget(bias, memory.of(number), memory_bias))
         return self._close(past)
 
     def start(self, memory: Memory, *, keep_attention: bool = False) -> DecoderCache:
@@ -165,5 +166,5 @@ class Decoder(_Stack):
         """Return [batch, beam, d_model] for one new position per hypothesis, `x` [batch, beam, d_model]."""
         past = self._open(x)
         for layer, its_cache in zip(self.layers, cache.layers, strict=True):
-            past = self._through(layer, past, its_cache)
+            past, _ = self._through(layer, past, its_cache)
         return self._close(past)

@@ -134,12 +134,17 @@ class InputEmbedding(nn.Module):
 
 
 class OutputProjection(nn.Module):
-    """Logits = hidden W^T + b; W [vocabulary, d_model] may be the target embedding, b [vocabulary] may be absent."""
+    """Logits = hidden W^T + b.
+
+    Args:
+        weight: W [vocabulary, d_model], a parameter of its own or the target embedding's.
+        bias: b [vocabulary], or None.
+    """
 
     weight: Tensor
     bias: nn.Parameter | None
 
-    def __init__(self, weight: nn.Parameter, bias: nn.Parameter | None = None) -> None:
+    def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.weight = weight
         self.register_parameter("bias", bias)

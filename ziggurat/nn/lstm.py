@@ -86,8 +86,12 @@ class LstmCell(nn.Module):
 
     def step(self, x: Tensor, state: LstmState) -> LstmState:
         """Return the state after one more input `x` [rows, inputs]."""
-        gates = F.linear(torch.cat([x, state.output], dim=-1), self.weight).to(self.gain.dtype)
-        normed = F.layer_norm(gates.unflatten(-1, self.gain.shape), self.gain.shape[1:], eps=EPSILON)
+        return self.advance(F.linear(torch.cat([x, state.output], dim=-1), self.weight), state)
+
+    def advance(self, sums: Tensor, state: LstmState) -> LstmState:
+        """Return the state after one more input, given [x; m] W, `sums` [rows, 4 * width]."""
+        gates = sums.to(self.gain.dtype).unflatten(-1, self.gain.shape)
+        normed = F.layer_norm(gates, self.gain.shape[1:], eps=EPSILON)
         g, i, f, o = torch.addcmul(self.bias, normed, self.gain).unbind(-2)
         cell = (f.sigmoid() * state.cell + i.sigmoid() * g.tanh()).clamp(-CELL_CLIP, CELL_CLIP)
         return LstmState(o.sigmoid() * cell, cell)
@@ -116,23 +120,25 @@ class LstmLayer(nn.Module):
         """Return [batch, length, directions * width] for `x` [batch, length, inputs]."""
         batch, length, _ = x.shape
         read = x.flatten(0, 1).index_select(0, order.reads.flatten()).unflatten(0, order.reads.shape)
+        cells = [cast(LstmCell, cell) for cell in self.cells]
         outputs = recur(
             read,
-            [cell.weight for cell in self.cells],
-            torch.stack([cell.gain for cell in self.cells]),
-            torch.stack([cell.bias for cell in self.cells]),
+            [cell.weight for cell in cells],
+            torch.stack([cell.gain for cell in cells]),
+            torch.stack([cell.bias for cell in cells]),
             batch,
         )
         return outputs.flatten(0, 2).index_select(0, order.states).view(batch, length, -1)
 
     def start(self, rows: int) -> LstmState:
         """Return the zero state of the first direction for `rows` sequences."""
-        return self._first.start(rows)
+        return self.first.start(rows)
 
     def step(self, x: Tensor, state: LstmState) -> LstmState:
         """Return the first direction's state after one more input `x` [rows, inputs]."""
-        return self._first.step(x, state)
+        return self.first.step(x, state)
 
     @property
-    def _first(self) -> LstmCell:
+    def first(self) -> LstmCell:
+        """The cell that reads from left to right."""
         return cast(LstmCell, self.cells[0])

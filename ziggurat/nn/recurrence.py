@@ -6,7 +6,8 @@ left to a step is about ten kernels in either pass, for all gates and both direc
 computed in the dtype of the gains (fp32 under autocast), products in that of input and weights.
 
 The two passes are torch operators, opaque to torch.compile: a compiled layer holds one call of each, not a loop
-unrolled over the steps.
+unrolled over the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler,
+more than a second, when an operator is first called.
 
 Shapes: T steps, B batch, D directions, I width of the input, C width of the cells.
 """
@@ -42,11 +43,10 @@ def recur(x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batc
     if torch.is_autocast_enabled(x.device.type):
         narrow = torch.get_autocast_dtype(x.device.type)
         x, weights = x.to(narrow), [weight.to(narrow) for weight in weights]
-    outputs: Tensor = _forward(x, list(weights), gain, bias, batch)[0]
+    outputs: Tensor = torch.ops.ziggurat.lstm(x, list(weights), gain, bias, batch)[0]
     return outputs
 
 
-@torch.library.custom_op("ziggurat::lstm", mutates_args=())
 def _forward(
     x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -74,7 +74,6 @@ def _forward(
     return outputs, cells, gates, sums
 
 
-@torch.library.custom_op("ziggurat::lstm_backward", mutates_args=())
 def _backward(
     into_outputs: Tensor,
     x: Tensor,
@@ -162,34 +161,42 @@ def _into_products(
     return into_x, into_weights
 
 
-@_forward.register_fake
-def _(
+def _forward_shapes(
     x: Tensor, weights: Sequence[Tensor], gain: Tensor, bias: Tensor, batch: int
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     return _empty(x, gain, batch)
 
 
-@_backward.register_fake
-def _(
+def _backward_shapes(
     into_outputs: Tensor, x: Tensor, weights: Sequence[Tensor], gain: Tensor, *kept: Tensor
 ) -> tuple[Tensor, list[Tensor], Tensor, Tensor]:
-    return (
-        torch.empty_like(x),
-        [torch.empty_like(weight) for weight in weights],
-        torch.empty_like(gain),
-        torch.empty_like(gain),
-    )
+    into_weights = [torch.empty_like(weight) for weight in weights]
+    return torch.empty_like(x), into_weights, torch.empty_like(gain), torch.empty_like(gain)
 
 
 def _keep(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
     x, weights, gain, _, _ = inputs
-    ctx.set_materialize_grads(False)
+    ctx.set_materialize_grads(False)  # what is kept for the backward pass needs no gradients of zeros
     ctx.save_for_backward(x, gain, *output, *weights)
 
 
-def _differentiate(ctx: Any, into_outputs: Tensor, *_: None) -> tuple[Tensor, list[Tensor], Tensor, Tensor, None]:
+def _differentiate(ctx: Any, into_outputs: Tensor | None, *_: None) -> tuple[Any, ...]:
     x, gain, outputs, cells, gates, sums, *weights = ctx.saved_tensors
-    return *_backward(into_outputs, x, weights, gain, outputs, cells, gates, sums), None
+    if into_outputs is None:
+        return None, [None] * len(weights), None, None, None
+    return *torch.ops.ziggurat.lstm_backward(into_outputs, x, weights, gain, outputs, cells, gates, sums), None
 
 
-_forward.register_autograd(_differentiate, setup_context=_keep)
+_LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
+_LIBRARY.define(
+    "lstm(Tensor x, Tensor[] weights, Tensor gain, Tensor bias, SymInt batch) -> (Tensor, Tensor, Tensor, Tensor)"
+)
+_LIBRARY.define(
+    "lstm_backward(Tensor into_outputs, Tensor x, Tensor[] weights, Tensor gain, Tensor outputs, Tensor cells, "
+    "Tensor gates, Tensor sums) -> (Tensor, Tensor[], Tensor, Tensor)"
+)
+_LIBRARY.impl("lstm", _forward, "CompositeExplicitAutograd")
+_LIBRARY.impl("lstm_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("ziggurat::lstm", _forward_shapes, lib=_LIBRARY)
+torch.library.register_fake("ziggurat::lstm_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_autograd("ziggurat::lstm", _differentiate, setup_context=_keep, lib=_LIBRARY)

@@ -56,6 +56,8 @@ class Progress:
         target_tokens: target tokens trained on so far.
         skipped: updates skipped for a non-finite loss or gradient.
         skipped_in_a_row: of these, the latest in a row.
+        rejected: updates skipped for a large gradient (training.adaptive_clip).
+        gradient_norms: running sums of their logarithms (ziggurat.training.clipping).
         best: best value of the validation metric so far.
         best_update: its update.
         validations_since_best: in a row without a better one.
@@ -73,6 +75,8 @@ class Progress:
     target_tokens: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    rejected: int = 0
+    gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     best: float | None = None
     best_update: int | None = None
     validations_since_best: int = 0

@@ -38,10 +38,13 @@ def refuse_impossible(experiment: Experiment) -> None:
 def _refuse_ungrowable(model: ModelConfig, strategy: CopyStrategy) -> None:
     if model.family != "transformer":
         raise ConfigError(f"only Transformer encoders grow; `model.family: {model.family}` cannot")
-    if strategy == "interpolate" and model.encoder.history != "latest":
+    if strategy == "interpolate" and (model.encoder.history != "latest" or model.memory != "top"):
+        across = (
+            "memory: transparent" if model.encoder.history == "latest" else f"encoder.history: {model.encoder.history}"
+        )
         raise ConfigError(
             "the copy strategy `interpolate` puts new layers between old ones, so the weights of "
-            f"`model.encoder.history: {model.encoder.history}` would belong to other layers; use `g_top`"
+            f"`model.{across}` would belong to other layers; use `g_top`"
         )
 
 

@@ -12,6 +12,7 @@ import torch
 from rich.console import Console
 
 from ziggurat.config import Experiment
+from ziggurat.config.compatibility import unheeded
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
@@ -29,6 +30,7 @@ from ziggurat.training.checkpoint import (
     restore_random_state,
     save_checkpoint,
 )
+from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.growth import after_growth, keep_stage, refuse_impossible, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
@@ -38,7 +40,7 @@ from ziggurat.training.run import create_run, owned, refuse_existing, refuse_oth
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.stopping import TrainingResult, diverged, finished, refuse_endless
+from ziggurat.training.stopping import TrainingResult, count_skipped, diverged, finished, refuse_endless
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
@@ -120,6 +122,8 @@ class _Training:
         fresh = self.saved_update < 0 and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
+        for key in unheeded(self.experiment.model):
+            self.log.say(f"`{key}` is set, but beside the model's other choices it means nothing", "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun = self.progress.update
@@ -169,6 +173,7 @@ class _Training:
                 config.loss,
                 rate=rate,
                 clip_norm=config.clip_norm,
+                clipper=AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
                 precision=config.precision,
             )
             p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
@@ -217,17 +222,8 @@ class _Training:
         )
 
     def _count_skipped(self, result: UpdateResult) -> None:
-        p = self.progress
-        if result.finite:
-            p.skipped_in_a_row = 0
-            return
-        p.skipped += 1
-        p.skipped_in_a_row += 1
-        self.log.say(
-            f"update {p.update}: loss {result.loss} and gradient norm {result.grad_norm} are not both finite; "
-            f"update skipped ({p.skipped} in all, {p.skipped_in_a_row} in a row)",
-            "bold red",
-        )
+        if message := count_skipped(self.progress, result):
+            self.log.say(message, "yellow" if result.finite else "bold red")
 
     def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
         assert self.validator is not None

@@ -43,7 +43,7 @@ def profile_admin(model: Seq2Seq, experiment: Experiment, store: Store) -> str |
 
     The forward pass is in training mode and fp32, with every layer and branch present, under random numbers of
     `training.seed`; the global random state and the model's mode are left as found. Every process of a distributed
-    run finds the same. Call it before layers are compiled: it goes by hooks.
+    run finds the same.
 
     Returns None, and does nothing, for any other configuration.
     """

@@ -28,13 +28,14 @@ class Window:
         self._loader = loader
         self._began = time.perf_counter()
         self._waited = loader.waited_seconds
-        self.updates = self.skipped = self.source_tokens = self.target_tokens = self.sentences = 0
+        self.updates = self.skipped = self.rejected = self.source_tokens = self.target_tokens = self.sentences = 0
         self.loss = self.nll = self.grad_norm = 0.0
 
     def add(self, result: UpdateResult) -> None:
-        """Count one update; a skipped one only adds to `skipped` and to the time."""
-        if not result.finite:
-            self.skipped += 1
+        """Count one update; a skipped one only adds to `skipped` or `rejected` and to the time."""
+        if not (result.finite and result.admitted):
+            self.skipped += not result.finite
+            self.rejected += not result.admitted
             return
         self.updates += 1
         self.source_tokens += result.source_tokens
@@ -70,6 +71,7 @@ class Window:
             "sentences_per_update": self.sentences / n if n else None,
             "data_wait_share": round((self._loader.waited_seconds - self._waited) / self.seconds, 4),
             "skipped": self.skipped,
+            "rejected": self.rejected,
             "seconds": round(p.seconds, 3),
             "target_tokens": p.target_tokens,
         }
@@ -78,7 +80,7 @@ class Window:
         """Return one line for the log."""
         r = self.record(p, rate)
         if not self.updates:
-            return f"update {p.update}  epoch {p.epoch + 1}  all {self.skipped} updates skipped"
+            return f"update {p.update}  epoch {p.epoch + 1}  all {self.skipped + self.rejected} updates skipped"
         return (
             f"update {p.update}  epoch {p.epoch + 1}  loss {r['loss']:.4f}  perplexity {r['perplexity']:.2f}  "
             f"rate {rate:.2e}  gradient {r['grad_norm']:.2f}  {self.tokens_per_second:,.0f} target tokens/s  "

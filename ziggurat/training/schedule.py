@@ -20,10 +20,16 @@ def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_upd
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
+    gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n
+    replicas, at least base / 2 (Chen et al. 2018, equation 1; lingvo's LinearRampupExponentialDecayScaledByNumSplit).
     """
     t, warmup = update, config.warmup_updates
     if config.kind == "noam":
         return config.factor * d_model**-0.5 * min(t**-0.5, t * warmup**-1.5)
+    if config.kind == "gnmt+":
+        n, length = config.replicas, config.decay_end - config.decay_start
+        decayed = n * (2 * n) ** (min(0, config.decay_start - n * t) / length)
+        return config.base * max(0.5, min(1 + t * (n - 1) / (n * warmup), decayed))
     if t < warmup:
         return config.initial + (config.peak - config.initial) * t / warmup
     if config.kind == "constant":

@@ -13,6 +13,7 @@ from torch import Tensor
 from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.loss import LossSums, sequence_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.regulariser import inter_similarity_penalty
@@ -32,6 +33,7 @@ class UpdateResult:
         target_tokens: real target tokens, end-of-sentence included.
         sentences: sentence pairs.
         finite: False when loss or gradient was not finite; the update was then skipped.
+        admitted: False when adaptive clipping skipped the update.
     """
 
     loss: float
@@ -41,6 +43,7 @@ class UpdateResult:
     target_tokens: int
     sentences: int
     finite: bool
+    admitted: bool = True
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -79,12 +82,14 @@ def train_update(
     *,
     rate: float,
     clip_norm: float | None,
+    clipper: AdaptiveClipper | None = None,
     precision: str = "fp32",
 ) -> UpdateResult:
     """Accumulate the gradients of `batches`, clip, and take one optimiser step with learning rate `rate`.
 
     The loss is normalised by the token (or sentence) count of all batches together, so that cutting an update
-    into batches differently changes nothing but rounding. A non-finite loss or gradient skips the step.
+    into batches differently changes nothing but rounding. A non-finite loss or gradient skips the step, and so does
+    a gradient norm that `clipper` does not admit.
     """
     model.train()
     tokens = sum(batch.target_tokens for batch in batches)
@@ -102,10 +107,12 @@ def train_update(
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
     loss, grad_norm = float(objective), float(norm)
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    if finite:
+    admitted = not finite or clipper is None or clipper.admits(grad_norm)
+    if finite and admitted:
         if clip_norm is not None and grad_norm > clip_norm:
             torch._foreach_mul_(gradients, clip_norm / (grad_norm + 1e-6))
         optimiser.set_rate(rate)
         optimiser.step()
     optimiser.zero_grad()
-    return UpdateResult(loss, float(nll), grad_norm, sum(b.source_tokens for b in batches), tokens, sentences, finite)
+    source_tokens = sum(b.source_tokens for b in batches)
+    return UpdateResult(loss, float(nll), grad_norm, source_tokens, tokens, sentences, finite, admitted)

@@ -10,8 +10,9 @@ from ziggurat.config.train import StopConfig
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.training.checkpoint import Progress
+from ziggurat.training.step import UpdateResult
 
-__all__ = ["TrainingResult", "diverged", "finished", "refuse_endless", "share_done", "time_left"]
+__all__ = ["TrainingResult", "count_skipped", "diverged", "finished", "refuse_endless", "share_done", "time_left"]
 
 
 @dataclass(frozen=True)
@@ -58,6 +59,25 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
     if stop.patience is not None and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
+
+
+def count_skipped(p: Progress, result: UpdateResult) -> str | None:
+    """Count the update just tried if it was skipped, and return why for the log; None when it was taken."""
+    if not result.finite:
+        p.skipped += 1
+        p.skipped_in_a_row += 1
+        return (
+            f"update {p.update}: loss {result.loss} and gradient norm {result.grad_norm} are not both finite; "
+            f"update skipped ({p.skipped} in all, {p.skipped_in_a_row} in a row)"
+        )
+    p.skipped_in_a_row = 0
+    if result.admitted:
+        return None
+    p.rejected += 1
+    return (
+        f"update {p.update}: gradient norm {result.grad_norm:.4g} is far above its running mean; "
+        f"update skipped by `training.adaptive_clip` ({p.rejected} in all)"
+    )
 
 
 def diverged(p: Progress, kept: Sequence[str]) -> TrainingError:

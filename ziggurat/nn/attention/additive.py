@@ -1,14 +1,15 @@
-"""Multi-head additive attention (RNMT+, Chen et al. 2018; Bahdanau et al. 2015)."""
+"""Multi-head additive attention to the memory (RNMT+, Chen et al. 2018, section 3; Bahdanau et al. 2015)."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.cache import CrossAttentionCache
-from ziggurat.nn.attention.multihead import split_heads
+from ziggurat.nn.attention.multihead import join_heads, split_heads
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
@@ -16,37 +17,59 @@ __all__ = ["AdditiveAttention"]
 
 
 class AdditiveAttention(nn.Module):
-    """Additive attention."""
+    """Per head, with keys K = memory W_s + b_s and a query q = x W_q + b_q: softmax(v^T tanh(K A + q B)) K.
+
+    The values are the keys; `key_map` A, `query_map` B [d_head, d_head] and `score` v [d_head] are shared by the
+    heads; there is no output map (lingvo's MultiHeadedAttention over AdditiveAttention).
+
+    Args:
+        width: of queries, memory and result.
+        heads: number of heads; divides `width`.
+        dropout: on the attention weights.
+    """
 
     def __init__(self, width: int, heads: int, dropout: Dropout) -> None:
         super().__init__()
+        d_head = width // heads
         self.heads = heads
-        a = width // heads
         self.k_proj = nn.Linear(width, width)
         self.q_proj = nn.Linear(width, width)
-        self.key = nn.Parameter(torch.empty(a, a))
-        self.query = nn.Parameter(torch.empty(a, a))
-        self.score = nn.Parameter(torch.empty(a))
+        self.key_map = nn.Parameter(torch.empty(d_head, d_head))
+        self.query_map = nn.Parameter(torch.empty(d_head, d_head))
+        self.score = nn.Parameter(torch.empty(d_head))
         self.dropout = dropout
 
     def remember(self, memory: Tensor, bias: Tensor | None, keep_weights: bool = False) -> CrossAttentionCache:
-        values = split_heads(self.k_proj(memory), self.heads)
-        return CrossAttentionCache(values @ self.key, values, bias, keep_weights)
+        """Project `memory` [batch, source, width] once; `bias` is [batch, 1, 1, source].
+
+        The cache has K A as its keys and K as its values. With `keep_weights`, `forward` leaves the weights averaged
+        over heads, [batch, queries, source], in `cache.weights`.
+        """
+        keys = split_heads(self.k_proj(memory), self.heads)
+        return CrossAttentionCache(keys @ self.key_map, keys, bias, keep_weights)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
-        query = split_heads(self.q_proj(x), self.heads) @ self.query
+        """Return [batch, queries, width] for `x` of that shape.
+
+        The queries are one target position in training and beams in decoding: the projected memory is shared by all
+        of them, never repeated. All of them at once need memory for [batch, heads, queries, source, d_head].
+        """
+        query = split_heads(self.q_proj(x), self.heads) @ self.query_map
         logits = torch.tanh(query.unsqueeze(3) + cache.key.unsqueeze(2)) @ self.score
         if cache.bias is not None:
             logits = logits + cache.bias
-        weights = logits.softmax(-1)
+        weights = torch.softmax(logits, dim=-1)
         if cache.keep_weights:
-            cache.weights = weights.mean(1)
-        return (self.dropout(weights) @ cache.value).transpose(1, 2).flatten(2)
+            cache.weights = weights.mean(dim=1)
+        return join_heads(torch.matmul(self.dropout(weights), cache.value))
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""
-        yield from linear_slots(self, "k_proj", Role.ATTENTION_KEY)
-        yield from linear_slots(self, "q_proj", Role.ATTENTION_QUERY)
-        yield Slot(self.key, Role.ADDITIVE, "key")
-        yield Slot(self.query, Role.ADDITIVE, "query")
-        yield Slot(self.score, Role.ADDITIVE, "score")
+        yield from (_crossed(slot) for slot in linear_slots(self, "k_proj", Role.ATTENTION_KEY))
+        yield from (_crossed(slot) for slot in linear_slots(self, "q_proj", Role.ATTENTION_QUERY))
+        for name in ("key_map", "query_map", "score"):
+            yield Slot(getattr(self, name), Role.ADDITIVE, name, cross=True)
+
+
+def _crossed(slot: Slot) -> Slot:
+    return dataclasses.replace(slot, cross=True)

@@ -11,7 +11,7 @@ __all__ = ["admin"]
 
 
 def admin(place: Place, material: Material) -> Residual:
-    """y = LN(omega * x + dropout(f(x))), omega [d_model]: Liu et al. 2020 (Very Deep Transformers), section 2.
+    """y = LN(omega * x + dropout(f(x))), one vector omega [d_model] per sub-layer: Liu et al. 2020.
 
     omega is 1 until it is profiled (ziggurat.training.profile) or set to a constant (ziggurat.init.admin). The
     released code trains it, the paper does not: `material.omega_trainable`.

@@ -17,7 +17,7 @@ def deepnorm_constants(encoder_layers: int, decoder_layers: int, decoder: bool) 
     if decoder:
         return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
     both = (encoder_layers**4 * decoder_layers) ** 0.0625
-    return 0.87 * both, 0.81 / both
+    return 0.81 * both, 0.87 / both
 
 
 def deepnorm(place: Place, material: Material) -> Residual:

@@ -8,7 +8,7 @@ __all__ = ["peri"]
 
 
 def peri(place: Place, material: Material) -> Residual:
-    """y = x + dropout(LN_out(f(LN_in(x)))): Kim et al. 2025, section 3; dropout, which the paper lacks, comes last.
+    """y = x + dropout(LN_out(f(LN_in(x)))): Kim et al. 2025, with dropout on the normalised branch.
 
     The stack normalises its input, which the paper calls optional, and its output.
     """

@@ -1,0 +1,239 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+
+from tests.cli.conftest import Result
+from tests.config.update_golden import load_once
+from tests.conftest import tiny_experiment
+from ziggurat.config import dump
+from ziggurat.config.methods import METHODS, methods_in_use
+from ziggurat.config.model import (
+    Activation,
+    DecoderAttentionKind,
+    Family,
+    HistoryKind,
+    MemoryKind,
+    NormKind,
+    PositionKind,
+    ResidualKind,
+)
+from ziggurat.config.papers import PaperRecipe, paper_keys, paper_recipes
+from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.config.wiring import InitKind
+from ziggurat.models.build import build_model
+from ziggurat.models.inspection import bare_model, inspect_experiment, parts
+
+Ziggurat = Callable[..., Result]
+
+RECIPES: dict[str, PaperRecipe] = {n: recipe for key in paper_keys() for n, recipe in paper_recipes(key).items()}
+COUNTED = [name for name, recipe in RECIPES.items() if recipe.place.published.parameters is not None]
+MILLION = 1_000_000
+
+
+@pytest.mark.parametrize("name", COUNTED)
+def test_12_01_parameter_counts_are_those_published(name: str) -> None:
+    """Within 0.1 million, or 0.6 where the paper rounds to millions; where a recipe says they differ, they do."""
+    published = RECIPES[name].place.published
+    assert published.count is not None
+    tolerance = 600_000 if published.rounding == MILLION else 100_000
+    distance = abs(inspect_experiment(load_once(name)).parameters - published.count)
+    assert (distance <= tolerance) == (published.count_differs is None)
+
+
+def test_12_01_counts_are_skipped_only_where_the_paper_contradicts_itself() -> None:
+    differ = {name for name in COUNTED if RECIPES[name].place.published.count_differs}
+    base = {name for name in COUNTED if name.startswith("transparent-") and "-base-" in name}
+    assert len(base) == 24
+    assert differ == base | {"sdt-en-de-base-6-6", "dlcl-zh-en-small-big-6-6-pre"}
+
+
+def encoder(d: int, f: int) -> int:
+    """Four maps with biases, a feed-forward network, two norms."""
+    return 4 * d * d + 2 * d * f + 9 * d + f
+
+
+def decoder(d: int, f: int) -> int:
+    return 8 * d * d + 2 * d * f + 15 * d + f
+
+
+def rnmt(c: int, n: int, m: int, v: int) -> int:
+    def cell(width: int) -> int:
+        return 4 * c * (width + c) + 8 * c
+
+    a = c // 4
+    below = 2 * cell(c) + 2 * (n - 1) * cell(2 * c) + 2 * c * c + c
+    above = m * cell(2 * c) + 2 * (c * c + c) + 2 * a * a + a
+    return 2 * v * c + below + above + 2 * c * v + v
+
+
+EXACT = {
+    "ds-init-en-de-base-6-6": 6 * encoder(512, 2048) + 6 * decoder(512, 2048) + 55_023 * 512 + 512,
+    "ds-init-en-de-base-20-20-ds-t2t": 20 * (encoder(512, 2048) + decoder(512, 2048)) + 55_023 * 512 + 512 + 4 * 512,
+    "ds-init-en-de-base-20-20-ds-matt": 40 * encoder(512, 2048) + 55_023 * 512 + 512,
+    # Without its sub-layer's norm, self-attention and its four maps are as in a decoder layer.
+    "ds-init-en-de-base-6-6-matt-self": 6 * encoder(512, 2048) + 6 * (decoder(512, 2048) - 1024) + 55_023 * 512 + 512,
+    "ds-init-en-de-big-20-20-ds-matt": 40 * encoder(1024, 4096) + 55_023 * 1024 + 1024,
+    # One LN of each layer's output in pre-norm; all (L + 1)^2 weights of a stack are stored.
+    "dlcl-en-de-base-30-6-pre-dlcl": 30 * encoder(512, 2048) + 6 * decoder(512, 2048) + 34_040 * 512 + 4 * 512
+    + 36 * 1024 + 31**2 + 7**2,
+    "transparent-en-de-rnmt-512-20-8": rnmt(512, 20, 8, 32_000),
+    "transparent-en-de-rnmt-512-20-8-transparent": rnmt(512, 20, 8, 32_000) + 20,
+    "transparent-en-de-rnmt-1024-6-8": rnmt(1024, 6, 8, 32_000),
+    # One scale of the queries per attention of width 64, one weight per decoder layer and merged state.
+    "transparent-en-de-base-20-6-transparent": 20 * encoder(512, 2048) + 6 * decoder(512, 2048)
+    + 3 * 32_000 * 512 + 32_000 + 32 * 64 + 6 * 21,
+    "admin-en-fr-base-60-12-admin": 60 * encoder(512, 2048) + 12 * decoder(512, 2048) + 44_512 * 512
+    + (120 + 36) * 512,
+    # Relative positions 17 x 64 per self-attention; connections of 8 blocks: their norms and 9 x 9 weights.
+    "sdt-en-de-base-48-6-rpr-sdt": 48 * encoder(512, 2048) + 6 * decoder(512, 2048) + 33_230 * 512 + 4 * 512
+    + 54 * 17 * 64 + 8 * 1024 + 9**2,
+}  # fmt: skip
+"""Counts by the formulas of the papers' layers."""
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_12_01_parameter_counts_by_formula(name: str) -> None:
+    assert inspect_experiment(load_once(name)).parameters == EXACT[name]
+
+
+@pytest.mark.parametrize("name", ["demo", "ds-init-en-de-base-12-12-ds-matt", "transparent-en-de-rnmt-512-6-8"])
+def test_parts_add_up_and_layers_are_counted(name: str, ziggurat: Ziggurat) -> None:
+    found = json.loads(ziggurat("inspect", name, "--json").out)
+    assert found["parameters"] == sum(found["parts"].values())
+    assert found["layers"] == {"encoder": load_named(name).model.encoder.layers, "decoder": found["layers"]["decoder"]}
+    text = ziggurat("inspect", name).out
+    assert f"{found['parameters']:,}" in text
+    for count in (*found["parts"].values(), *found["layer_parameters"].values()):
+        assert f"{count:,}" in text
+
+
+def test_shared_matrices_count_as_embeddings_and_others_where_they_are_used() -> None:
+    apart = inspect_experiment(load_once("transparent-en-de-base-6-6")).parts
+    assert (apart["embeddings"], apart["output"]) == (2 * 32_000 * 512, 32_000 * 512 + 32_000)
+    shared = inspect_experiment(load_once("dlcl-zh-en-small-base-6-6-pre")).parts
+    assert (shared["embeddings"], shared["output"]) == (77_000 * 512, 0)
+    assert shared["decoder"] == 6 * decoder(512, 2048) + 2 * 512
+    assert inspect_experiment(load_once("demo")).parts["embeddings"] == 1200 * 128
+
+
+def test_a_bare_model_has_the_names_and_shapes_of_a_real_one_and_no_values() -> None:
+    config = load_named("demo", ["model.residual=admin", "model.encoder.history=dlcl"]).model
+    bare, real = bare_model(config, 30, 30), build_model(config, 30, 30)
+    assert {n: p.shape for n, p in bare.named_parameters()} == {n: p.shape for n, p in real.named_parameters()}
+    assert all(p.is_meta for p in bare.parameters())
+    assert parts(bare) == parts(real)
+
+
+def test_methods_are_named_with_their_paper(ziggurat: Ziggurat) -> None:
+    found = json.loads(ziggurat("inspect", "sdt-en-de-base-48-6-rpr-sdt", "--json").out)
+    by_key = {method["key"]: (method["value"], method["paper"]) for method in found["methods"]}
+    assert by_key["model.encoder.history"] == ("blocks", "Li et al. 2020")
+    assert by_key["training.growth"] == ("6-12-18-24-30-36-42-48", "Li et al. 2020")
+    assert by_key["model.decoder.attention"] == ("relative", "Shaw et al. 2018")
+    assert "model.decoder.history" not in by_key
+    assert found["published_parameters"] is None
+    mixed = load_named("demo", ["model.encoder.residual=deepnorm", "model.encoder.layer_drop=0.1"])
+    keys = {method.key: method.value for method in methods_in_use(mixed)}
+    assert methods_in_use(load_once("sdt-en-de-base-6-6-inter-sim"))[-1].key == "training.loss.inter_sim"
+    assert (keys["model.encoder.residual"], keys["model.decoder.residual"]) == ("deepnorm", "pre")
+    assert keys["model.encoder.layer_drop"] == "0.1"
+
+
+@pytest.mark.parametrize(
+    ("axis", "kinds", "plain"),
+    [
+        ("family", Family, set()),
+        ("residual", ResidualKind, set()),
+        ("history", HistoryKind, {"latest"}),
+        ("memory", MemoryKind, {"top"}),
+        ("attention", DecoderAttentionKind, {"full"}),
+        ("init", InitKind, set()),
+        ("positions", PositionKind, {"sinusoidal", "none"}),
+        ("activation", Activation, {"relu"}),
+        ("norm", NormKind, {"layer"}),
+    ],
+)
+def test_every_kind_has_a_paper(axis: str, kinds: Any, plain: set[str]) -> None:
+    assert set(METHODS[axis]) == set(get_args(kinds)) - plain
+
+
+def test_a_recipe_says_what_was_published_until_it_is_changed(ziggurat: Ziggurat) -> None:
+    name = "sdt-en-de-base-6-6"
+    assert json.loads(ziggurat("inspect", name, "--json").out)["published_parameters"] == 63 * MILLION
+    assert "no other row of the table" in ziggurat("inspect", name).out
+    changed = ziggurat("inspect", name, "model.encoder.layers=7", "--json")
+    found = json.loads(changed.out)
+    assert found["published_parameters"] is None
+    assert found["layers"]["encoder"] == 7
+
+
+def test_sizes_come_from_the_folder_the_store_or_the_configuration(
+    ziggurat: Ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    def vocabulary(*arguments: object) -> tuple[int, int, str]:
+        result = ziggurat("inspect", *arguments, "--json")
+        assert result.status == 0, result.err
+        found = json.loads(result.out)["vocabulary"]
+        return found["source"], found["target"], found["origin"]
+
+    assert vocabulary(trained) == (400, 400, str(trained))
+    config = tmp_path / "tiny.yaml"
+    config.write_text(dump(tiny_experiment(tiny_folder)))
+    store = str(tiny_folder / "store")
+    assert vocabulary(config) == (400, 400, store)
+    other = vocabulary(config, "data.subword.vocabulary_size=500", "data.train.0.tag=<bt>")
+    assert other == (501, 501, f"data.subword; {store} was prepared with others")
+    two = ["data.subword.joint=false", "model.embedding.sharing=decoder", "data.train.0.tag=<bt>"]
+    sizes = ["data.subword.vocabulary_size=300", "data.subword.target_vocabulary_size=200"]
+    assert vocabulary("demo", *two, *sizes) == (301, 200, "data.subword")
+    files = ["data.subword.kind=existing", f"data.subword.source_model={store}/joint.spm"]
+    assert vocabulary("demo", *files) == (400, 400, "the files of data.subword")
+    missing = ziggurat("inspect", "demo", "data.subword.kind=existing", "data.subword.source_model=none.spm")
+    assert (missing.status, missing.out) == (2, "")
+    assert "data.subword.source_model: no such file: none.spm" in missing.err
+
+
+def test_a_folder_that_is_no_run_hides_no_recipe(
+    ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "demo").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert ziggurat("inspect", "demo").status == 0
+    wrong = ziggurat("inspect", tmp_path)
+    assert wrong.status == 2
+    assert "is a folder, expected a YAML file" in wrong.err
+
+
+def test_recipes_are_listed_by_paper_table_and_row(ziggurat: Ziggurat) -> None:
+    listed = json.loads(ziggurat("recipes", "--json").out)
+    assert [recipe["name"] for recipe in listed] == recipe_names()
+    keys = {"name", "summary", "paper", "table", "row", "published_parameters", "published_scores"}
+    assert all(keys <= recipe.keys() for recipe in listed)
+    found = {recipe["name"]: recipe for recipe in listed}
+    row = found["ds-init-en-de-base-20-20-ds-matt"]
+    assert row["paper"].startswith("Zhang, Titov and Sennrich 2019: Improving Deep Transformer")
+    assert (row["table"], row["row"], row["published_parameters"]) == ("Table 3 (WMT14 En-De)", 16, 154_300_000)
+    assert row["published_scores"] == {"bleu": 28.67, "sacrebleu": 28.0}
+    assert row["also"][0]["published_scores"]["dev_bleu"] == 26.56
+    assert found["admin-en-de-base-60-12-post"]["published_failure"] is True
+    assert found["demo"]["paper"] is None
+    text = ziggurat("recipes").out
+    assert all(f"{name} " in text for name in recipe_names())
+    of_paper = ziggurat("recipes", "admin").out.splitlines()
+    assert of_paper[0].startswith("admin: Liu, Duh, Liu and Gao 2020")
+    assert of_paper[1] == "  WMT14 En-Fr"
+    row = "60-12, ADMIN 262M parameters, bleu 43.8, sacrebleu 41.8, ter 40.3, meteor 62.4, train_days_on_16_v100 2.5"
+    assert " ".join(of_paper[5].split()) == f"admin-en-fr-base-60-12-admin {row}"
+    assert not any(line.startswith("demo") for line in of_paper)
+
+
+def test_a_printed_recipe_is_a_configuration(ziggurat: Ziggurat, tmp_path: Path) -> None:
+    name = "transparent-en-de-rnmt-512-6-8-transparent"
+    printed = tmp_path / "printed.yaml"
+    printed.write_text(ziggurat("recipes", name).out)
+    assert load_named(str(printed)) == load_once(name)

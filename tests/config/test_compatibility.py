@@ -1,0 +1,59 @@
+"""Settings that mean nothing beside the others are named; refused sizes and families say why."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.composition import refusal
+from ziggurat.config.compatibility import unheeded
+from ziggurat.config.model import ModelConfig
+
+
+@pytest.mark.parametrize(
+    ("values", "keys"),
+    [
+        ({}, []),
+        ({"combination": {"softmax": True}}, ["model.combination.softmax"]),
+        ({"encoder": {"history": "dlcl"}, "combination": {"softmax": True}}, []),
+        ({"encoder": {"history": "depth_weighted"}, "combination": {"window": 2}}, ["model.combination.window"]),
+        ({"encoder": {"history": "depth_weighted"}, "combination": {"period": 2}}, []),
+        ({"wiring": {"omega_trainable": False}}, ["model.wiring.omega_trainable"]),
+        ({"decoder": {"residual": "admin"}, "wiring": {"omega_trainable": False}}, []),
+        ({"init": {"exponent": 0.5}}, ["model.init.exponent"]),
+        ({"init": {"kind": "depth_scaled", "exponent": 0.5}}, []),
+        ({"attention": {"share_value": False}, "dropout": {"transparent": 0.2}},
+         ["model.attention.share_value", "model.dropout.transparent"]),
+    ],
+)  # fmt: skip
+def test_settings_without_meaning_are_named(values: dict[str, Any], keys: list[str]) -> None:
+    assert unheeded(ModelConfig.model_validate(values)) == keys
+
+
+@pytest.mark.parametrize(
+    ("choices", "word"),
+    [
+        ({"d_model": 15}, "multiple of `heads`"),
+        ({"encoder.d_model": 20}, "needs equal widths"),
+        ({"encoder.d_model": 20, "embedding.sharing": "decoder", "encoder.heads": 3}, r"encoder\.heads"),
+        ({"encoder.d_model": 20, "embedding.sharing": "none", "embedding.shared_bias": True}, "equal widths"),
+        ({"d_model": 14, "embedding.positions": "rotary"}, "is odd"),
+        ({"heads": 1, "d_model": 15}, "even `d_model`"),
+        ({"encoder.history": "dlcl", "combination.groups": 3}, "does not divide"),
+        ({"residual": "b2t", "encoder.history": "dlcl", "combination.unit": "sublayer"}, "no input of its own"),
+        ({"family": "rnmt"}, r"embedding\.positions: none"),
+        ({"family": "rnmt", "residual": "post"}, "for `family: transformer`"),
+        ({"family": "rnmt", "embedding.positions": "none"}, r"embedding\.sharing: none"),
+        ({"family": "rnmt", "init.kind": "deepnorm"}, "RNMT"),
+    ],
+)
+def test_what_cannot_work_is_refused_with_its_reason(choices: dict[str, Any], word: str) -> None:
+    reason = refusal(choices)
+    assert reason is not None
+    assert re.search(word, reason)
+
+
+def test_a_wide_encoder_is_allowed() -> None:
+    assert refusal({"encoder.d_model": 20, "embedding.sharing": "decoder"}) is None

@@ -1,0 +1,249 @@
+from __future__ import annotations
+
+import re
+from collections import Counter
+from typing import Any
+
+import pytest
+
+from tests.config.update_golden import GOLDEN, load_once, paper_dump
+from ziggurat.config import Experiment, dump, parse_experiment
+from ziggurat.config.load import parse_yaml
+from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
+from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
+from ziggurat.errors import ConfigError
+from ziggurat.training.growth import refuse_impossible
+
+ALL: dict[str, PaperRecipe] = {name: recipe for key in paper_keys() for name, recipe in paper_recipes(key).items()}
+FILES = {path.stem: path for path in (GOLDEN.parents[2] / "ziggurat" / "recipes" / "papers").glob("*.yaml")}
+
+ROWS = {
+    "ds-init": {
+        "Table 3 (WMT14 En-De)": 16,
+        "Table 4 (train and dev)": 7,
+        "Documentation of the code (WMT14 En-De)": 1,
+        "Other tasks": 8,
+        "Big (WMT14 En-De)": 3,
+    },
+    "dlcl": {
+        "WMT16 En-De": 10,
+        "16 layers (WMT16 En-De)": 5,
+        "Ablation at 20 layers": 9,
+        "Zh-En small": 5,
+        "Zh-En large": 4,
+    },
+    # Three kinds at four depths, and big.
+    "transparent": {
+        f"{pair}, {family}": 13 for pair in ("WMT14 En-De", "WMT15 Cs-En") for family in ("Transformer", "RNMT+")
+    }
+    | {f"{pair}, pre-norm (not in the paper)": 8 for pair in ("WMT14 En-De", "WMT15 Cs-En")},
+    "admin": {
+        "WMT14 En-Fr": 5,
+        "WMT14 En-De": 5,
+        "Depth (WMT14 En-Fr)": 7,
+        "Wider (WMT14 En-Fr)": 3,
+        "Back-translation (WMT14 En-Fr)": 2,
+        "Pages of the code (WMT14 En-De)": 2,
+    },
+    "sdt": {
+        "WMT16 En-De": 14,
+        "WMT14 En-Fr": 10,
+        "Ablation (SDT-RPR-48L, WMT16 En-De)": 4,
+        "Copy strategies (SDT-RPR-48L, WMT16 En-De)": 3,
+        "Schedules (SDT-RPR-48L, WMT16 En-De)": 4,
+        "Against DLCL (WMT16 En-De)": 7,
+        "Regulariser (WMT16 En-De)": 1,
+    },
+}
+"""Rows of every table, counted by hand."""
+
+PATTERN = re.compile(
+    r"(?P<key>[a-z]+(-init)?)-(iwslt-)?(?P<source>[a-z]{2})-(?P<target>[a-z]{2})(-(small|large))?"
+    r"-(?P<size>base|big|768|rnmt-\d+)-(?P<encoder>\d+)-(?P<decoder>\d+)(-[a-z0-9-]+)?"
+)
+WIDTH = {"base": 512, "big": 1024, "768": 768, "rnmt-512": 512, "rnmt-1024": 1024}
+
+
+@pytest.mark.parametrize("key", paper_keys())
+def test_every_row_of_every_table_is_a_recipe(key: str) -> None:
+    found = Counter(place.table for recipe in paper_recipes(key).values() for place in recipe.places)
+    assert found == ROWS[key]
+    rows = [(place.table, place.row) for recipe in paper_recipes(key).values() for place in recipe.places]
+    assert len(set(rows)) == len(rows)
+
+
+def test_names_are_unique_and_every_fragment_is_used() -> None:
+    names: list[str] = []
+    for key, path in FILES.items():
+        content, _ = parse_yaml(path.read_text(encoding="utf-8"), path.name)
+        names += [row["name"] for row in content["rows"]]
+        used = {fragment for row in content["rows"] for fragment in row["use"]}
+        assert used == set(content["fragments"]), key
+        assert content["paper"]["key"] == key
+    assert len(names) == len(set(names)) == len(ALL)
+    assert recipe_names() == plain_recipe_names() + list(ALL)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_recipe_is_what_its_name_says_and_reads_back(name: str) -> None:
+    experiment = load_once(name)
+    assert parse_experiment(dump(experiment), "again") == experiment
+    assert recipe_text(name).startswith(f"# {recipe_summary(name)}"[:80])
+    said = PATTERN.fullmatch(name)
+    assert said is not None
+    assert said["key"] == ALL[name].paper.key
+    model = experiment.model
+    assert (experiment.data.source_language, experiment.data.target_language) == (said["source"], said["target"])
+    assert (model.d_model, model.encoder.layers) == (WIDTH[said["size"]], int(said["encoder"]))
+    assert model.decoder.layers == int(said["decoder"])
+    assert (model.family == "rnmt") == ("rnmt" in name)
+    assert model.d_model % 64 == 0
+    assert model.family == "rnmt" or model.d_model // model.heads == 64
+    methods: dict[str, bool] = {
+        "-pre": model.residual == "pre",
+        "-post": model.residual == "post",
+        "-dlcl": model.encoder.history == "dlcl",
+        "-matt": model.decoder.attention.startswith("merged"),
+        "-ds": model.init.kind == "depth_scaled",
+        "-t2t": model.residual == "pre",
+        "-transparent": model.memory == "transparent",
+        "-no-residuals": model.encoder.residual == "none",
+        "-admin": model.residual == "admin",
+        "-rpr": (model.encoder.attention, model.decoder.attention) == ("relative", "relative"),
+        "-sdt": experiment.training.growth is not None,
+    }
+    tail = name[said.end("decoder") :]
+    for word, chosen in methods.items():
+        if re.search(rf"{word}(-|$)", tail):
+            assert chosen, word
+    if said["key"] in ("ds-init", "transparent", "sdt"):  # elsewhere the name of the paper's own method is no suffix
+        for word in ("-matt", "-ds", "-no-residuals", "-rpr", "-sdt"):
+            assert bool(re.search(rf"{word}(-|$)", tail)) == methods[word], word
+    refuse_impossible(experiment)
+
+
+@pytest.mark.parametrize("key", paper_keys())
+def test_recipes_of_a_paper_resolve_to_their_reviewed_golden_dump(key: str) -> None:
+    """A changed default cannot hide: `python -m tests.config.update_golden` rewrites the files for review."""
+    assert paper_dump(key) == (GOLDEN / "papers" / f"{key}.yaml").read_text(encoding="utf-8")
+
+
+def test_published_figures_are_complete() -> None:
+    for name, recipe in ALL.items():
+        for place in recipe.places:
+            said = place.published
+            if "not in the paper" in place.table:
+                assert said.words() == ""
+                continue
+            assert said.words(), name
+            assert not (said.fails and said.scores), name
+            assert said.count_differs is None or said.parameters is not None, name
+            assert all(0 < score < 100 for score in said.scores.values()), name
+
+
+def values(name: str) -> dict[str, Any]:
+    e: Experiment = load_once(name)
+    t, m, d = e.training, e.model, e.decoding
+    return {
+        "adam": (*t.optimiser.betas, t.optimiser.epsilon),
+        "tokens": t.batch.max_tokens * t.batch.accumulate,
+        "updates": t.stop.updates,
+        "epochs": t.stop.epochs,
+        "dropout": (m.dropout.residual, m.dropout.attention, m.dropout.activation),
+        "epsilon": m.layer_norm_epsilon,
+        "qkv": m.init.qkv,
+        "average": t.checkpoint.average_last,
+        "search": (d.beam_size, d.length_penalty.kind, d.length_penalty.alpha),
+        "rate": (t.schedule.kind, t.schedule.factor if t.schedule.kind == "noam" else t.schedule.peak),
+        "warmup": t.schedule.warmup_updates,
+        "smoothing": (t.loss.label_smoothing, t.loss.smoothing),
+    }
+
+
+# The tables of hyper-parameters of the five papers, read again for single systems.
+HYPER_PARAMETERS: dict[str, dict[str, Any]] = {
+    "ds-init-en-de-base-6-6": {
+        "adam": (0.9, 0.98, 1e-9), "tokens": 25_000, "updates": 300_000, "dropout": (0.1, 0.1, 0.1), "epsilon": 1e-8,
+        "qkv": "fused_self", "average": 5, "search": (4, "gnmt", 0.6), "rate": ("noam", 1.0), "warmup": 4000,
+        "smoothing": (0.1, "others"),
+    },
+    "ds-init-en-de-base-20-20-ds-matt": {"tokens": 44_000, "dropout": (0.3, 0.2, 0.1)},
+    "ds-init-en-de-base-30-30-ds-matt": {"tokens": 48_000},
+    "ds-init-iwslt-de-en-base-12-12-ds-matt": {"dropout": (0.5, 0.3, 0.1), "updates": 300_000},
+    "ds-init-zh-en-base-6-6": {"updates": 500_000},
+    "ds-init-en-de-big-20-20-ds-matt": {
+        "adam": (0.9, 0.998, 1e-9), "tokens": 54_000, "warmup": 16_000, "dropout": (0.3, 0.1, 0.1),
+    },
+    "dlcl-en-de-base-6-6-post": {
+        "adam": (0.9, 0.98, 1e-8), "tokens": 32_768, "updates": 100_000, "dropout": (0.1, 0.0, 0.0), "epsilon": 1e-5,
+        "qkv": "fused", "average": 5, "search": (4, "power", 0.6), "rate": ("isqrt", 7e-4), "warmup": 4000,
+        "smoothing": (0.1, "uniform"),
+    },
+    "dlcl-en-de-big-6-6-pre": {
+        "adam": (0.9, 0.997, 1e-8), "tokens": 32_768, "updates": 300_000, "dropout": (0.3, 0.1, 0.1),
+        "rate": ("isqrt", 7e-4), "warmup": 8000,
+    },
+    "dlcl-en-de-base-25-6-post-dlcl": {
+        "adam": (0.9, 0.98, 1e-8), "tokens": 65_536, "updates": 50_000, "dropout": (0.1, 0.0, 0.0),
+        "rate": ("isqrt", 2e-3), "warmup": 16_000,
+    },
+    "dlcl-zh-en-small-base-25-6-pre-dlcl": {"updates": 25_000, "search": (6, "power", 1.0)},
+    "transparent-en-de-base-20-6-transparent": {
+        "adam": (0.9, 0.98, 1e-9), "tokens": 32_768, "dropout": (0.1, 0.0, 0.0), "epsilon": 1e-6, "qkv": "separate",
+        "average": 0, "search": (8, "lingvo", 0.5), "rate": ("noam", 3.0), "warmup": 40_000,
+        "smoothing": (0.1, "others"),
+    },
+    "transparent-en-de-rnmt-512-20-8-transparent": {
+        "adam": (0.9, 0.999, 1e-6), "dropout": (0.3, 0.3, 0.0), "search": (16, "lingvo", 0.2), "warmup": 500,
+    },
+    "admin-en-de-base-60-12-admin": {
+        "adam": (0.9, 0.98, 1e-8), "tokens": 32_768, "updates": 500_000, "epochs": 100, "dropout": (0.1, 0.1, 0.1),
+        "average": 10, "search": (4, "power", 0.6), "rate": ("isqrt", 1e-3), "warmup": 8000,
+    },
+    "admin-en-fr-base-60-12-admin": {
+        "tokens": 1_280_000, "updates": None, "epochs": 50, "search": (5, "power", 0.8), "rate": ("isqrt", 7e-4),
+        "warmup": 8000,
+    },
+    "sdt-en-de-base-48-6-rpr-sdt": {
+        "adam": (0.9, 0.997, 1e-8), "tokens": 65_536, "updates": 50_000, "dropout": (0.1, 0.1, 0.1), "average": 5,
+        "search": (4, "power", 0.6), "rate": ("isqrt", 2e-3), "warmup": 8000,
+    },
+    "sdt-en-fr-base-48-6": {"updates": 150_000},
+    "sdt-en-de-big-24-6-sdt": {"dropout": (0.3, 0.1, 0.1)},
+    "sdt-en-fr-big-6-6": {"dropout": (0.1, 0.1, 0.1)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", HYPER_PARAMETERS)
+def test_hyper_parameters_are_those_of_the_paper(name: str) -> None:
+    found = values(name)
+    assert {key: found[key] for key in HYPER_PARAMETERS[name]} == HYPER_PARAMETERS[name]
+
+
+def test_peak_rates_are_those_that_the_schedules_give() -> None:
+    """Noam's peak is factor / sqrt(d_model * warm-up): 6.99e-4, 2.47e-4 (P0 base, big), 6.63e-4 (P2)."""
+    names = {
+        "ds-init-en-de-base-6-6": 6.99e-4,
+        "ds-init-en-de-big-6-6": 2.47e-4,
+        "transparent-en-de-base-6-6": 6.63e-4,
+    }
+    for name, peak in names.items():
+        experiment = load_named(name)
+        schedule = experiment.training.schedule
+        assert schedule.factor * (experiment.model.d_model * schedule.warmup_updates) ** -0.5 == pytest.approx(
+            peak, abs=5e-7
+        )
+
+
+def test_a_paper_recipe_takes_overrides_and_says_where_they_are_wrong() -> None:
+    assert load_named("admin-en-fr-base-60-12-admin", ["model.encoder.layers=36"]).model.encoder.layers == 36
+    with pytest.raises(ConfigError, match=r"command line: unknown key `model\.encoder\.layer`"):
+        load_named("admin-en-fr-base-60-12-admin", ["model.encoder.layer=36"])
+
+
+def test_an_unknown_name_gets_the_nearest_ones() -> None:
+    assert find_paper_recipe("admin-en-fr-base-60-12") is None
+    with pytest.raises(ConfigError, match="did you mean `admin-en-fr-base-60-12-p"):
+        recipe_text("admin-en-fr-base-60-12")
+    with pytest.raises(ConfigError, match=r"nothing\.yaml: no such configuration file"):
+        load_named("nothing.yaml")

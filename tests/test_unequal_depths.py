@@ -1,0 +1,54 @@
+"""Encoders much deeper or shallower than their decoders, with every initialisation."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+
+from tests.composition import model as small_model
+from tests.test_composition import VOCABULARY, one_update, padded_batch
+from ziggurat.decoding.beam import SearchSettings, beam_search
+from ziggurat.decoding.score import ModelScorer
+from ziggurat.init import profile_omega
+from ziggurat.models.build import build_model, stack_residuals
+
+# The residual kind each initialisation is made for.
+MADE_FOR: dict[str, dict[str, Any]] = {
+    "xavier": {"residual": "post"},
+    "depth_scaled": {"residual": "post"},
+    "admin profiled": {"residual": "admin", "init.kind": "admin"},
+    "admin log": {"residual": "admin", "init.kind": "admin", "init.omega": "log"},
+    "admin linear": {"residual": "admin", "init.kind": "admin", "init.omega": "linear"},
+    "deepnorm": {"residual": "deepnorm", "init.kind": "deepnorm"},
+    "t_fixup": {"residual": "no_norm", "init.kind": "t_fixup"},
+    "fixup": {"residual": "fixup", "init.kind": "fixup"},
+    "uniform": {"residual": "pre", "init.kind": "uniform"},
+}
+
+
+@pytest.mark.parametrize("depth", [(12, 3), (12, 1), (3, 12), (36, 6)], ids="{0[0]}-{0[1]}".format)
+@pytest.mark.parametrize("name", MADE_FOR)
+def test_unequal_depths_build_profile_train_and_decode(name: str, depth: tuple[int, int]) -> None:
+    choices = {"init.kind": name, **MADE_FOR[name], "encoder.layers": depth[0], "decoder.layers": depth[1]}
+    built = build_model(small_model(choices), VOCABULARY, VOCABULARY, seed=2)
+    batch = padded_batch()
+    residuals = [stack_residuals(built.encoder), stack_residuals(built.decoder)]
+    assert [len(found) for found in residuals] == [2 * depth[0], 3 * depth[1]]
+    if name == "admin profiled":
+        masks = [batch.source_mask, batch.target_mask]
+        omegas = profile_omega(
+            residuals, lambda: built.train()(batch.source, batch.source_mask, batch.target_in), masks
+        )
+        for found, stack in zip(omegas, residuals, strict=True):
+            assert len(found) == len(stack)
+            assert found[0] == 1.0
+            assert all(a < b for a, b in pairwise(found[1:]))
+    one_update(built, batch)
+    settings = SearchSettings(beam_size=2, n_best=1, bos=1, eos=2, forbidden=(0, 1))
+    scorer = ModelScorer(built.eval())
+    results = beam_search(scorer, batch.source, batch.source_mask, torch.tensor([4, 4, 4]), settings)
+    assert all(math.isfinite(found[0].log_probability) for found in results)

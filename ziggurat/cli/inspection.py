@@ -1,0 +1,73 @@
+"""The verb that looks at a model before it is trained: inspect."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ziggurat.cli.output import print_json
+from ziggurat.cli.preparation import Json, Overrides
+from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.compatibility import unheeded
+from ziggurat.config.papers import PaperRecipe, find_paper_recipe
+from ziggurat.config.recipes import load_named
+
+if TYPE_CHECKING:
+    from ziggurat.models.inspection import Inspection
+
+__all__ = ["inspect"]
+
+
+def inspect(
+    config: Annotated[str, typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.")],
+    overrides: Overrides = None,
+    json: Json = False,
+) -> None:
+    """Count a model's parameters, and name the methods it is made of, without training or allocating it.
+
+    Example: `ziggurat inspect ds-init-en-de-base-20-20-ds-matt model.encoder.layers=30`
+    """
+    from ziggurat.models.directory import CONFIG_FILE
+    from ziggurat.models.inspection import inspect_experiment
+
+    saved = Path(config) / CONFIG_FILE
+    folder = saved.parent if saved.is_file() else None
+    experiment = load_experiment(saved, overrides or []) if folder else load_named(config, overrides or [])
+    recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
+    inspection = inspect_experiment(experiment, folder)
+    if json:
+        print_json(_document(config, experiment, inspection, recipe))
+    else:
+        print(_text(config, experiment, inspection, recipe))
+
+
+def _document(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
+    published = recipe.place.published.count if recipe else None
+    unused = unheeded(experiment.model)
+    return {"name": name, **asdict(inspection), "published_parameters": published, "unheeded": unused}
+
+
+def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> str:
+    """Return the table for people."""
+    total, model = inspection.parameters, experiment.model
+    lines = [f"{name}", "", f"{'parameters':<12}  {total:>15,}"]
+    for part, count in inspection.parts.items():
+        line = f"  {part:<10}  {count:>15,}  {count / total:>6.1%}"
+        if part in inspection.layers:
+            line += f"   {inspection.layers[part]} layers, {inspection.layer_parameters[part]:,} in the top one"
+        elif part == "output" and model.embedding.sharing != "none":
+            line += "   shared with the target embedding"
+        lines.append(line)
+    said = recipe.place.published if recipe else None
+    if said is not None and said.count is not None:
+        lines.append(f"  {'published':<10}  {said.count:>15,}")
+        lines += [f"  {said.count_differs}"] if said.count_differs else []
+    sizes = inspection.vocabulary
+    lines += ["", f"vocabulary    {sizes.source:,} source and {sizes.target:,} target tokens, from {sizes.origin}", ""]
+    width = max(len(f"{method.key}: {method.value}") for method in inspection.methods)
+    lines += [f"{f'{method.key}: {method.value}':<{width}}  {method.paper}" for method in inspection.methods]
+    lines += [f"`{key}` is set, but beside the other choices it means nothing" for key in unheeded(model)]
+    return "\n".join(lines)

@@ -1,0 +1,129 @@
+"""What a model amounts to before it is trained: parameters by part, counted without allocating any."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import torch
+from torch import nn
+
+from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config.data import DataConfig
+from ziggurat.config.methods import Method, methods_in_use
+from ziggurat.data.corpus import MANIFEST, read_manifest
+from ziggurat.data.provenance import unlike_store
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.data.subword_training import existing_tokenizers
+from ziggurat.models.build import FAMILY, count_parameters
+from ziggurat.models.seq2seq import Seq2Seq
+
+__all__ = ["Inspection", "VocabularySizes", "bare_model", "inspect_experiment", "parts", "vocabulary_sizes"]
+
+_PART = {"source_embedding": "embeddings", "target_embedding": "embeddings"}
+# What of `data` the vocabularies depend on besides the text.
+_VOCABULARY = ("data.subword", "data.unicode")
+
+
+@dataclass(frozen=True)
+class VocabularySizes:
+    """Numbers of tokens, control symbols and tags included.
+
+    Attributes:
+        source: of the source side.
+        target: of the target side.
+        origin: where they were read, in words for people.
+    """
+
+    source: int
+    target: int
+    origin: str
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What a configuration amounts to.
+
+    Attributes:
+        parameters: values that are trained; a shared matrix counts once.
+        parts: the same by part: embeddings, encoder, decoder, output; a shared matrix counts where it is met first.
+        layers: encoder and decoder layers.
+        layer_parameters: values in the topmost layer of the encoder and of the decoder.
+        vocabulary: sizes it was built with.
+        methods: the published methods in use.
+    """
+
+    parameters: int
+    parts: Mapping[str, int]
+    layers: Mapping[str, int]
+    layer_parameters: Mapping[str, int]
+    vocabulary: VocabularySizes
+    methods: tuple[Method, ...]
+
+
+def inspect_experiment(experiment: Experiment, folder: Path | None = None) -> Inspection:
+    """Return what `experiment` amounts to; `folder` is the run or model directory it comes from, if any.
+
+    Raises ConfigError and DataError as vocabulary_sizes and build_model do.
+    """
+    sizes = vocabulary_sizes(experiment.data, folder)
+    model = bare_model(experiment.model, sizes.source, sizes.target)
+    stacks = {side: cast(nn.ModuleList, getattr(model, side).layers) for side in ("encoder", "decoder")}
+    return Inspection(
+        parameters=count_parameters(model),
+        parts=parts(model),
+        layers={side: len(layers) for side, layers in stacks.items()},
+        layer_parameters={side: count_parameters(layers[-1]) for side, layers in stacks.items()},
+        vocabulary=sizes,
+        methods=tuple(methods_in_use(experiment)),
+    )
+
+
+def vocabulary_sizes(data: DataConfig, folder: Path | None = None) -> VocabularySizes:
+    """Return the sizes of the vocabularies, from the first of these that there is.
+
+    The run or model directory `folder`; the store, if it was made with the vocabularies that `data` asks for; the
+    files that `data.subword` names, or the sizes it asks for (of a small corpus the trained model may have fewer).
+
+    Raises DataError: a folder or file that cannot be read.
+    """
+    if folder is not None:
+        source, target = load_tokenizers(folder)
+        return VocabularySizes(source.size, target.size, str(folder))
+    store = Path(data.store).expanduser()
+    stale = ""
+    if (store / MANIFEST).is_file():
+        manifest = read_manifest(store)
+        if not any(difference.startswith(_VOCABULARY) for difference in unlike_store(data, manifest)):
+            return VocabularySizes(**manifest["vocabulary"], origin=str(store))
+        stale = f"; {store} was prepared with others"
+    tags = list(dict.fromkeys(corpus.tag for corpus in (*data.train, *data.dev) if corpus.tag is not None))
+    subword = data.subword
+    if subword.kind in ("existing", "vocabulary"):
+        source, target = existing_tokenizers(subword, data.unicode, tags)
+        return VocabularySizes(source.size, target.size, f"the files of data.subword{stale}")
+    size = subword.vocabulary_size + len(tags)
+    if subword.joint:
+        return VocabularySizes(size, size, f"data.subword{stale}")
+    target_size = subword.target_vocabulary_size or subword.vocabulary_size
+    return VocabularySizes(size, target_size, f"data.subword{stale}")
+
+
+def bare_model(config: ModelConfig, source_vocabulary: int, target_vocabulary: int) -> Seq2Seq:
+    """Return the model on torch's meta device: every shape and name, no values, no memory.
+
+    Raises ConfigError as build_model does.
+    """
+    with torch.device("meta"):
+        return FAMILY[config.family](config, source_vocabulary, target_vocabulary, False)
+
+
+def parts(model: Seq2Seq) -> dict[str, int]:
+    """Return the number of parameters of embeddings, encoder, decoder and output; their sum is the model's."""
+    found = {"embeddings": 0, "encoder": 0, "decoder": 0, "output": 0}
+    for name, parameter in model.named_parameters():
+        top = name.partition(".")[0]
+        found[_PART.get(top, top)] += parameter.numel()
+    return found
