@@ -118,7 +118,7 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
 
 
 def _rnmt(model: ModelConfig) -> Iterator[str]:
-    transformer_only = [
+    transformer_only: list[tuple[str, object, set[object]]] = [
         ("decoder.residual", model.decoder.residual, {None}),
         ("encoder.residual", model.encoder.residual, {None, "none"}),
         ("residual", model.residual, {"pre"}),

@@ -90,7 +90,7 @@ class ScheduleConfig(Section):
     replicas: int = Field(default=1, ge=1)
     """gnmt+: how many replicas' batches one update takes together."""
     decay_start: int = Field(default=400_000, ge=1)
-    """gnmt+: the decay begins at update decay_start / replicas, when all replicas together have seen so many batches."""
+    """gnmt+: the decay begins when all replicas together have seen so many batches: update decay_start / replicas."""
     decay_end: int = Field(default=1_200_000, ge=1)
     """gnmt+: the same for the end of the decay."""
 

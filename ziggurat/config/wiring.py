@@ -64,6 +64,10 @@ class CombinationConfig(Section):
     dilation: int = Field(default=1, ge=1)
     """`depth_weighted`: of the layers below, only every dilation-th is combined."""
 
+    def period_of(self, history: str) -> int:
+        """Return the period of a stack with that kind of history."""
+        return self.period or (1 if history == "depth_weighted" else 6)
+
 
 class WiringConfig(Section):
     """Options of the residual kinds."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from torch import nn
-
 from ziggurat.config.model import DecoderAttentionKind
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
 from ziggurat.models.parts import StackParts
@@ -126,5 +124,5 @@ def _scaling(parts: StackParts) -> QueryKeyScaling | None:
     )
 
 
-def _rotary(parts: StackParts) -> nn.Module | None:
+def _rotary(parts: StackParts) -> Rotary | None:
     return Rotary(parts.d_model // parts.heads) if parts.config.embedding.positions == "rotary" else None

@@ -162,10 +162,10 @@ class _Stack:
         match self.stack.history:
             case "latest":
                 return below
-            case "blocks" if unit % options.period:
+            case "blocks" if unit % options.period_of("blocks"):
                 return below
             case "blocks":
-                row = unit // options.period
+                row = unit // options.period_of("blocks")
             case "top_only" | "depth_weighted":
                 return None
         normed = options.norm in ("auto", "consumers") and (row > 0 or options.normalize_embedding)

@@ -161,7 +161,7 @@ class StackParts:
             softmax=options.softmax,
             window=options.window,
             groups=options.groups,
-            period=options.period or (1 if self.stack.history == "depth_weighted" else 6),
+            period=options.period_of(self.stack.history),
             dilation=options.dilation,
         )
         # An encoder without residuals ends as the stack it is an ablation of.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor, nn
@@ -107,7 +107,8 @@ class Seq2Seq(nn.Module):
 
     def decode(self, target_in: Tensor, memory: Memory) -> Tensor:
         """Return hidden states [batch, target, d_hidden] for decoder input `target_in` [batch, target] (ids)."""
-        return self.decoder(self.target_embedding(target_in), memory)  # type: ignore[no-any-return]
+        hidden: Tensor = self.decoder(self.target_embedding(target_in), memory)
+        return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_hidden]."""
@@ -124,12 +125,12 @@ class Seq2Seq(nn.Module):
 
     def start(self, memory: Memory, beam_size: int, *, keep_attention: bool = False) -> DecoderState:
         """Return the state before the first token."""
-        begin: Callable[..., _Cache] = self.decoder.start
+        begin = cast(Callable[..., _Cache], self.decoder.start)
         return DecoderState(begin(memory, keep_attention=keep_attention), len(memory.mask), beam_size)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Feed `tokens` [batch, beam] (ids); return logits of the next token [batch, beam, vocabulary]."""
-        advance: Callable[..., Tensor] = self.decoder.step
+        advance = cast(Callable[..., Tensor], self.decoder.step)
         hidden = advance(self.target_embedding.step(tokens, state.position), state.cache)
         state.position += 1
         return self.logits(hidden)

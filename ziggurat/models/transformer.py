@@ -114,7 +114,7 @@ class Encoder(_Stack):
                 outputs.append(self._merged(past.latest))
         if self.transparent is None:
             return (self._close(past),)
-        return self.transparent([*sources, self._merged(self.history.output(past))])  # type: ignore[no-any-return]
+        return self.transparent([*sources, self._merged(self.history.output(past))])
 
 
 class DecoderCache:

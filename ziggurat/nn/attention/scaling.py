@@ -71,11 +71,8 @@ class QueryKeyScaling(nn.Module):
     def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
         if self.factor is not None:
             return F.normalize(x, dim=-1, eps=self.epsilon)
-        if norm is None:
-            return x
-        # In fp32 under autocast, for which RMSNorm has a fused kernel. Contiguous, as layer_norm makes it anyway:
-        # compiled, the gradient of a transposed input fails (torch 2.13).
-        return norm(x.to(norm.weight.dtype).contiguous())
+        # Under autocast queries and keys come in a half type; RMSNorm has no fused kernel for that and a gain in fp32.
+        return x if norm is None else norm(x.to(norm.weight.dtype))
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own; the norms are known by their type."""
