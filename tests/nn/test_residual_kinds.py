@@ -110,6 +110,7 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, Place], Tensor
     "rezero": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
     "layer_scale": lambda x, f, r, below, at: x + r.branch * drop(f(ln(x, r.in_norm))),  # type: ignore[operator]
     "peri": lambda x, f, r, below, at: x + drop(ln(f(ln(x, r.in_norm)), r.branch_norm)),
+    "res_post": lambda x, f, r, below, at: x + drop(ln(f(x), r.branch_norm)),
     "b2t": b2t_reference,
     "fixup": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
 }

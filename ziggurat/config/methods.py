@@ -50,6 +50,7 @@ METHODS: dict[str, dict[str, str]] = {
         "rezero": "Bachlechner et al. 2020",
         "layer_scale": "Touvron et al. 2021",
         "peri": "Kim et al. 2025",
+        "res_post": "Liu et al. 2022 (Swin v2)",
         "b2t": "Takase et al. 2022",
         "no_norm": _T_FIXUP,
         "fixup": _FIXUP,

@@ -47,6 +47,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "rezero": ResidualRow(residual.rezero, False, "none"),
     "layer_scale": ResidualRow(residual.layer_scale, True, "sources"),
     "peri": ResidualRow(residual.peri, True, "sources", entry_norm=True),
+    "res_post": ResidualRow(residual.res_post, True, "sources"),
     "b2t": ResidualRow(residual.b2t, False, "consumers"),
     "no_norm": ResidualRow(residual.no_norm, False, "none"),
     "fixup": ResidualRow(residual.fixup, False, "none", shifted=True),

@@ -58,7 +58,8 @@ class _Stack(nn.Module):
         if self.entry_norm is not None:
             x = self.entry_norm(x)
         if self.streams is not None:
-            x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1])
+            # Copied, so that the first layer sees the strides that the others see: one compiled graph for all.
+            x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous()
         return self.history.start(x)
 
     def _through(self, layer: nn.Module, past: Past, view: _View) -> tuple[Past, Tensor]:

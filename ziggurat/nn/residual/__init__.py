@@ -11,6 +11,7 @@ from ziggurat.nn.residual.lingvo import lingvo
 from ziggurat.nn.residual.no_skip import no_skip
 from ziggurat.nn.residual.peri import peri
 from ziggurat.nn.residual.plain import no_norm, post_norm, pre_norm
+from ziggurat.nn.residual.res_post import res_post
 from ziggurat.nn.residual.rezero import rezero
 
 __all__ = [
@@ -32,5 +33,6 @@ __all__ = [
     "peri",
     "post_norm",
     "pre_norm",
+    "res_post",
     "rezero",
 ]
