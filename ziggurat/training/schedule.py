@@ -21,7 +21,7 @@ def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_upd
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
     gnmt+: base * min(1 + t (n-1)/(n warmup), n, n (2n)^((decay_start - n t)/(decay_end - decay_start))) for n
-    replicas, at least base / 2 (Chen et al. 2018, equation 1; lingvo's LinearRampupExponentialDecayScaledByNumSplit).
+    replicas, at least base / 2 (Chen et al. 2018; lingvo's LinearRampupExponentialDecayScaledByNumSplitSchedule).
     """
     t, warmup = update, config.warmup_updates
     if config.kind == "noam":
