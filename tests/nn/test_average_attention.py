@@ -195,7 +195,7 @@ def test_every_parameter_has_its_role() -> None:
 
 
 def test_gradients() -> None:
-    x, mask = draw(2, 4, 2).requires_grad_(), torch.tensor([[True] * 4, [True, True, False, False]])
+    x, mask = draw(2, 4, 2).requires_grad_(), torch.tensor([[False, True, True, True], [True, True, False, False]])
     assert torch.autograd.gradcheck(lambda x: (causal_average(x), causal_average(x, mask)), x)
     module, x = average_attention(), draw(1, 3, D_MODEL).requires_grad_()
     assert torch.autograd.gradcheck(lambda x, *_: module(x, None), (x, *module.parameters()))
