@@ -157,14 +157,14 @@ def test_the_cache_does_not_grow() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_types_are_summed_in_single_precision(dtype: torch.dtype) -> None:
-    """In bf16 a running sum of ones stays at 256, in fp16 at 2048."""
-    x = torch.ones(1, 2500, 1, dtype=dtype)
+    """A sum of 2500 hundreds overflows in fp16 and stands still in bf16."""
+    x = torch.full((1, 2500, 1), 100.0, dtype=dtype)
     assert torch.equal(causal_average(x), x)
     assert torch.equal(causal_average(x, torch.ones(1, 2500, dtype=torch.bool)), x)
     cache = AverageCache()
     for t in range(2500):
         average = cache.append(x[:, t])
-    assert (average.dtype, float(average)) == (dtype, 1.0)
+    assert (average.dtype, float(average)) == (dtype, 100.0)
 
 
 def test_sizes_are_those_of_the_papers() -> None:

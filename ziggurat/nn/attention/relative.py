@@ -61,7 +61,7 @@ class RelativeAttention(SelfAttention):
             return attend(query, key, value, relative, self.dropout).context
         # Both sums over the keys need the weights, and the same ones of them dropped.
         weights = self.dropout(torch.softmax(torch.matmul(scaled, key.transpose(-2, -1)) + relative, dim=-1))
-        summands = weights.to(torch.promote_types(weights.dtype, torch.float32))  # of many small ones a half type loses
+        summands = weights.to(torch.promote_types(weights.dtype, torch.float32))  # a half type loses small ones
         by_distance = summands.new_zeros(*query.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, summands)
         return torch.matmul(weights, value) + torch.matmul(by_distance.to(weights.dtype), self.value_table)
 
