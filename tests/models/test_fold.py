@@ -227,6 +227,18 @@ def test_plain_models_stay_as_they_are(residual: str) -> None:
     assert all(torch.equal(tensors[name], tensor) for name, tensor in weights(model).items())
 
 
+@pytest.mark.parametrize("normed", [False, True])
+def test_a_trained_first_omega_folds_where_a_norm_feeds_the_first_sublayer(normed: bool) -> None:
+    more: dict[str, Any] = {"encoder": {"history": "dlcl"}, "decoder": {"history": "dlcl"}}
+    config = config_of("admin", combination={"normalize_embedding": normed}, **more)
+    model = random_model(config, first=1.2)
+    if normed:
+        check_exact(model, config)
+    else:
+        with pytest.raises(ConfigError, match="its input, an embedding"):
+            fold(config, weights(model))
+
+
 def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
     config = config_of("admin", decoder={"attention": "average"})
     with pytest.raises(ConfigError, match="not equal to any plain Transformer") as refused:

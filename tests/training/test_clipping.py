@@ -28,10 +28,10 @@ def norms(count: int, seed: int = 0) -> list[float]:
     return [math.exp(generator.gauss(1.0, 0.3)) for _ in range(count)]
 
 
-def decisions(values: list[float]) -> list[bool]:
-    """The rule written out: weighted sums over all norms so far, newest last, each capped at its own threshold."""
+def decisions(values: list[float]) -> tuple[list[bool], list[float]]:
+    """Admitted or not, and thresholds, by the rule: weighted sums over all norms so far, each capped at its own one."""
     capped: list[float] = []
-    admitted = []
+    admitted, thresholds = [], []
     for norm in values:
         weights = [0.005 * 0.995 ** (len(capped) - 1 - k) for k in range(len(capped))]
         total = sum(weights)
@@ -41,25 +41,31 @@ def decisions(values: list[float]) -> list[bool]:
         logarithm = math.log(1.0 + max(norm, 0.01))
         admitted.append(not (logarithm > threshold and total > 0.75) and norm < 1e5)
         capped.append(min(logarithm, threshold))
-    return admitted
+        thresholds.append(threshold)
+    return admitted, thresholds
 
 
 def test_decisions_are_those_of_the_rule() -> None:
     values = norms(600)
-    for position, spike in ((100, 1e3), (300, 1e3), (301, 40.0), (450, 6.0), (500, 200.0), (501, 200.0), (599, 1e-5)):
+    for position, spike in ((100, 1e3), (300, 1e3), (301, 40.0), (450, 6.0), (500, 200.0), (501, 200.0), (560, 1e-5)):
         values[position] = spike
     clipper = AdaptiveClipper([0.0, 0.0, 0.0])
-    found = [clipper.admits(norm) for norm in values]
-    assert found == decisions(values)
+    found, limits = [], []
+    for norm in values:
+        limits.append(clipper.limit)
+        found.append(clipper.admits(norm))
+    expected, thresholds = decisions(values)
+    assert found == expected
+    assert limits == pytest.approx(thresholds, rel=1e-9)
     assert [position for position, fine in enumerate(found) if not fine] == [300, 301, 500, 501]
 
 
 def test_nothing_is_skipped_before_the_average_is_trusted_but_what_is_huge() -> None:
     clipper = AdaptiveClipper([0.0, 0.0, 0.0])
-    taken = [clipper.admits(norm) for norm in [*[1.0] * 276, 1e4]]
-    assert all(taken)
+    assert all(clipper.admits(norm) for norm in [*[1.0] * 276, 1e4])
     assert clipper.sums[0] == pytest.approx(1 - 0.995**277)
     assert clipper.sums[0] > 0.75 > 1 - 0.995**276
+    assert not clipper.admits(1e4)
     assert not AdaptiveClipper([0.0, 0.0, 0.0]).admits(1e5)
 
 

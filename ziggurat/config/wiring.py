@@ -95,7 +95,7 @@ class InitConfig(Section):
     `t_fixup`: Huang et al. 2020. `fixup`: Zhang et al. 2019 as zero has it. `uniform`: U(-0.04, 0.04) as in RNMT+."""
     qkv: Literal["fused", "separate", "fused_self"] = "fused"
     """Glorot bound of query, key and value maps: as one d x 3d matrix (`fused`), three d x d matrices, or one matrix
-    in self-attention and three in cross-attention (`fused_self`, zero)."""
+    in self-attention and three in cross-attention (`fused_self`, zero). `deepnorm` always takes three."""
     alpha: float = Field(default=1.0, gt=0, le=1)
     """`depth_scaled`: alpha of DS-Init."""
     exponent: float = Field(default=0.25, gt=0)

@@ -68,3 +68,4 @@ class AsBuilt:
 
 
 Draw = Uniform | Normal | Constant | AsBuilt
+"""What a scheme says of one parameter."""

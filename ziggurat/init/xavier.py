@@ -28,7 +28,7 @@ def xavier_bound(slot: Slot, *, fused: bool) -> float:
 
 
 def xavier(slot: Slot, config: InitConfig, depth: Depth) -> Draw:
-    """Matrices U(-bound, bound), embeddings N(0, 1/d_model), biases 0, norms 1 and 0 (methods of all code bases).
+    """Matrices U(-bound, bound), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
 
     The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
     N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) stays as built.
