@@ -47,8 +47,8 @@ def one_run(out: Path, name: str, depth: tuple[int, int], overrides: list[str], 
         print(f"{out.name}: there already")
         return
     shared = common(*depth, options.updates, options.tokens, options.warmup)
-    values = [*shared, *overrides, f"data.store={options.store}", f"training.seed={options.seed}"]
-    experiment = load_named("multi30k-de-en", values)
+    values = [*shared, *overrides, f"training.seed={options.seed}"]
+    experiment = load_named("multi30k-de-en", [*values, f"data.store={options.store}"])
     started = time.perf_counter()
     failure = None
     with tempfile.TemporaryDirectory() as folder:

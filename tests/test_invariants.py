@@ -1,0 +1,75 @@
+"""What every kind keeps, one at a time: steps equal whole targets, padding is nothing, the future is hidden."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from tests.composition import AXES, model
+from tests.test_composition import VOCABULARY, padded_batch, stepwise
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+
+# Every value of every axis once, the other axes at their defaults.
+KINDS: list[dict[str, Any]] = [
+    {"residual": "admin", axis: value} if value == "admin" and axis == "init.kind" else {axis: value}
+    for axis, values in AXES.items()
+    for value in values
+]
+DYNAMIC = {"residual": "hyper", "wiring.dynamic": True}
+
+
+def built(choices: dict[str, Any]) -> Seq2Seq:
+    """A small model in fp64 whose wiring is away from its neutral start."""
+    made = build_model(model(choices), VOCABULARY, VOCABULARY, seed=3).double().eval()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in made.parameters():
+            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return made
+
+
+def named(choices: dict[str, Any]) -> str:
+    return ",".join(f"{axis}={value}" for axis, value in choices.items())
+
+
+@torch.no_grad()
+def logits(made: Seq2Seq, source: Tensor, mask: Tensor, target_in: Tensor) -> Tensor:
+    return made.logits(made.decode(target_in, made.encode(source, mask)))
+
+
+@pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
+def test_12_02_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
+    """With padded sources, hypotheses that swap places and a sentence that leaves."""
+    steps, whole = stepwise(built(choices), padded_batch())
+    done = ~steps.isnan()
+    torch.testing.assert_close(steps[done], whole[done], atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
+def test_12_03_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
+    made, batch = built(choices), padded_batch()
+    before = logits(made, batch.source, batch.source_mask, batch.target_in)
+    source = F.pad(batch.source, (0, 3), value=7)  # what stands in padding must not matter
+    mask = F.pad(batch.source_mask, (0, 3), value=False)
+    after = logits(made, source, mask, F.pad(batch.target_in, (0, 2), value=9))
+    torch.testing.assert_close(after[:, :6], before, atol=1e-10, rtol=0)
+    hidden = batch.source.masked_fill(~batch.source_mask, 5)
+    torch.testing.assert_close(logits(made, hidden, batch.source_mask, batch.target_in), before, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
+def test_12_04_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any]) -> None:
+    made, batch = built(choices), padded_batch()
+    before = logits(made, batch.source, batch.source_mask, batch.target_in)
+    for position in range(6):
+        changed = batch.target_in.clone()
+        changed[:, position] = (changed[:, position] + 3) % VOCABULARY
+        after = logits(made, batch.source, batch.source_mask, changed)
+        torch.testing.assert_close(after[:, :position], before[:, :position], atol=1e-12, rtol=0)
+        if choices != {"residual": "none"}:  # three layers without residuals let next to nothing of it through
+            assert ((after - before)[:, position:].abs().amax(dim=(0, 2)) > 1e-9).all()
