@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.composition import refusal
-from ziggurat.config.compatibility import unheeded
+from ziggurat.config.compatibility import unheeded, unlike
 from ziggurat.config.model import ModelConfig
 
 
@@ -57,3 +57,26 @@ def test_what_cannot_work_is_refused_with_its_reason(choices: dict[str, Any], wo
 
 def test_a_wide_encoder_is_allowed() -> None:
     assert refusal({"encoder.d_model": 20, "embedding.sharing": "decoder"}) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "keys"),
+    [
+        ({"dropout": {"residual": 0.3}, "init": {"kind": "depth_scaled"}, "encoder": {"layer_drop": 0.1}}, []),
+        ({"preset": "base", "encoder": {"d_model": 512, "residual": "pre"}}, []),
+        ({"attention": {"relative_clip": 3}, "wiring": {"planned_encoder_layers": 9}}, []),
+        ({"heads": 4}, ["heads", "encoder.heads"]),
+        ({"residual": "b2t"}, ["encoder.residual", "decoder.residual"]),
+        ({"encoder": {"layers": 7}}, ["encoder.layers"]),
+        ({"embedding": {"positions": "rotary"}}, ["embedding.positions"]),
+    ],
+)
+def test_what_makes_weights_compute_something_else_is_named(changes: dict[str, Any], keys: list[str]) -> None:
+    found = unlike(ModelConfig(), ModelConfig.model_validate(changes))
+    assert sorted(line.split(":")[0] for line in found) == sorted(f"model.{key}" for key in keys)
+
+
+def test_deepnorm_weights_belong_to_the_depth_of_their_constants() -> None:
+    deep = ModelConfig.model_validate({"residual": "deepnorm", "encoder": {"layers": 6}})
+    kept = ModelConfig.model_validate({"residual": "deepnorm", "wiring": {"planned_encoder_layers": 3}})
+    assert unlike(deep, kept) == ["model.wiring.planned_encoder_layers: 6 -> 3"]

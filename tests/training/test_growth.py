@@ -12,14 +12,20 @@ import torch
 import ziggurat
 from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment
+from ziggurat.config.growth import GrowthConfig, cut_short
 from ziggurat.config.load import change_section
-from ziggurat.config.train import ScheduleConfig, TrainingConfig
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfig
+from ziggurat.errors import ConfigError
+from ziggurat.models.build import build_model, model_slots, stack_residuals
 from ziggurat.models.directory import open_model, read_tensors
+from ziggurat.models.grow import at_depth
+from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.average import regular_checkpoints
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_checkpoint, read_progress
-from ziggurat.training.growth import after_growth, grow_model, stage_ended
+from ziggurat.training.growth import after_growth, carry_over, grow_model, stage_ended
 from ziggurat.training.loop import train
+from ziggurat.training.optim import Optimiser
 from ziggurat.training.schedule import learning_rate
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
@@ -34,11 +40,11 @@ def growing(folder: Path, growth: dict[str, Any] | None = None, **training: Any)
         "validation": {"every_updates": 100, "decode": False},
         **training,
     }
-    experiment = tiny_experiment(folder, **values)
-    model = change_section(
-        experiment.model, {"encoder": {"layers": 4, "history": "blocks"}, "combination": {"period": 1}}, "model"
-    )
-    return experiment.model_copy(update={"model": model})
+    content = tiny_experiment(folder).model_dump()
+    content["model"]["encoder"] |= {"layers": 4, "history": "blocks"}
+    content["model"]["combination"]["period"] = 1
+    content["training"] |= values
+    return Experiment.model_validate(content)
 
 
 def rates(run: Path) -> list[float]:
@@ -60,6 +66,15 @@ def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path,
     assert open_model(run, which="6").experiment.model.encoder.layers == 2  # written before growing
     averaged = open_model(run, which="averaged")
     assert averaged.experiment.model.encoder.layers == 4
+
+
+def test_stages_that_are_not_to_be_kept_leave_nothing(tiny_folder: Path, tmp_path: Path) -> None:
+    growth = {"stages": [{"layers": 2, "updates": 1}]}
+    for keep in (False, True):
+        run = tmp_path / str(keep)
+        train(run, growing(tiny_folder, {**growth, "keep_stages": keep}, stop={"updates": 2}))
+        assert open_model(run, which="last").experiment.model.encoder.layers == 4
+        assert (run / "stages").exists() == keep
 
 
 def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None:
@@ -116,6 +131,68 @@ def test_12_26_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_p
         assert float(state["encoder.layers.1.ffn.in_proj.weight/step"]) == (1.0 if moments == "reset" else 4.0)
 
 
+def learner(layers: int, seed: int, optimiser: str = "adam") -> tuple[Seq2Seq, Optimiser]:
+    config = ModelConfig.model_validate(
+        {"d_model": 8, "d_ff": 12, "heads": 2, "encoder": {"layers": layers}, "decoder": {"layers": 1}}
+    )
+    model = build_model(config, 7, 7, seed=seed)
+    return model, Optimiser(model, model_slots(model), OptimiserConfig.model_validate({"kind": optimiser}))
+
+
+GROWN: list[tuple[str, int, list[int | None]]] = [
+    ("g_top", 3, [0, 1, 2, 1, 2]),
+    ("g_top", 2, [0, 1, 1]),
+    ("top_only", 2, [0, 1, 1, 1, 1]),
+    ("copy_all", 2, [0, 1, 0, 1]),
+    ("interpolate", 2, [0, 0, 1, 1]),
+    ("random", 2, [0, 1, None]),
+]
+
+
+@pytest.mark.parametrize("optimiser", ["adam", "adamw", "radam", "muon"])
+@pytest.mark.parametrize(("strategy", "old", "sources"), GROWN)
+def test_12_26_copied_moments_are_those_of_the_layer_that_was_copied(
+    strategy: str, old: int, sources: list[int | None], optimiser: str
+) -> None:
+    (shallow, theirs), (deep, ours) = learner(old, 1, optimiser), learner(len(sources), 2, optimiser)
+    generator = torch.Generator().manual_seed(3)
+    theirs.set_rate(1e-2)
+    for _ in range(3):
+        for p in theirs.parameters:
+            p.grad = torch.randn(p.shape, generator=generator)  # so no two layers have the same moments
+        theirs.step()
+    fresh = {name: p.detach().clone() for name, p in deep.named_parameters()}
+    growth = GrowthConfig.model_validate({**STAGES, "copy_strategy": strategy, "moments": "copy"})
+    carry_over(growth, shallow, theirs, deep, ours)
+    before, after, weights = theirs.state(), ours.state(), dict(shallow.named_parameters())
+    moments = {key.rpartition("/")[2] for key in before} - {"step"}
+    assert moments == {"exp_avg", "exp_avg_sq"} | ({"momentum_buffer"} if optimiser == "muon" else set())
+    for name, parameter in deep.named_parameters():
+        source: str | None = name
+        if name.startswith("encoder.layers."):
+            _, _, number, rest = name.split(".", 3)
+            taken = sources[int(number)]
+            source = None if taken is None else f"encoder.layers.{taken}.{rest}"
+        assert torch.equal(parameter, fresh[name] if source is None else weights[source])
+        mine = {key.rpartition("/")[2]: value for key, value in after.items() if key.rpartition("/")[0] == name}
+        if source is None:
+            assert not any(value.any() for value in mine.values())
+            continue
+        assert mine.keys() == {key.rpartition("/")[2] for key in before if key.rpartition("/")[0] == source}
+        assert all(torch.equal(value, before[f"{source}/{moment}"]) for moment, value in mine.items())
+        assert all(value.any() for value in mine.values())
+
+
+def test_12_26_moments_begin_anew_where_they_are_not_copied() -> None:
+    (shallow, theirs), (deep, ours) = learner(1, 1), learner(2, 2)
+    for p in theirs.parameters:
+        p.grad = torch.ones_like(p)
+    theirs.step()
+    carry_over(GrowthConfig.model_validate(STAGES), shallow, theirs, deep, ours)
+    assert theirs.state()
+    assert not ours.state()
+
+
 @pytest.mark.parametrize("stop", [2, 3, 5, 6, 7])
 def test_resumed_within_a_stage_or_across_growth_gives_the_same_weights(
     tiny_folder: Path, tmp_path: Path, stop: int
@@ -158,11 +235,61 @@ def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None
         TrainingConfig.model_validate({"growth": growth})
 
 
-def test_a_depth_out_of_reach_is_refused_before_anything_is_written(tiny_folder: Path, tmp_path: Path) -> None:
-    experiment = growing(tiny_folder, {"stages": [{"layers": 1, "updates": 3}]})
-    with pytest.raises(ConfigError, match="first grow to 2 at most"):
-        train(tmp_path / "run", experiment)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    ("growth", "stop", "word"),
+    [
+        ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to 2 at most"),
+        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "must be larger"),
+        ({"stages": [{"layers": 2, "updates": 3}], "copy_strategy": "interpolate"}, {"updates": 9}, "between old ones"),
+    ],
+)
+def test_growth_that_cannot_happen_is_refused_with_the_configuration(
+    tiny_folder: Path, growth: dict[str, Any], stop: dict[str, Any], word: str
+) -> None:
+    content = growing(tiny_folder).model_dump()
+    content["training"] |= {"growth": growth, "stop": stop}
+    with pytest.raises(ValueError, match=word):
+        Experiment.model_validate(content)
+
+
+def test_a_run_too_short_for_its_stages_says_so(tiny_folder: Path, tmp_path: Path) -> None:
+    train(tmp_path / "run", growing(tiny_folder, stop={"updates": 3}))
+    said = (tmp_path / "run" / "log.txt").read_text("utf-8")
+    assert "comes before the end of the stage of 1 layers (3): the encoder will not grow beyond it" in said
+    config = TrainingConfig.model_validate({"growth": {"stages": [{"layers": 2, "epochs": 2}]}, "stop": {"epochs": 3}})
+    assert config.growth is not None
+    assert cut_short(config.growth, config.stop) is None
+
+
+@pytest.mark.parametrize(
+    ("schedule", "highest"),
+    [
+        ({"kind": "gnmt+", "replicas": 8, "warmup_updates": 500, "base": 1e-4}, 8e-4),
+        ({"kind": "noam", "warmup_updates": 50}, 512**-0.5 * 50**-0.5),
+        ({"kind": "isqrt", "warmup_updates": 50, "peak": 2e-3}, 2e-3),
+    ],
+)
+def test_12_26_every_schedule_restarts_at_its_highest_rate(schedule: dict[str, Any], highest: float) -> None:
+    config = TrainingConfig.model_validate({"growth": STAGES, "schedule": schedule})
+    progress = Progress(update=100_000, schedule_update=100_000)
+    after_growth(progress, config)
+    assert learning_rate(config.schedule, progress.schedule_update, d_model=512) == pytest.approx(highest)
+
+
+def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: Path) -> None:
+    schedule = {"kind": "linear", "peak": 1e-3, "warmup_updates": 2, "floor": 0.0}
+    run = tmp_path / "run"
+    train(run, growing(tiny_folder, schedule=schedule, log_every_updates=1))
+    assert rates(run)[-1] == pytest.approx(0.0, abs=1e-12)
+
+
+def test_constants_of_a_growing_run_are_those_of_its_final_depth() -> None:
+    values = {"residual": "admin", "init": {"kind": "admin", "omega": "linear"}, "dropout": {"sublayer": 0.6}}
+    deep = ModelConfig.model_validate({"d_model": 16, "heads": 2, "encoder": {"layers": 6}, **values})
+    shallow = build_model(at_depth(deep, 2), 9, 9)
+    residuals = stack_residuals(shallow.encoder)
+    assert [float(r.skip[0]) for r in residuals] == pytest.approx([12**0.5] * 4)  # type: ignore[index]
+    assert [float(r.dropout.p) for r in residuals] == pytest.approx([0.1, 0.1, 0.2, 0.2])  # type: ignore[arg-type]
 
 
 def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Path) -> None:
@@ -186,7 +313,7 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
     on = read_tensors(tmp_path / "on" / "last" / "model.safetensors")
     for name, values in on.items():
         torch.testing.assert_close(values, after[name].detach(), atol=1e-6, rtol=0)
-    with pytest.raises(CheckpointError, match="ziggurat grow"):
+    with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
     assert not (tmp_path / "off").exists()
     with pytest.raises(ConfigError, match="holds other things"):

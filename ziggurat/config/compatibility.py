@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from ziggurat.config.model import ModelConfig
 
-__all__ = ["refused", "unheeded"]
+__all__ = ["refused", "unheeded", "unlike"]
 
 
 def refused(model: ModelConfig) -> list[str]:
@@ -50,7 +50,9 @@ def unheeded(model: ModelConfig) -> list[str]:
             "share_value": "merged" in attentions,
             "qk_length": model.attention.qk_norm == "l2",
         },
+        "embedding": {"max_positions": model.embedding.positions == "learned"},
         "init": {
+            "qkv": model.init.kind != "deepnorm",
             "alpha": model.init.kind == "depth_scaled",
             "exponent": model.init.kind == "depth_scaled",
             "omega": model.init.kind == "admin",
@@ -69,6 +71,45 @@ def unheeded(model: ModelConfig) -> list[str]:
         if not means_something
         and getattr(getattr(model, section), key) != type(getattr(model, section)).model_fields[key].default
     ]
+
+
+_INITIAL_OR_TRAINING = (
+    "preset",
+    "init.",
+    "dropout.",
+    "encoder.layer_drop",
+    "decoder.layer_drop",
+    "combination.start",
+    "combination.dropout",
+    "wiring.layer_scale",
+    "wiring.omega_trainable",
+    "wiring.planned_encoder_layers",
+)
+"""Keys that say how weights begin or are trained, not what they compute."""
+
+
+def unlike(one: ModelConfig, other: ModelConfig) -> list[str]:
+    """Return the keys by which the same weights would compute something else in `other`: `key: value -> value`."""
+    mine, theirs = _computing(one), _computing(other)
+    both = [key for key in mine if key in theirs]  # a key that means nothing in one of them cannot differ
+    return [f"model.{key}: {mine[key]} -> {theirs[key]}" for key in both if mine[key] != theirs[key]]
+
+
+def _computing(model: ModelConfig) -> dict[str, object]:
+    """Return what weights of `model` compute, as values by dotted key, defaults resolved."""
+    ignored = {key.removeprefix("model.") for key in unheeded(model)}
+    flat: dict[str, object] = {}
+    for key, value in model.model_dump().items():
+        inner = value.items() if isinstance(value, dict) else [("", value)]
+        flat.update({f"{key}.{name}".rstrip("."): v for name, v in inner})
+    flat = {k: v for k, v in flat.items() if k not in ignored and not k.startswith(_INITIAL_OR_TRAINING)}
+    flat |= {"encoder.residual": model.encoder_residual, "decoder.residual": model.decoder_residual}
+    flat |= {"encoder.d_model": model.encoder_width, "encoder.heads": model.encoder_heads}
+    flat |= {"encoder.d_ff": model.encoder.d_ff or model.d_ff}
+    flat.pop("residual")
+    if "deepnorm" in (model.encoder_residual, model.decoder_residual):
+        flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
+    return flat
 
 
 def _sizes(model: ModelConfig) -> Iterator[str]:
@@ -130,6 +171,8 @@ def _rnmt(model: ModelConfig) -> Iterator[str]:
         ("encoder.d_ff", model.encoder.d_ff, {None}),
         ("encoder.heads", model.encoder.heads, {None}),
         ("activation", model.activation, {"relu"}),
+        ("attention.qk_norm", model.attention.qk_norm, {"none"}),
+        ("attention.query_scale", model.attention.query_scale, {False}),
         ("norm", model.norm, {"layer"}),
         ("encoder.layer_drop", model.encoder.layer_drop, {0.0}),
         ("decoder.layer_drop", model.decoder.layer_drop, {0.0}),

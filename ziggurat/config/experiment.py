@@ -9,6 +9,7 @@ from pydantic import model_validator
 from ziggurat.config.base import Section
 from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
+from ziggurat.config.growth import growth_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 
@@ -49,4 +50,7 @@ class Experiment(Section):
                 "`model.embedding.sharing: all` needs one vocabulary for both sides, but `data.subword` has two; "
                 "set `data.subword.joint: true` or `model.embedding.sharing: decoder`"
             )
+        growth = self.training.growth
+        if growth is not None and (reasons := growth_refused(growth, self.model)):
+            raise ValueError(f"`training.growth`: {'; '.join(reasons)}")
         return self

@@ -203,6 +203,11 @@ class ModelConfig(Section):
         return self
 
     @property
+    def planned_encoder_layers(self) -> int:
+        """Encoder layers for which constants of depth are computed."""
+        return self.wiring.planned_encoder_layers or self.encoder.layers
+
+    @property
     def encoder_width(self) -> int:
         """d_model of the encoder."""
         return self.encoder.d_model or self.d_model

@@ -17,14 +17,18 @@ __all__ = ["constant_omega", "profile_omega"]
 
 
 @torch.no_grad()
-def constant_omega(residuals: Sequence[Residual], kind: Literal["log", "linear", "one"]) -> None:
+def constant_omega(
+    residuals: Sequence[Residual], kind: Literal["log", "linear", "one"], planned: int | None = None
+) -> None:
     """Set omega of all n sub-layers of one stack to one number: the profile-free forms of admin-torch.
+
+    n is `planned`, the sub-layers of the stack once it has grown, or by default those it has.
 
     `log`: sqrt((n + 1) / ln(n + 1) - 1), for an output that changes by O(log n) under a small change of the
     parameters; `linear`: sqrt(n), for O(1); `one`: 1, plain post-norm, O(n). The first sub-layer gets it too. A
     stack without omega stays as it is.
     """
-    n = len(residuals)
+    n = planned or len(residuals)
     omega = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "linear": math.sqrt(n), "one": 1.0}[kind]
     for skip in map(_omega, residuals):
         if skip is not None:

@@ -45,14 +45,14 @@ def build_model(
     """
     model = assemble(config, source_vocabulary, target_vocabulary, exact_dropout=exact_dropout)
     depth = Depth(
-        config.wiring.planned_encoder_layers or config.encoder.layers,
+        config.planned_encoder_layers,
         config.decoder.layers,
         merged=config.decoder.attention == "merged",
     )
     initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed))
     if config.init.kind == "admin" and config.init.omega != "profiled":
-        for stack in (model.encoder, model.decoder):
-            constant_omega(stack_residuals(stack), config.init.omega)
+        constant_omega(stack_residuals(model.encoder), config.init.omega, 2 * config.planned_encoder_layers)
+        constant_omega(stack_residuals(model.decoder), config.init.omega)
     return model
 
 

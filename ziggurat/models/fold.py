@@ -200,7 +200,7 @@ class _Stack:
                 self.tensors[matrix] = self.tensors[matrix] / omega
 
     def _deepnorm(self) -> _Folded:
-        planned = self.config.wiring.planned_encoder_layers or self.config.encoder.layers
+        planned = self.config.planned_encoder_layers
         alpha, _ = deepnorm_constants(planned, self.config.decoder.layers, self.decoder)
         return self._constant(alpha)
 

@@ -9,7 +9,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from ziggurat.config.growth import CopyStrategy
+from ziggurat.config.growth import CopyStrategy, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.layers import EncoderLayer
@@ -30,25 +30,18 @@ def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None
     `copy_all` the whole stack on top of itself, `interpolate` every layer in place; `random` copies none. Raises
     ConfigError when the strategy cannot reach that depth.
     """
+    if reason := unreachable(strategy, old, new):
+        raise ConfigError(reason)
     added = new - old
     kept: list[int | None] = list(range(old))
-    if added < 1:
-        raise ConfigError(f"growing from {old} to {new} encoder layers: the new depth must be larger")
     match strategy:
         case "g_top":
-            if added > old:
-                raise ConfigError(
-                    f"`g_top` copies the {added} top layers, but there are {old}; first grow to {2 * old} at most, "
-                    "or use `top_only` or `random`"
-                )
             return kept + kept[old - added :]
         case "top_only":
             return kept + [old - 1] * added
         case "random":
             return kept + [None] * added
         case "copy_all" | "interpolate":
-            if new != 2 * old:
-                raise ConfigError(f"`{strategy}` doubles the depth: from {old} layers to {2 * old}, not {new}")
             return kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)]
 
 
@@ -58,7 +51,7 @@ def at_depth(config: ModelConfig, layers: int) -> ModelConfig:
     Constants that depend on depth, such as DeepNorm's, stay those of `config`, so that layers compute the same in
     both: in a run with stages of growth they are those of the final depth from the start.
     """
-    planned = config.wiring.planned_encoder_layers or config.encoder.layers
+    planned = config.planned_encoder_layers
     return config.model_copy(
         update={
             "encoder": config.encoder.model_copy(update={"layers": layers}),

@@ -122,7 +122,7 @@ class StackParts:
                     number,
                     len(attentions),
                     attention,
-                    wiring.planned_encoder_layers or self.config.encoder.layers,
+                    self.config.planned_encoder_layers,
                     self.config.decoder.layers,
                 ),
                 material,
@@ -134,7 +134,8 @@ class StackParts:
         dropout, config = self.dropout(self.config.dropout.residual), self.config.dropout
         if not config.sublayer:
             return dropout
-        return StochasticBranch(dropout, config.sublayer * layer / self.stack.layers, config.sublayer_unit)
+        depth = self.stack.layers if self.decoder else self.config.planned_encoder_layers
+        return StochasticBranch(dropout, config.sublayer * layer / depth, config.sublayer_unit)
 
     def feed_forward(self) -> nn.Module:
         """Return a feed-forward network."""

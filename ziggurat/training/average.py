@@ -19,7 +19,7 @@ from ziggurat.models.directory import (
     write_model_directory,
 )
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
-from ziggurat.training.growth import stage_model
+from ziggurat.training.growth import stage_experiment
 from ziggurat.training.stopping import finished
 
 __all__ = ["average_run", "mean_weights", "regular_checkpoints"]
@@ -80,6 +80,5 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
-    model = stage_model(experiment, read_progress(folders[-1]).stage)
-    write_model_directory(out, tensors, experiment.model_copy(update={"model": model}), run)
+    write_model_directory(out, tensors, stage_experiment(experiment, read_progress(folders[-1]).stage), run)
     return out, [int(folder.name.removeprefix("step-")) for folder in folders]

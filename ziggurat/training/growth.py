@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
 from pathlib import Path
 
 import torch
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.growth import CopyStrategy, GrowthConfig
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
@@ -18,34 +17,20 @@ from ziggurat.models.grow import at_depth, grow_moments, grow_weights, layer_sou
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.schedule import peak_update
 
-__all__ = ["after_growth", "carry_over", "grow_model", "keep_stage", "refuse_impossible", "stage_ended", "stage_model"]
+__all__ = [
+    "after_growth",
+    "carry_over",
+    "grow_model",
+    "keep_stage",
+    "of_depth",
+    "stage_ended",
+    "stage_experiment",
+    "stage_model",
+]
 
 STAGES = "stages"
-
-
-def refuse_impossible(experiment: Experiment) -> None:
-    """Raise ConfigError when the stages of `training.growth` cannot lead to the configured depth."""
-    growth = experiment.training.growth
-    if growth is None:
-        return
-    _refuse_ungrowable(experiment.model, growth.copy_strategy)
-    depths = [stage.layers for stage in growth.stages] + [experiment.model.encoder.layers]
-    for old, new in pairwise(depths):
-        layer_sources(growth.copy_strategy, old, new)
-
-
-def _refuse_ungrowable(model: ModelConfig, strategy: CopyStrategy) -> None:
-    if model.family != "transformer":
-        raise ConfigError(f"only Transformer encoders grow; `model.family: {model.family}` cannot")
-    if strategy == "interpolate" and (model.encoder.history != "latest" or model.memory != "top"):
-        across = (
-            "memory: transparent" if model.encoder.history == "latest" else f"encoder.history: {model.encoder.history}"
-        )
-        raise ConfigError(
-            "the copy strategy `interpolate` puts new layers between old ones, so the weights of "
-            f"`model.{across}` would belong to other layers; use `g_top`"
-        )
 
 
 def stage_model(experiment: Experiment, stage: int) -> ModelConfig:
@@ -54,6 +39,18 @@ def stage_model(experiment: Experiment, stage: int) -> ModelConfig:
     if growth is None or stage >= len(growth.stages):
         return experiment.model
     return at_depth(experiment.model, growth.stages[stage].layers)
+
+
+def of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
+    """Return the configuration for a model directory of another depth; its stages of growth led elsewhere."""
+    training = experiment.training.model_copy(update={"growth": None})
+    return experiment.model_copy(update={"model": model, "training": training})
+
+
+def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
+    """Return the configuration of the model of stage `stage`, from 0."""
+    model = stage_model(experiment, stage)
+    return experiment if model == experiment.model else of_depth(experiment, model)
 
 
 def stage_ended(p: Progress, config: TrainingConfig) -> bool:
@@ -68,11 +65,11 @@ def stage_ended(p: Progress, config: TrainingConfig) -> bool:
 
 
 def after_growth(p: Progress, config: TrainingConfig) -> None:
-    """Move `p` to the next stage; the schedule's counter t becomes min(t, warm-up) (the released code of P4)."""
+    """Move `p` to the next stage; the schedule's counter t becomes min(t, end of the warm-up) (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1
     if config.growth.restart_rate:
-        p.schedule_update = min(p.schedule_update, max(1, config.schedule.warmup_updates))
+        p.schedule_update = min(p.schedule_update, peak_update(config.schedule))
 
 
 def carry_over(
@@ -89,10 +86,10 @@ def carry_over(
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, model: Seq2Seq) -> Path:
     """Write the model at the end of a stage as a model directory; returns it."""
-    config = stage_model(experiment, stage)
-    folder = run / STAGES / f"{config.encoder.layers:03d}-layers"
+    shallow = stage_experiment(experiment, stage)
+    folder = run / STAGES / f"{shallow.model.encoder.layers:03d}-layers"
     with torch.no_grad():
-        write_model_directory(folder, weights(model), experiment.model_copy(update={"model": config}), run)
+        write_model_directory(folder, weights(model), shallow, run)
     return folder
 
 
@@ -106,12 +103,12 @@ def grow_model(path: Path, out: Path, *, layers: int, strategy: CopyStrategy, wh
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     opened = open_model(path, which=which)
     before = opened.experiment.model
-    _refuse_ungrowable(before, strategy)
+    if reason := ungrowable(before, strategy):
+        raise ConfigError(reason)
     sources = layer_sources(strategy, before.encoder.layers, layers)
     config = at_depth(before, layers)
     source, target = load_tokenizers(opened.directory)
     grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
     grow_weights(grown, weights(opened.model), before.encoder.layers, sources)
-    experiment = opened.experiment.model_copy(update={"model": config})
-    write_model_directory(out, weights(grown), experiment, opened.directory)
+    write_model_directory(out, weights(grown), of_depth(opened.experiment, config), opened.directory)
     return count_parameters(grown)

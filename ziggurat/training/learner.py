@@ -7,9 +7,10 @@ from pathlib import Path
 import torch
 
 from ziggurat.config import Experiment
+from ziggurat.config.compatibility import unlike
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, model_slots
 from ziggurat.models.directory import load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
@@ -63,10 +64,15 @@ class Learner:
     def start_from(self, path: str) -> str:
         """Take the weights of a run or a model directory; return which those are, for people.
 
-        Raises CheckpointError when there is no model or its architecture differs, ConfigError when its vocabularies
+        Raises CheckpointError when there is no model, ConfigError when its architecture differs or its vocabularies
         are not the store's.
         """
         opened = open_model(path)
+        if changed := unlike(opened.experiment.model, stage_model(self.experiment, self.stage)):
+            raise ConfigError(
+                f"`training.start_from: {path}`: the same weights would compute something else here, by "
+                f"{'; '.join(changed)} (`ziggurat grow` makes a deeper model)"
+            )
         for side, ours, theirs in zip(
             ("source", "target"), (self.store.source, self.store.target), load_tokenizers(opened.directory), strict=True
         ):
@@ -75,10 +81,7 @@ class Learner:
                     f"`training.start_from: {path}`: its {side} vocabulary is not that of the store {self.store.path}; "
                     "prepare the data with the model's (`data.subword.kind: existing`)"
                 )
-        try:
-            load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
-        except CheckpointError as error:
-            raise CheckpointError(f"{error} (`ziggurat grow` makes a deeper model of it)") from None
+        load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
         return opened.origin
 
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from ziggurat.config import Experiment
 from ziggurat.config.compatibility import unheeded
+from ziggurat.config.growth import cut_short
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
@@ -31,7 +32,7 @@ from ziggurat.training.checkpoint import (
     save_checkpoint,
 )
 from ziggurat.training.clipping import AdaptiveClipper
-from ziggurat.training.growth import after_growth, keep_stage, refuse_impossible, stage_ended
+from ziggurat.training.growth import after_growth, keep_stage, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.profile import profile_admin
@@ -79,7 +80,6 @@ class _Training:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         keep_freed_memory()
-        refuse_impossible(experiment)
         self.learner = Learner(experiment, store, self.device)
         self.loader = Loader(
             store.train,
@@ -122,6 +122,11 @@ class _Training:
         fresh = self.saved_update < 0 and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
+        model = self.experiment.model
+        if "admin" in (model.encoder_residual, model.decoder_residual) and model.init.kind != "admin" and fresh:
+            self.log.say("`residual: admin` starts as plain post-norm, omega 1, without `init.kind: admin`", "yellow")
+        if self.config.growth is not None and (cut := cut_short(self.config.growth, self.config.stop)):
+            self.log.say(cut, "yellow")
         for key in unheeded(self.experiment.model):
             self.log.say(f"`{key}` is set, but beside the model's other choices it means nothing", "yellow")
         if self.validator is None:
@@ -157,14 +162,15 @@ class _Training:
             shutil.rmtree(self.run / "averaged")
         begun = p.update
         while reason is None:
-            if stage_ended(p, config):
+            while stage_ended(p, config):
                 self._grow()
             group = next(groups)
             rate = learning_rate(
                 config.schedule,
                 p.schedule_update + 1,
                 d_model=self.experiment.model.d_model,
-                last_update=config.stop.updates,
+                # Growing set the counter back; the decay still ends with the run.
+                last_update=config.stop.updates and config.stop.updates - (p.update - p.schedule_update),
             )
             result = train_update(
                 self.learner.model,

@@ -72,8 +72,8 @@ class Optimiser:
         rho_inf = 2 / (1 - beta2) - 1 and rho_t = rho_inf - 2 t beta2^t / (1 - beta2^t).
         """
         (part,) = self.parts
-        moments = next(iter(part.state.values()), None)
-        t = 1 if moments is None else int(moments["step"]) + 1
+        # The youngest decides: after growth with copied moments, fresh layers have taken fewer steps than others.
+        t = 1 + min(int(part.state[p]["step"]) if p in part.state else 0 for p in self.parameters)
         beta2: float = part.defaults["betas"][1]
         decayed = beta2**t
         return 2 / (1 - beta2) - 1 - 2 * t * decayed / (1 - decayed) > 5

@@ -6,7 +6,12 @@ import math
 
 from ziggurat.config.train import ScheduleConfig
 
-__all__ = ["learning_rate"]
+__all__ = ["learning_rate", "peak_update"]
+
+
+def peak_update(config: ScheduleConfig) -> int:
+    """Return the update at which the warm-up has reached its highest rate."""
+    return max(1, config.warmup_updates * (config.replicas if config.kind == "gnmt+" else 1))
 
 
 def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_update: int | None = None) -> float:

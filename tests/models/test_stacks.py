@@ -1,0 +1,250 @@
+"""Whole stacks of every residual kind against equations: what is in a layer, before the first and after the last.
+
+The references take from the model its attention, its feed-forward network (Fixup's is written out) and its parameters;
+how they are joined is written here, from the table of docs/depth.md.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, get_args
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.composition import model as small_model
+from ziggurat.config.model import ResidualKind
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.attention import WholeTarget
+
+V, N, M = 11, 3, 2
+SOURCE = torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]])
+MASK = SOURCE != 0
+TARGET = torch.tensor([[1, 5, 4, 9], [1, 6, 10, 8]])
+HIDDEN = torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.inf)[:, None, None, :]
+FUTURE = torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, None]
+KINDS = get_args(ResidualKind)
+
+FINAL_NORM = {"pre", "res_post", "layer_scale", "peri", "hyper", "none"}
+CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
+SOURCES = {"pre", "lingvo", "none", "layer_scale", "peri", "res_post", "hyper"}
+
+
+def built(residual: str, **choices: Any) -> Seq2Seq:
+    """Return a small model in fp64 whose norms, scales, shifts and biases are away from their neutral start."""
+    options = {"residual": residual, "encoder.layers": N, "decoder.layers": M}
+    options |= {key.replace("__", "."): value for key, value in choices.items()}
+    model = build_model(small_model(options), V, V, seed=3).double().eval()
+    generator = torch.Generator().manual_seed(4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+    return model
+
+
+def ln(x: Tensor, norm: Any) -> Tensor:
+    """Layer normalisation with the gain and bias of `norm`."""
+    assert isinstance(norm, nn.LayerNorm)
+    centred = x - x.mean(-1, keepdim=True)
+    return norm.weight * centred / (centred.pow(2).mean(-1, keepdim=True) + 1e-5).sqrt() + norm.bias
+
+
+def opened(kind: str, x: Tensor, stack: Any) -> Tensor:
+    """What the first layer reads: the embedding, normalised (peri), or copied to the streams (hyper)."""
+    if kind == "peri":
+        return ln(x, stack.entry_norm)
+    return torch.stack([x, x], dim=-2) if kind == "hyper" else x
+
+
+def closed(kind: str, x: Tensor, stack: Any, *, decoder: bool) -> Tensor:
+    """What the stack gives for what the last layer gave."""
+    if kind == "hyper":
+        x = x[..., 0, :] + x[..., 1, :]
+    if kind == "fixup":
+        return x + stack.final_norm.shift if decoder else (x + stack.final_norm.shift) * stack.final_norm.scale
+    return ln(x, stack.final_norm) if kind in FINAL_NORM else x
+
+
+def feed_forward(kind: str, ffn: Any) -> Callable[[Tensor], Tensor]:
+    """Fixup's has a scalar before each linear map and before the activation, and no biases."""
+    if kind != "fixup":
+        return ffn
+
+    def shifted(x: Tensor) -> Tensor:
+        inner = torch.relu((x + ffn.in_proj.shift) @ ffn.in_proj.weight.T + ffn.shift)
+        return (inner + ffn.out_proj.shift) @ ffn.out_proj.weight.T
+
+    return shifted
+
+
+def joined(
+    kind: str, x: Tensor, f: Callable[[Tensor], Tensor], r: Any, below: Tensor, *, attention: bool, decoder: bool
+) -> Tensor:
+    """The stream after one sub-layer `f` with the parameters `r`, for the stream `x`; `below` is the layer's input."""
+    match kind:
+        case "post":
+            return ln(x + f(x), r.out_norm)
+        case "b2t":
+            return ln(x + f(x) if attention else x + f(x) + below, r.out_norm)
+        case "pre":
+            return x + f(ln(x, r.in_norm))
+        case "lingvo":
+            u = ln(x, r.in_norm)
+            return (u if attention else x) + f(u)
+        case "none":
+            return f(ln(x, r.in_norm))
+        case "admin":
+            return ln(r.skip * x + f(x), r.out_norm)
+        case "deepnorm":
+            alpha = (3 * M) ** (1 / 4) if decoder else 0.81 * (N**4 * M) ** (1 / 16)
+            return ln(alpha * x + f(x), r.out_norm)
+        case "rezero" | "fixup":
+            return x + r.branch * f(x)
+        case "layer_scale":
+            return x + r.branch * f(ln(x, r.in_norm))
+        case "peri":
+            return x + ln(f(ln(x, r.in_norm)), r.branch_norm)
+        case "res_post":
+            return x + ln(f(x), r.branch_norm)
+        case "no_norm":
+            return x + f(x)
+        case "hyper":
+            h, (read, keep) = x.transpose(-1, -2), r.alpha.split([1, 2], dim=1)  # h [..., d, n]
+            made = f(ln((h @ read).squeeze(-1), r.in_norm))
+            return (h @ keep + made[..., None] * r.beta).transpose(-1, -2)
+    raise AssertionError(kind)
+
+
+def encoder_layer(kind: str, layer: Any) -> Callable[[Tensor], Tensor]:
+    def layered(x: Tensor) -> Tensor:
+        attend, ffn = lambda u: layer.self_attn(u, HIDDEN), feed_forward(kind, layer.ffn)
+        y = joined(kind, x, attend, layer.self_attn_residual, x, attention=True, decoder=False)
+        return joined(kind, y, ffn, layer.ffn_residual, x, attention=False, decoder=False)
+
+    return layered
+
+
+def decoder_layer(kind: str, layer: Any, memory: Tensor) -> Callable[[Tensor], Tensor]:
+    def layered(x: Tensor) -> Tensor:
+        view = WholeTarget(FUTURE, memory, HIDDEN)
+        cross = lambda u: layer.cross_attn(u, view.remembered(layer.cross_attn))  # noqa: E731
+        own = lambda u: layer.self_attn(u, FUTURE)  # noqa: E731
+        y = joined(kind, x, own, layer.self_attn_residual, x, attention=True, decoder=True)
+        y = joined(kind, y, cross, layer.cross_attn_residual, x, attention=True, decoder=True)
+        return joined(kind, y, feed_forward(kind, layer.ffn), layer.ffn_residual, x, attention=False, decoder=True)
+
+    return layered
+
+
+def layers_of(kind: str, model: Any, memory: Tensor | None = None) -> list[Callable[[Tensor], Tensor]]:
+    if memory is None:
+        return [encoder_layer(kind, layer) for layer in model.encoder.layers]
+    return [decoder_layer(kind, layer, memory) for layer in model.decoder.layers]
+
+
+def plain(kind: str, model: Any, memory: Tensor | None = None) -> list[Tensor]:
+    """Return the stream before the first layer and after each, of the encoder or, with `memory`, of the decoder."""
+    stack = model.encoder if memory is None else model.decoder
+    x = model.source_embedding(SOURCE) if memory is None else model.target_embedding(TARGET)
+    outputs = [opened(kind, x, stack)]
+    for layer in layers_of(kind, model, memory):
+        outputs.append(layer(outputs[-1]))
+    return outputs
+
+
+def same(got: Tensor, expected: Tensor) -> None:
+    torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_encoder_is_its_equations(kind: str) -> None:
+    model = built(kind)
+    outputs: list[Tensor] = []
+    memory = model.encode(SOURCE, MASK, outputs)
+    expected = plain(kind, model)
+    same(memory.of(0), closed(kind, expected[-1], model.encoder, decoder=False))
+    for got, layer in zip(outputs, expected[1:], strict=True):
+        same(got, layer.sum(-2) if kind == "hyper" else layer)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_decoder_is_its_equations(kind: str) -> None:
+    model = built(kind)
+    memory = model.encode(SOURCE, MASK)
+    expected = closed(kind, plain(kind, model, memory.of(0))[-1], model.decoder, decoder=True)
+    same(model.decode(TARGET, memory), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_stack_has_no_parameter_beyond_its_equations(kind: str) -> None:
+    model = built(kind)
+    for stack, decoder in ((model.encoder, False), (model.decoder, True)):
+        around = {name for name, _ in stack.named_parameters() if not name.startswith("layers.")}
+        final = {"final_norm.weight", "final_norm.bias"} if kind in FINAL_NORM else set()
+        if kind == "fixup":
+            final = {"final_norm.shift"} if decoder else {"final_norm.shift", "final_norm.scale"}
+            assert not [name for name, _ in stack.named_parameters() if name.endswith("bias")]
+        assert around == final | ({"entry_norm.weight", "entry_norm.bias"} if kind == "peri" else set())
+
+
+@pytest.mark.parametrize("side", ["encoder", "decoder"])
+@pytest.mark.parametrize("host", KINDS)
+def test_a_stack_without_residuals_ends_as_its_host_does(host: str, side: str) -> None:
+    model = built(host, **{f"{side}__residual": "none"})
+    memory = model.encode(SOURCE, MASK)
+    decoder = side == "decoder"
+    last = plain("none", model, memory.of(0) if decoder else None)[-1]
+    end = "none" if host == "hyper" else host  # hyper's norm, but there is only one stream
+    got = model.decode(TARGET, memory) if decoder else memory.of(0)
+    same(got, closed(end, last, getattr(model, side), decoder=decoder))
+
+
+def combined(norm_at: str, kind: str, model: Any, memory: Tensor | None = None) -> Tensor:
+    """Return the output of a stack with `dlcl` (methods.md, P1): layer l + 1 reads G_l, the stack ends with G_L.
+
+    G_l is sum_k W[l, k] LN_k(y_k) (sources) or LN_l(sum_k W[l, k] y_k) (consumers), without LN_0, or has no norm.
+    """
+    stack = model.encoder if memory is None else model.decoder
+    x = model.source_embedding(SOURCE) if memory is None else model.target_embedding(TARGET)
+    weight, norms = stack.history.weight, stack.history.norms
+    outputs: list[Tensor] = [opened(kind, x, stack)]
+
+    def read() -> Tensor:
+        row = len(outputs) - 1
+        terms = [ln(y, norms[k]) if norm_at == "sources" and k else y for k, y in enumerate(outputs)]
+        total = sum((weight[row, k] * term for k, term in enumerate(terms)), torch.zeros_like(terms[0]))
+        return ln(total, norms[row]) if norm_at == "consumers" and row else total
+
+    for layer in layers_of(kind, model, memory):
+        outputs.append(layer(read()))
+    return closed(kind, read(), stack, decoder=memory is not None)
+
+
+@pytest.mark.parametrize("norm", ["auto", "sources", "consumers", "none"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_combinations_of_layers_normalise_where_the_residual_kind_does(kind: str, norm: str) -> None:
+    model = built(kind, encoder__history="dlcl", decoder__history="dlcl", combination__norm=norm)
+    by_kind = "consumers" if kind in CONSUMERS else "sources" if kind in SOURCES else "none"
+    norm_at = by_kind if norm == "auto" else norm
+    memory = model.encode(SOURCE, MASK)
+    same(memory.of(0), combined(norm_at, kind, model))
+    same(model.decode(TARGET, memory), combined(norm_at, kind, model, memory.of(0)))
+
+
+def test_every_kind_says_where_combinations_normalise() -> None:
+    assert set(KINDS) == CONSUMERS | SOURCES | {"rezero", "no_norm", "fixup"}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind: str) -> None:
+    model = built(kind, memory="transparent")
+    assert model.encoder.final_norm is None
+    memory = model.encode(SOURCE, MASK)
+    streams = [x.sum(-2) if kind == "hyper" else x for x in plain(kind, model)]
+    shares = model.encoder.transparent.weight.softmax(-1)  # type: ignore[operator, union-attr]
+    assert shares.shape == (M, N + 1)
+    for reader, row in enumerate(shares):
+        same(memory.of(reader), sum(share * x for share, x in zip(row, streams, strict=True)))
