@@ -46,7 +46,7 @@ METHODS: dict[str, list[str]] = {
         "training.schedule.peak=2e-3",
     ],
 }
-"""Method -> overrides. Rates are those of the papers' recipes; warm-up and budget are scaled down (README.md)."""
+"""Method -> overrides. One rate per family of methods, near those of their recipes (README.md)."""
 
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12), "60-12": (60, 12)}
 """Encoder and decoder layers."""

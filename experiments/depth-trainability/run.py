@@ -1,7 +1,7 @@
 """Train every method at every depth on the same data order and budget; one JSON file of figures per run.
 
     python experiments/depth-trainability/run.py --store STORE --depth 18-18 --method post --updates 400
-    python experiments/depth-trainability/run.py --store STORE --unequal          # 300 updates of each initialisation
+    python experiments/depth-trainability/run.py --store STORE --unequal --updates 300   # each initialisation
     python experiments/depth-trainability/table.py                               # figures -> tables and figure
 
 Run from the repository with Multi30k prepared by `ziggurat prepare multi30k-de-en`; results that are there already are

@@ -112,6 +112,9 @@ def main() -> None:
         )
         print("|---|---|---|---|---|---|---|")
         for run in found:
+            if run["failure"] is not None or not run["train"]:
+                print(f"| {run['name']} | diverged: {run['failure']} | | | | | {run['seconds']:.0f} |")
+                continue
             last = run["train"][-1][0]
             windows = [loss_between(run, a, b) for a, b in ((1, 100), (101, 200), (last - 99, last))]
             dev = run["dev"][-1][1] if run["dev"] else float("nan")
@@ -130,7 +133,7 @@ def main() -> None:
         ):
             windows = [loss_between(run, a, b) for a, b in ((1, 50), (51, 100), (101, 200), (201, 300))]
             norms = [norm for _, _, norm in run["train"] if norm is not None]
-            print(f"| {run['depth']} | {run['name']} | {' | '.join(windows)} | {max(norms):.1f} |")
+            print(f"| {run['depth']} | {run['name']} | {' | '.join(windows)} | {max(norms, default=0.0):.1f} |")
     if compared:
         (HERE / "curves.svg").write_text(figure(compared), encoding="utf-8")
 
