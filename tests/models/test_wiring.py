@@ -330,7 +330,7 @@ def test_a_combination_reads_the_outputs_within_its_window_and_no_others(side: s
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_softmax_makes_combinations_indifferent_to_a_constant(side: str) -> None:
+def test_softmax_makes_combinations_indifferent_to_a_constant_in_each_row(side: str) -> None:
     for softmax in (False, True):
         model = built({**DLCL, "combination.softmax": softmax, "combination.norm": "none"}).double().eval()
         (weight,) = found(model, f"{side}.history.weight")
@@ -345,8 +345,8 @@ def test_softmax_makes_combinations_indifferent_to_a_constant(side: str) -> None
         assert torch.allclose(hidden(), before, atol=1e-10, rtol=0) == softmax
 
 
-@pytest.mark.parametrize("depths", [(3, 5)])
-def test_the_share_of_dropped_branches_grows_with_the_layer_of_each_stack(depths: tuple[int, int]) -> None:
+def test_the_share_of_dropped_branches_grows_with_the_layer_of_each_stack() -> None:
+    depths = (3, 5)
     model = built({"encoder.layers": depths[0], "decoder.layers": depths[1], "dropout.sublayer": 0.3})
     for stack, depth in zip((model.encoder, model.decoder), depths, strict=True):
         for number, layer in enumerate(stack.layers, start=1):  # type: ignore[arg-type, union-attr]
