@@ -7,14 +7,12 @@ import math
 from ziggurat.config.wiring import InitConfig
 from ziggurat.init.depth import Depth
 from ziggurat.init.draw import Draw, Normal
-from ziggurat.init.roles import Role, Slot
+from ziggurat.init.roles import Slot
 from ziggurat.init.xavier import xavier
 from ziggurat.nn.residual.deepnorm import deepnorm_constants
-from ziggurat.nn.roles import MATRICES
+from ziggurat.nn.roles import MATRICES, WRITTEN
 
 __all__ = ["deepnorm"]
-
-_SMALL = frozenset({Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT})
 
 
 def deepnorm(slot: Slot, config: InitConfig, depth: Depth) -> Draw:
@@ -27,7 +25,7 @@ def deepnorm(slot: Slot, config: InitConfig, depth: Depth) -> Draw:
     if not slot.layer or slot.role not in MATRICES:
         return xavier(slot, config, depth)
     gain = 1.0
-    if slot.role in _SMALL:
+    if slot.role in WRITTEN:
         _, gain = deepnorm_constants(depth.encoder_layers, depth.decoder_layers, slot.decoder)
     fan_out, fan_in = slot.values.shape
     return Normal(gain * math.sqrt(2.0 / (fan_in + fan_out)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -11,61 +13,53 @@ __all__ = ["AsBuilt", "Constant", "Draw", "Normal", "Uniform"]
 
 
 @dataclass(frozen=True)
-class Uniform:
-    """U(-bound, bound)."""
+class Draw(ABC):
+    """What a scheme says of one parameter; `size` is what a factor of its values multiplies."""
 
-    bound: float
+    size: float
 
-    def scaled(self, factor: float) -> Uniform:
+    def scaled(self, factor: float) -> Self:
         """Return the distribution of `factor` times a value."""
-        return Uniform(self.bound * factor)
+        return replace(self, size=self.size * factor)
+
+    @abstractmethod
+    def fill(self, values: Tensor, generator: torch.Generator) -> None:
+        """Draw `values`, of any shape, in place."""
+
+
+class Uniform(Draw):
+    """U(-size, size)."""
 
     def fill(self, values: Tensor, generator: torch.Generator) -> None:
         """Draw `values`, of any shape, in place."""
-        values.uniform_(-self.bound, self.bound, generator=generator)
+        values.uniform_(-self.size, self.size, generator=generator)
 
 
-@dataclass(frozen=True)
-class Normal:
-    """N(0, std^2)."""
-
-    std: float
-
-    def scaled(self, factor: float) -> Normal:
-        """Return the distribution of `factor` times a value."""
-        return Normal(self.std * factor)
+class Normal(Draw):
+    """N(0, size^2)."""
 
     def fill(self, values: Tensor, generator: torch.Generator) -> None:
         """Draw `values`, of any shape, in place."""
-        values.normal_(0.0, self.std, generator=generator)
+        values.normal_(0.0, self.size, generator=generator)
 
 
-@dataclass(frozen=True)
-class Constant:
-    """One number."""
-
-    value: float
-
-    def scaled(self, factor: float) -> Constant:
-        """Return `factor` times the number."""
-        return Constant(self.value * factor)
+class Constant(Draw):
+    """The number `size`."""
 
     def fill(self, values: Tensor, generator: torch.Generator) -> None:
         """Fill `values`, of any shape, in place; nothing is drawn."""
-        values.fill_(self.value)
+        values.fill_(self.size)
 
 
-@dataclass(frozen=True)
-class AsBuilt:
-    """What the module that owns the parameter has put there."""
+class AsBuilt(Draw):
+    """What the module that owns the parameter has put there; schemes do not scale it."""
 
-    def scaled(self, factor: float) -> AsBuilt:
-        """Return itself: schemes do not touch such values."""
+    def __init__(self) -> None:
+        super().__init__(1.0)
+
+    def scaled(self, factor: float) -> Self:
+        """Return itself."""
         return self
 
     def fill(self, values: Tensor, generator: torch.Generator) -> None:
         """Leave `values` as they are; nothing is drawn."""
-
-
-Draw = Uniform | Normal | Constant | AsBuilt
-"""What a scheme says of one parameter."""

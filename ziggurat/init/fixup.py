@@ -6,7 +6,8 @@ from ziggurat.config.wiring import InitConfig
 from ziggurat.init.depth import Depth
 from ziggurat.init.draw import Constant, Draw
 from ziggurat.init.roles import Role, Slot
-from ziggurat.init.xavier import QUERY_KEY_VALUE, xavier
+from ziggurat.init.xavier import xavier
+from ziggurat.nn.roles import QUERY_KEY_VALUE
 
 __all__ = ["fixup"]
 

@@ -7,10 +7,9 @@ from ziggurat.init.depth import Depth
 from ziggurat.init.draw import Draw, Uniform
 from ziggurat.init.roles import Role, Slot
 from ziggurat.init.xavier import xavier, xavier_bound
+from ziggurat.nn.roles import WRITTEN
 
 __all__ = ["t_fixup"]
-
-_SMALL = frozenset({Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT})
 
 
 def t_fixup(slot: Slot, config: InitConfig, depth: Depth) -> Draw:
@@ -24,7 +23,7 @@ def t_fixup(slot: Slot, config: InitConfig, depth: Depth) -> Draw:
     decoder_factor = (9.0 * depth.decoder_layers) ** -0.25
     if slot.role is Role.EMBEDDING:
         return xavier(slot, config, depth).scaled(decoder_factor)
-    if slot.role in _SMALL and slot.layer:
+    if slot.role in WRITTEN and slot.layer:
         factor = decoder_factor if slot.decoder else 0.67 * depth.encoder_layers**-0.25
         return Uniform(factor * xavier_bound(slot, fused=False))
     return xavier(slot, config, depth)

@@ -8,11 +8,9 @@ from ziggurat.config.wiring import InitConfig
 from ziggurat.init.depth import Depth
 from ziggurat.init.draw import AsBuilt, Constant, Draw, Normal, Uniform
 from ziggurat.init.roles import Role, Slot
+from ziggurat.nn.roles import QUERY_KEY_VALUE
 
-__all__ = ["QUERY_KEY_VALUE", "xavier", "xavier_bound"]
-
-QUERY_KEY_VALUE = frozenset({Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE})
-"""Roles of the maps that a Glorot bound may take as one matrix."""
+__all__ = ["xavier", "xavier_bound"]
 
 
 def xavier_bound(slot: Slot, *, fused: bool) -> float:

@@ -17,7 +17,7 @@ from ziggurat.data.corpus import MANIFEST, read_manifest
 from ziggurat.data.provenance import unlike_store
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
-from ziggurat.models.build import FAMILY, count_parameters
+from ziggurat.models.build import assemble, count_parameters
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["Inspection", "VocabularySizes", "bare_model", "inspect_experiment", "parts", "vocabulary_sizes"]
@@ -117,7 +117,7 @@ def bare_model(config: ModelConfig, source_vocabulary: int, target_vocabulary: i
     Raises ConfigError as build_model does.
     """
     with torch.device("meta"):
-        return FAMILY[config.family](config, source_vocabulary, target_vocabulary, False)
+        return assemble(config, source_vocabulary, target_vocabulary)
 
 
 def parts(model: Seq2Seq) -> dict[str, int]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -17,11 +19,48 @@ from ziggurat.nn.attention import (
 )
 from ziggurat.nn.residual import Residual
 
-__all__ = ["AnyDecoderLayer", "DecoderLayer", "DecoderLayerCache", "EncoderLayer", "MergedDecoderLayer"]
+__all__ = ["AnyDecoderLayer", "DecoderLayer", "DecoderLayerCache", "EncoderLayer", "Layer", "MergedDecoderLayer"]
+
+View = TypeVar("View")
+"""What a layer sees besides the stream: the bias that hides padding (encoder), or a TargetView (decoder)."""
 
 
-class EncoderLayer(nn.Module):
-    """Self-attention and feed-forward network.
+class Layer(nn.Module, Generic[View]):
+    """Sub-layers in their order, the last of them the feed-forward network `ffn`.
+
+    Kinds register their Residuals in the order in which a forward pass meets them.
+    """
+
+    ffn: nn.Module
+    ffn_residual: Residual
+
+    @abstractmethod
+    def _attentions(self) -> list[Callable[[Tensor, View, Tensor], Tensor]]:
+        """Return the attention sub-layers as functions of (stream, view, input of the layer)."""
+
+    def _sublayers(self) -> list[Callable[[Tensor, View, Tensor], Tensor]]:
+        return [*self._attentions(), self._transform]
+
+    def _transform(self, x: Tensor, view: View, below: Tensor) -> Tensor:
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
+
+    def forward(self, x: Tensor, view: View) -> Tensor:
+        """Return what the layer makes of the stream `x`: [batch, length, d_model], [batch, beam, d_model] in a step.
+
+        With hyper-connections the stream is [..., streams, d_model].
+        """
+        below = x
+        for sublayer in self._sublayers():
+            x = sublayer(x, view, below)
+        return x
+
+    def sublayers(self) -> list[Callable[[Tensor, View], Tensor]]:
+        """Return the sub-layers as functions of (stream, view), for wiring between them; each is its own `below`."""
+        return [lambda x, view, f=f: f(x, view, x) for f in self._sublayers()]  # type: ignore[misc]
+
+
+class EncoderLayer(Layer[Tensor | None]):
+    """Self-attention and feed-forward network; the view is a bias [batch, 1, 1, source].
 
     Args:
         self_attn: attention over the source.
@@ -35,19 +74,11 @@ class EncoderLayer(nn.Module):
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, source, d_model] for `x` of that shape; `bias` is [batch, 1, 1, source]."""
-        return self._transform(self._attend(x, bias, x), bias, x)
-
-    def sublayers(self) -> list[Callable[[Tensor, Tensor | None], Tensor]]:
-        """Return the sub-layers as functions of (x, bias), for wiring between them."""
-        return [lambda x, bias: self._attend(x, bias, x), lambda x, bias: self._transform(x, bias, x)]
+    def _attentions(self) -> list[Callable[[Tensor, Tensor | None, Tensor], Tensor]]:
+        return [self._attend]
 
     def _attend(self, x: Tensor, bias: Tensor | None, below: Tensor) -> Tensor:
         return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), bias), below)
-
-    def _transform(self, x: Tensor, bias: Tensor | None, below: Tensor) -> Tensor:
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
 
 
 class DecoderLayerCache:
@@ -78,7 +109,7 @@ class DecoderLayerCache:
             self.cross.keep(sentences)
 
 
-class DecoderLayer(nn.Module):
+class DecoderLayer(Layer[TargetView]):
     """Attention to the target so far, attention to the memory, feed-forward network.
 
     Args:
@@ -105,20 +136,8 @@ class DecoderLayer(nn.Module):
         """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
         return DecoderLayerCache(self.self_attn.start(), self.cross_attn.remember(memory, bias, keep_weights))
 
-    def forward(self, x: Tensor, at: TargetView) -> Tensor:
-        """Return what the layer makes of `x`: [batch, target, d_model], or [batch, beam, d_model] in a step."""
-        below = x
-        for sublayer in (self._attend_target, self._attend_memory, self._transform):
-            x = sublayer(x, at, below)
-        return x
-
-    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
-        """Return the sub-layers as functions of (x, view), for wiring between them."""
-        return [
-            lambda x, at: self._attend_target(x, at, x),
-            lambda x, at: self._attend_memory(x, at, x),
-            lambda x, at: self._transform(x, at, x),
-        ]
+    def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
+        return [self._attend_target, self._attend_memory]
 
     def _attend_target(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
         return self.self_attn_residual(x, at.attend(self.self_attn, self.self_attn_residual.enter(x)), below)
@@ -127,11 +146,8 @@ class DecoderLayer(nn.Module):
         context = self.cross_attn(self.cross_attn_residual.enter(x), at.remembered(self.cross_attn))
         return self.cross_attn_residual(x, context, below)
 
-    def _transform(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
 
-
-class MergedDecoderLayer(nn.Module):
+class MergedDecoderLayer(Layer[TargetView]):
     """One sub-layer that attends to the target so far and to the memory, and the feed-forward network.
 
     Args:
@@ -150,19 +166,11 @@ class MergedDecoderLayer(nn.Module):
         """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
         return DecoderLayerCache(self.merged_attn.start(), self.merged_attn.cross.remember(memory, bias, keep_weights))
 
-    def forward(self, x: Tensor, at: TargetView) -> Tensor:
-        """Return what the layer makes of `x`: [batch, target, d_model], or [batch, beam, d_model] in a step."""
-        return self._transform(self._attend(x, at, x), at, x)
-
-    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
-        """Return the sub-layers as functions of (x, view), for wiring between them."""
-        return [lambda x, at: self._attend(x, at, x), lambda x, at: self._transform(x, at, x)]
+    def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
+        return [self._attend]
 
     def _attend(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
         return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), at), below)
-
-    def _transform(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
 
 
 AnyDecoderLayer = DecoderLayer | MergedDecoderLayer

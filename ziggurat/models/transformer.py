@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer
+from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, Layer, View
 from ziggurat.models.memory import Memory
-from ziggurat.nn.attention import TargetView, WholeTarget, causal_bias, padding_bias
+from ziggurat.nn.attention import WholeTarget, causal_bias, padding_bias
 from ziggurat.nn.history import History, Past
 from ziggurat.nn.history.transparent import Transparent
 
 __all__ = ["Decoder", "DecoderCache", "Encoder", "Frame"]
-
-_View = TypeVar("_View", Tensor | None, TargetView)
 
 
 @dataclass(frozen=True)
@@ -62,10 +60,10 @@ class _Stack(nn.Module):
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous()
         return self.history.start(x)
 
-    def _through(self, layer: nn.Module, past: Past, view: _View) -> tuple[Past, Tensor]:
+    def _through(self, module: nn.Module, past: Past, view: View) -> tuple[Past, Tensor]:
         """Return what is known after one more layer, and what that layer read."""
-        units: list[Callable[[Tensor, _View], Tensor]]
-        units = cast(EncoderLayer, layer).sublayers() if self.split else [layer]  # type: ignore[assignment]
+        layer = cast(Layer[View], module)
+        units: Sequence[Callable[[Tensor, View], Tensor]] = layer.sublayers() if self.split else [layer]
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
         inputs = []
         for unit in units:

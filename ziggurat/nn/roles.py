@@ -8,7 +8,7 @@ from enum import Enum
 
 from torch import Tensor, nn
 
-__all__ = ["MATRICES", "Role", "Slot", "linear_slots"]
+__all__ = ["MATRICES", "QUERY_KEY_VALUE", "WRITTEN", "Role", "Slot", "linear_slots"]
 
 
 class Role(Enum):
@@ -35,17 +35,13 @@ class Role(Enum):
     WIRING = "wiring"
 
 
-MATRICES = frozenset(
-    {
-        Role.ATTENTION_QUERY,
-        Role.ATTENTION_KEY,
-        Role.ATTENTION_VALUE,
-        Role.ATTENTION_OUT,
-        Role.GATE,
-        Role.FFN_IN,
-        Role.FFN_OUT,
-    }
-)
+QUERY_KEY_VALUE = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
+"""Roles of the rows of a fused attention matrix, in their order."""
+
+WRITTEN = frozenset({Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT})
+"""Roles of the maps that a branch's output is proportional to: what DeepNorm and T-Fixup make small."""
+
+MATRICES = WRITTEN | {Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.GATE}
 """Roles of the linear maps inside Transformer layers: what depth-scaled initialisation scales."""
 
 

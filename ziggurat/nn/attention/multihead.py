@@ -13,7 +13,7 @@ from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.target import OwnAttention
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.roles import Role, Slot, linear_slots
+from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
 
 if TYPE_CHECKING:
     from ziggurat.nn.residual.fixup import ShiftedLinear
@@ -22,8 +22,6 @@ __all__ = ["CrossAttention", "LinearMaker", "SelfAttention", "join_heads", "spli
 
 LinearMaker = Callable[[int, int], "nn.Linear | ShiftedLinear"]
 """Makes a linear map from (width in, width out)."""
-
-_QKV = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
@@ -102,7 +100,7 @@ class SelfAttention(OwnAttention):
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""
         d = self.out_proj.weight.shape[0]
-        for role, part in zip(_QKV, self.qkv_proj.weight.split(d), strict=True):
+        for role, part in zip(QUERY_KEY_VALUE, self.qkv_proj.weight.split(d), strict=True):
             yield Slot(part, role, f"qkv_proj.weight[{role.value}]", 3 * d)
         if self.qkv_proj.bias is not None:
             yield Slot(self.qkv_proj.bias, Role.BIAS, "qkv_proj.bias")
@@ -173,7 +171,7 @@ class CrossAttention(nn.Module):
         """Yield the role of every parameter of its own."""
         d = self.q_proj.weight.shape[0]
         yield Slot(self.q_proj.weight, Role.ATTENTION_QUERY, "q_proj.weight", 3 * d, cross=True)
-        for role, part in zip(_QKV[1:], self.kv_proj.weight.split(d), strict=True):
+        for role, part in zip(QUERY_KEY_VALUE[1:], self.kv_proj.weight.split(d), strict=True):
             yield Slot(part, role, f"kv_proj.weight[{role.value}]", 3 * d, cross=True)
         for name in ("q_proj", "kv_proj"):
             if (bias := getattr(self, name).bias) is not None:
