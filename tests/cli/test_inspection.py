@@ -222,6 +222,9 @@ def test_recipes_are_listed_by_paper_table_and_row(ziggurat: Ziggurat) -> None:
     assert row["also"][0]["published_scores"]["dev_bleu"] == 26.56
     assert found["admin-en-de-base-60-12-post"]["published_failure"] is True
     assert found["demo"]["paper"] is None
+    name = "admin-en-fr-base-60-12-admin"
+    one = json.loads(ziggurat("recipes", name, "--json").out)
+    assert one == {**RECIPES[name].document(), "text": RECIPES[name].text()}
     text = ziggurat("recipes").out
     assert all(f"{name} " in text for name in recipe_names())
     of_paper = ziggurat("recipes", "admin").out.splitlines()

@@ -9,7 +9,16 @@ import pytest
 
 from tests.composition import refusal
 from ziggurat.config.compatibility import unheeded, unlike
+from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import ModelConfig
+from ziggurat.config.notices import notices
+
+DATA = {
+    "store": "store",
+    "source_language": "de",
+    "target_language": "en",
+    "train": [{"source": "a", "target": "b"}],
+}
 
 
 @pytest.mark.parametrize(
@@ -30,6 +39,15 @@ from ziggurat.config.model import ModelConfig
 )  # fmt: skip
 def test_settings_without_meaning_are_named(values: dict[str, Any], keys: list[str]) -> None:
     assert unheeded(ModelConfig.model_validate(values)) == keys
+
+
+def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
+    model = {"residual": "post", "encoder": {"residual": "admin"}, "combination": {"softmax": True}}
+    setting, omega = notices(Experiment.model_validate({"data": DATA, "model": model}))
+    assert setting.startswith("`model.combination.softmax` is set")
+    assert "omega 1, without `init.kind: admin`" in omega
+    model = {"residual": "admin", "init": {"kind": "admin"}}
+    assert notices(Experiment.model_validate({"data": DATA, "model": model})) == []
 
 
 @pytest.mark.parametrize(

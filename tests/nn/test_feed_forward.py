@@ -85,6 +85,19 @@ def test_swiglu_follows_the_formula_of_llama() -> None:
     torch.testing.assert_close(network(x), expected, atol=1e-10, rtol=0)
 
 
+def test_shifted_swiglu_has_a_scalar_before_each_map_and_the_activation() -> None:
+    network = GatedFeedForward(4, 6, Masking(), linear=ShiftedLinear, shifted=True)
+    roles = {slot.name: slot.role for slot in assign_roles(network)}
+    assert roles["shift"] is roles["in_proj.shift"] is roles["out_proj.shift"] is Role.WIRING
+    x, network = vector(4), drawn(network)
+    gate_proj, up_proj = network.in_proj.weight.chunk(2)
+    shifted = x + network.in_proj.shift
+    gate = shifted @ gate_proj.T + network.shift
+    inner = gate / (1 + torch.exp(-gate)) * (shifted @ up_proj.T)
+    expected = (Masking()(inner) + network.out_proj.shift) @ network.out_proj.weight.T
+    torch.testing.assert_close(network(x), expected, atol=1e-10, rtol=0)
+
+
 @pytest.mark.parametrize(
     ("d_ff", "width"), [(2048, 1408), (4096, 2752), (512, 384), (96, 64), (100, 68), (6, 4), (7, 5), (1, 1)]
 )

@@ -12,6 +12,7 @@ from ziggurat.cli.output import print_json
 from ziggurat.cli.preparation import Json, Overrides
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.compatibility import unheeded
+from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
 from ziggurat.config.recipes import load_named
 
@@ -46,8 +47,13 @@ def inspect(
 
 def _document(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
     published = recipe.place.published.count if recipe else None
-    unused = unheeded(experiment.model)
-    return {"name": name, **asdict(inspection), "published_parameters": published, "unheeded": unused}
+    return {
+        "name": name,
+        **asdict(inspection),
+        "published_parameters": published,
+        "unheeded": unheeded(experiment.model),
+        "notices": notices(experiment),
+    }
 
 
 def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> str:
@@ -69,5 +75,4 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
     lines += ["", f"vocabulary    {sizes.source:,} source and {sizes.target:,} target tokens, from {sizes.origin}", ""]
     width = max(len(f"{method.key}: {method.value}") for method in inspection.methods)
     lines += [f"{f'{method.key}: {method.value}':<{width}}  {method.paper}" for method in inspection.methods]
-    lines += [f"`{key}` is set, but beside the other choices it means nothing" for key in unheeded(model)]
-    return "\n".join(lines)
+    return "\n".join([*lines, *notices(experiment)])

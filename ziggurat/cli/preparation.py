@@ -10,7 +10,7 @@ import typer
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ziggurat.cli.output import console, counted, print_json
-from ziggurat.config.papers import PaperRecipe, paper_keys, paper_recipes
+from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
 from ziggurat.duration import duration
@@ -38,25 +38,31 @@ def recipes(
     """
     if name is not None and name not in paper_keys():
         text = recipe_text(name)
-        print_json({"name": name, "text": text}) if json else print(text, end="")
+        print_json({**_listed(name), "text": text}) if json else print(text, end="")
         return
     plain = [] if name else plain_recipe_names()
     listed = [paper_recipes(key) for key in paper_keys() if name in (None, key)]
     if json:
-        nowhere: dict[str, Any] = {
-            "paper": None,
-            "table": None,
-            "row": None,
-            "published_parameters": None,
-            "published_scores": {},
-        }
-        from_papers = [recipe.document() for of_paper in listed for recipe in of_paper.values()]
-        print_json([*({"name": n, "summary": recipe_summary(n), **nowhere} for n in plain), *from_papers])
+        print_json([_listed(n) for n in (*plain, *(n for of_paper in listed for n in of_paper))])
         return
     if plain:
         width = max(map(len, plain))
         print("\n".join(f"{n:<{width}}  {recipe_summary(n)}" for n in plain), end="\n\n")
     print("\n\n".join(_paper_text(list(of_paper.values())) for of_paper in listed))
+
+
+def _listed(name: str) -> dict[str, Any]:
+    """Return what there is to say of a recipe besides its configuration."""
+    if (recipe := find_paper_recipe(name)) is not None:
+        return recipe.document()
+    nowhere: dict[str, Any] = {
+        "paper": None,
+        "table": None,
+        "row": None,
+        "published_parameters": None,
+        "published_scores": {},
+    }
+    return {"name": name, "summary": recipe_summary(name), **nowhere}
 
 
 def _paper_text(listed: Sequence[PaperRecipe]) -> str:

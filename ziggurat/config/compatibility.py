@@ -105,7 +105,7 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat = {k: v for k, v in flat.items() if k not in ignored and not k.startswith(_INITIAL_OR_TRAINING)}
     flat |= {"encoder.residual": model.encoder_residual, "decoder.residual": model.decoder_residual}
     flat |= {"encoder.d_model": model.encoder_width, "encoder.heads": model.encoder_heads}
-    flat |= {"encoder.d_ff": model.encoder.d_ff or model.d_ff}
+    flat |= {"encoder.d_ff": model.encoder_d_ff}
     flat.pop("residual")
     if "deepnorm" in (model.encoder_residual, model.decoder_residual):
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers

@@ -213,6 +213,11 @@ class ModelConfig(Section):
         return self.encoder.d_model or self.d_model
 
     @property
+    def encoder_d_ff(self) -> int:
+        """Inner width of the encoder's feed-forward networks."""
+        return self.encoder.d_ff or self.d_ff
+
+    @property
     def encoder_heads(self) -> int:
         """Heads of the encoder's self-attention."""
         return self.encoder.heads or self.heads

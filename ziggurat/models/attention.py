@@ -19,7 +19,6 @@ from ziggurat.nn.attention import (
     SelfAttention,
     SimplifiedAverageAttention,
 )
-from ziggurat.nn.feed_forward import FeedForward
 
 __all__ = ["MERGED", "OWN", "decoder_layer", "encoder_attention"]
 
@@ -49,11 +48,8 @@ def _relative(parts: StackParts) -> RelativeAttention:
 
 
 def _average(parts: StackParts) -> AverageAttention:
-    options, config = parts.config.attention, parts.config
-    ffn = None
-    if options.average_ffn:
-        dropout = parts.dropout(config.dropout.activation)
-        ffn = FeedForward(parts.d_model, parts.d_ff, "relu", dropout, linear=parts.linear)
+    options = parts.config.attention
+    ffn = parts.feed_forward() if options.average_ffn else None
     return AverageAttention(parts.d_model, gate=options.average_gate, ffn=ffn, linear=parts.linear)
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import nn
 
-from ziggurat.config.model import EncoderConfig, ModelConfig, ResidualKind, StackConfig
+from ziggurat.config.model import ModelConfig, ResidualKind, StackConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.kinds import HISTORY, RESIDUAL, ResidualRow, final_module
 from ziggurat.models.transformer import Frame
@@ -85,11 +85,10 @@ class StackParts:
         self.decoder = decoder
         self.exact_dropout = exact_dropout
         self.stack: StackConfig = config.decoder if decoder else config.encoder
-        wide = config.encoder if not decoder else EncoderConfig()
-        self.d_model = wide.d_model or config.d_model
-        self.d_ff = wide.d_ff or config.d_ff
-        self.heads = wide.heads or config.heads
-        self.kind: ResidualKind = self.stack.residual or config.residual
+        self.d_model = config.d_model if decoder else config.encoder_width
+        self.d_ff = config.d_ff if decoder else config.encoder_d_ff
+        self.heads = config.heads if decoder else config.encoder_heads
+        self.kind: ResidualKind = config.decoder_residual if decoder else config.encoder_residual
         self.row: ResidualRow = RESIDUAL[self.kind]
         self.linear: LinearMaker = ShiftedLinear if self.row.shifted else nn.Linear
 
@@ -141,7 +140,13 @@ class StackParts:
         """Return a feed-forward network."""
         config, dropout = self.config, self.dropout(self.config.dropout.activation)
         if config.activation == "swiglu":
-            return GatedFeedForward(self.d_model, self.d_ff, dropout)
+            return GatedFeedForward(
+                self.d_model,
+                self.d_ff,
+                dropout,
+                linear=self.linear if self.row.shifted else partial(nn.Linear, bias=False),
+                shifted=self.row.shifted,
+            )
         return FeedForward(
             self.d_model, self.d_ff, config.activation, dropout, linear=self.linear, shifted=self.row.shifted
         )

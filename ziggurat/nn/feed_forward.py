@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,7 @@ from ziggurat.nn.roles import Role, Slot, linear_slots
 
 __all__ = ["FeedForward", "GatedFeedForward"]
 
+_without_bias = partial(nn.Linear, bias=False)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
@@ -73,25 +75,43 @@ class GatedFeedForward(nn.Module):
         d_model: width of input and output.
         d_ff: inner width of the plain network of that size.
         dropout: after the gate.
+        linear: makes the two maps from (width in, width out).
+        shifted: add one trained scalar, from 0, before the activation (Fixup).
     """
 
-    def __init__(self, d_model: int, d_ff: int, dropout: nn.Module) -> None:
+    shift: nn.Parameter | None
+
+    def __init__(
+        self,
+        d_model: int,
+        d_ff: int,
+        dropout: nn.Module,
+        *,
+        linear: Callable[[int, int], nn.Module] = _without_bias,
+        shifted: bool = False,
+    ) -> None:
         super().__init__()
         step = math.gcd(64, d_ff)
         width = -(-2 * d_ff // (3 * step)) * step
-        self.in_proj = nn.Linear(d_model, 2 * width, bias=False)
-        self.out_proj = nn.Linear(width, d_model, bias=False)
+        self.in_proj = linear(d_model, 2 * width)
+        self.out_proj = linear(width, d_model)
+        self.register_parameter("shift", nn.Parameter(torch.zeros(1)) if shifted else None)
         self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         opened, carried = self.in_proj(x).chunk(2, dim=-1)
+        if self.shift is not None:
+            opened = opened + self.shift
         y: Tensor = self.out_proj(self.dropout(F.silu(opened) * carried))
         return y
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""
-        gate, value = self.in_proj.weight.chunk(2)
+        weight: Tensor = self.in_proj.weight  # type: ignore[assignment]
+        gate, value = weight.chunk(2)
         yield Slot(gate, Role.FFN_IN, "in_proj.weight[gate]")
         yield Slot(value, Role.FFN_IN, "in_proj.weight[value]")
         yield from linear_slots(self, "out_proj", Role.FFN_OUT)
+        if self.shift is not None:
+            yield Slot(self.shift, Role.WIRING, "shift")

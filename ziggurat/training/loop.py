@@ -12,8 +12,7 @@ import torch
 from rich.console import Console
 
 from ziggurat.config import Experiment
-from ziggurat.config.compatibility import unheeded
-from ziggurat.config.growth import cut_short
+from ziggurat.config.notices import notices
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader, LoaderState
 from ziggurat.duration import duration
@@ -122,13 +121,8 @@ class _Training:
         fresh = self.saved_update < 0 and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
-        model = self.experiment.model
-        if "admin" in (model.encoder_residual, model.decoder_residual) and model.init.kind != "admin" and fresh:
-            self.log.say("`residual: admin` starts as plain post-norm, omega 1, without `init.kind: admin`", "yellow")
-        if self.config.growth is not None and (cut := cut_short(self.config.growth, self.config.stop)):
-            self.log.say(cut, "yellow")
-        for key in unheeded(self.experiment.model):
-            self.log.say(f"`{key}` is set, but beside the model's other choices it means nothing", "yellow")
+        for notice in notices(self.experiment):
+            self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun = self.progress.update
@@ -165,13 +159,7 @@ class _Training:
             while stage_ended(p, config):
                 self._grow()
             group = next(groups)
-            rate = learning_rate(
-                config.schedule,
-                p.schedule_update + 1,
-                d_model=self.experiment.model.d_model,
-                # Growing set the counter back; the decay still ends with the run.
-                last_update=config.stop.updates and config.stop.updates - (p.update - p.schedule_update),
-            )
+            rate = self._rate()
             result = train_update(
                 self.learner.model,
                 group.batches,
@@ -213,6 +201,14 @@ class _Training:
             if p.skipped_in_a_row >= config.stop.non_finite:
                 raise diverged(p, [folder.name for folder in checkpoint_folders(self.run)])
         return reason
+
+    def _rate(self) -> float:
+        """Return the learning rate of the next update."""
+        p, last = self.progress, self.config.stop.updates
+        if last is not None:
+            last -= p.update - p.schedule_update  # growing set the counter back; the decay still ends with the run
+        d_model = self.experiment.model.d_model
+        return learning_rate(self.config.schedule, p.schedule_update + 1, d_model=d_model, last_update=last)
 
     def _grow(self) -> None:
         """Go on to the next stage; a run resumed from before this update does the same again."""

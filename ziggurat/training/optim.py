@@ -46,7 +46,7 @@ class Optimiser:
         undecayed = [p for _, p in trained if role_of[p.data_ptr()] in _UNDECAYED]
         decayed = [p for _, p in trained if role_of[p.data_ptr()] not in _UNDECAYED]
         self.parts = _optimisers(decayed, undecayed, config)
-        self.rectified_only = config.rectified_only
+        self.unrectified = config.rectified_only  # until the first rectified step
 
     @property
     def parameters(self) -> list[Tensor]:
@@ -61,8 +61,10 @@ class Optimiser:
 
     def step(self) -> None:
         """Apply the gradients; with `rectified_only`, RAdam's unrectified steps only advance the moments."""
-        if self.rectified_only and not self._rectified():
-            self.set_rate(0.0)
+        if self.unrectified:
+            self.unrectified = not self._rectified()
+            if self.unrectified:
+                self.set_rate(0.0)
         for part in self.parts:
             part.step()
 

@@ -25,9 +25,7 @@ gives next to nothing hardly learns."""
 class _WeightedSum(torch.autograd.Function):
     """sum_k w_k y_k, added up in one buffer; only the y_k are saved, which their makers hold anyway.
 
-    On one CPU core 12 combinations of fp32 outputs [4096, 512] took 31 ms forward and 105 ms backward; a chain of
-    torch.addcmul, which builds each product that w_k's gradient sums, took 50 and 167, a stack of the outputs 129 and
-    259.
+    A chain of torch.addcmul builds each product that w_k's gradient sums, a stack of the outputs copies them all.
     """
 
     @staticmethod
