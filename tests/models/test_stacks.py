@@ -28,9 +28,9 @@ HIDDEN = torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.i
 FUTURE = torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, None]
 KINDS = get_args(ResidualKind)
 
-FINAL_NORM = {"pre", "res_post", "layer_scale", "peri", "hyper", "none"}
+FINAL_NORM = {"pre", "res_post", "layer_scale", "ln_scaling", "peri", "hyper", "none"}
 CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
-SOURCES = {"pre", "lingvo", "none", "layer_scale", "peri", "res_post", "hyper"}
+SOURCES = {"pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", "hyper"}
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
@@ -105,6 +105,8 @@ def joined(
             return x + r.branch * f(x)
         case "layer_scale":
             return x + r.branch * f(ln(x, r.in_norm))
+        case "ln_scaling":
+            return x + f(ln(x, r.in_norm.norm) * r.in_norm.factor)
         case "peri":
             return x + ln(f(ln(x, r.in_norm)), r.branch_norm)
         case "res_post":
@@ -176,6 +178,15 @@ def test_a_decoder_is_its_equations(kind: str) -> None:
     memory = model.encode(SOURCE, MASK)
     expected = closed(kind, plain(kind, model, memory.of(0))[-1], model.decoder, decoder=True)
     same(model.decode(TARGET, memory), expected)
+
+
+def test_ln_scaling_counts_layers_in_each_stack() -> None:
+    model = built("ln_scaling")
+    for stack, depth in ((model.encoder, N), (model.decoder, M)):
+        factors = [
+            float(r.in_norm.factor) for layer in stack.layers for r in (layer.self_attn_residual, layer.ffn_residual)
+        ]
+        assert factors == [1 / math.sqrt(number) for number in range(1, depth + 1) for _ in range(2)]
 
 
 @pytest.mark.parametrize("kind", KINDS)

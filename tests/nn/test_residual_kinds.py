@@ -109,6 +109,7 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, Place], Tensor
     "deepnorm": deepnorm_reference,
     "rezero": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
     "layer_scale": lambda x, f, r, below, at: x + r.branch * drop(f(ln(x, r.in_norm))),  # type: ignore[operator]
+    "ln_scaling": lambda x, f, r, below, at: x + drop(f(ln(x, r.in_norm.norm) / at.layer**0.5)),  # type: ignore[union-attr]
     "peri": lambda x, f, r, below, at: x + drop(ln(f(ln(x, r.in_norm)), r.branch_norm)),
     "res_post": lambda x, f, r, below, at: x + drop(ln(f(x), r.branch_norm)),
     "b2t": b2t_reference,
@@ -120,10 +121,11 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, Place], Tensor
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", REFERENCES)
 def test_a_layer_follows_the_formula(name: str, side: str) -> None:
-    kinds, functions, x = layer_of(getattr(residual, name), side), branches(len(SIDES[side])), stream(2, 3)
+    number = 3
+    kinds, functions, x = layer_of(getattr(residual, name), side, number), branches(len(SIDES[side])), stream(2, 3)
     expected = below = x
     for i, f in enumerate(functions):
-        expected = REFERENCES[name](expected, f, kinds[i], below, place(i, side))  # type: ignore[arg-type]
+        expected = REFERENCES[name](expected, f, kinds[i], below, place(i, side, number))  # type: ignore[arg-type]
     torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-10, rtol=0)
 
 

@@ -49,6 +49,7 @@ METHODS: dict[str, dict[str, str]] = {
         "deepnorm": _DEEPNET,
         "rezero": "Bachlechner et al. 2020",
         "layer_scale": "Touvron et al. 2021",
+        "ln_scaling": "Sun et al. 2025",
         "peri": "Kim et al. 2025",
         "res_post": "Liu et al. 2022 (Swin v2)",
         "b2t": "Takase et al. 2022",

@@ -36,6 +36,7 @@ ResidualKind = Literal[
     "deepnorm",
     "rezero",
     "layer_scale",
+    "ln_scaling",
     "peri",
     "res_post",
     "b2t",
@@ -160,7 +161,8 @@ class ModelConfig(Section):
     residual: ResidualKind = "pre"
     """How a sub-layer f joins the stream x: `post` LN(x + f(x)), `pre` x + f(LN(x)) with a final LN per stack,
     `lingvo` LN(x) + f(LN(x)) for attention, `none` f(LN(x)), `admin` LN(omega x + f(x)), `deepnorm` LN(alpha x + f(x)),
-    `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)), `peri` x + LN(f(LN(x))), `res_post` x + LN(f(x)), `b2t`
+    `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)),
+    `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x + LN(f(LN(x))), `res_post` x + LN(f(x)), `b2t`
     post-norm with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
     `hyper` hyper-connections (docs/depth.md)."""
     encoder: EncoderConfig = EncoderConfig()

@@ -46,6 +46,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "deepnorm": ResidualRow(residual.deepnorm, False, "consumers"),
     "rezero": ResidualRow(residual.rezero, False, "none"),
     "layer_scale": ResidualRow(residual.layer_scale, True, "sources"),
+    "ln_scaling": ResidualRow(residual.ln_scaling, True, "sources"),
     "peri": ResidualRow(residual.peri, True, "sources", entry_norm=True),
     "res_post": ResidualRow(residual.res_post, True, "sources"),
     "b2t": ResidualRow(residual.b2t, False, "consumers"),

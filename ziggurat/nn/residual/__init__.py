@@ -8,6 +8,7 @@ from ziggurat.nn.residual.fixup import ShiftedLinear, ShiftScale, fixup
 from ziggurat.nn.residual.hyper import HyperConnection, hyper
 from ziggurat.nn.residual.layer_scale import layer_scale
 from ziggurat.nn.residual.lingvo import lingvo
+from ziggurat.nn.residual.ln_scaling import ln_scaling
 from ziggurat.nn.residual.no_skip import no_skip
 from ziggurat.nn.residual.peri import peri
 from ziggurat.nn.residual.plain import no_norm, post_norm, pre_norm
@@ -28,6 +29,7 @@ __all__ = [
     "hyper",
     "layer_scale",
     "lingvo",
+    "ln_scaling",
     "no_norm",
     "no_skip",
     "peri",
