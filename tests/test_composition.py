@@ -180,7 +180,10 @@ class _Counted:
         return graph.forward
 
 
-@pytest.mark.parametrize("choices", PAIRS[::8], ids=named)
+@pytest.mark.parametrize(
+    "choices",
+    [pytest.param(c, id=named(c), marks=() if i % 8 == 0 else pytest.mark.slow) for i, c in enumerate(PAIRS)],
+)
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
     for layers in (3, 7):
