@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.composition import AXES, model
+from tests.small import moved
 from tests.test_composition import VOCABULARY, padded_batch, stepwise
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
@@ -25,12 +26,7 @@ DYNAMIC = {"residual": "hyper", "wiring.dynamic": True}
 
 def built(choices: dict[str, Any]) -> Seq2Seq:
     """A small model in fp64 whose wiring is away from its neutral start."""
-    made = build_model(model(choices), VOCABULARY, VOCABULARY, seed=3).double().eval()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in made.parameters():
-            parameter += 0.1 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return made
+    return moved(build_model(model(choices), VOCABULARY, VOCABULARY, seed=3).double().eval(), 0.1)
 
 
 def named(choices: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import tiny_experiment
-from ziggurat.config import dump
+from tests.cli.conftest import tiny_config
 
 VERBS = (
     "demo",
@@ -84,8 +83,7 @@ def test_recipes_and_keys_as_json(ziggurat) -> None:  # type: ignore[no-untyped-
 
 
 def test_prepare_reports_what_it_did(ziggurat, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    config = tmp_path / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tmp_path)))
+    config = tiny_config(tmp_path, tmp_path)
     report = json.loads(ziggurat("prepare", config, "--json").out)
     assert (report["reused"], [c["kept"] for c in report["corpora"]]) == (False, [300, 20])
     again = ziggurat("prepare", config)
@@ -162,8 +160,7 @@ def test_resume_and_average_through_the_command_line(ziggurat, trained: Path, tm
 
 
 def test_ctrl_c_while_training_exits_with_130(tiny_folder: Path, tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 10**6}, log_every_updates=1)))
+    config = tiny_config(tmp_path, tiny_folder, stop={"updates": 10**6}, log_every_updates=1)
     run = tmp_path / "run"
     process = subprocess.Popen(
         [sys.executable, "-m", "ziggurat", "train", str(config), "--run", str(run)],
@@ -225,8 +222,7 @@ def test_output_goes_where_a_link_or_pipe_leads(ziggurat, trained: Path, tmp_pat
 
 
 def test_a_run_that_cannot_start_leaves_nothing(ziggurat, tiny_folder: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    config = tmp_path / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 1})))
+    config = tiny_config(tmp_path, tiny_folder, stop={"updates": 1})
     result = ziggurat("train", config, "--run", tmp_path / "run", "training.device=cuda:77")
     assert result.status == 2
     assert "`training.device: cuda:77` cannot be used" in result.err
@@ -235,8 +231,7 @@ def test_a_run_that_cannot_start_leaves_nothing(ziggurat, tiny_folder: Path, tmp
 
 
 def test_prepare_replaces_nothing_but_stores(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
-    config = tmp_path / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tmp_path)))
+    config = tiny_config(tmp_path, tmp_path)
     website = tmp_path / "web"
     website.mkdir()
     (website / "manifest.json").write_text('{"name": "x"}')

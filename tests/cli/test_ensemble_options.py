@@ -3,22 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.cli.conftest import Ziggurat
 from ziggurat.decoding.translator import load_translator
-
-Ziggurat = Callable[..., "tuple[int, str, str]"]  # status, standard output, standard error
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "test.qlo"
-    path.write_text("Su divusim ne gokun.\nMadona dogun.\n", encoding="utf-8")
-    return path
 
 
 def test_every_verb_averages_the_models_it_is_given(

@@ -8,30 +8,20 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 import typer
 
-from tests.conftest import tiny_experiment
+from tests.cli.conftest import Ziggurat, tiny_config
 from ziggurat import __version__
 from ziggurat.cli.app import app
 from ziggurat.cli.output import counted
-from ziggurat.config import dump
 from ziggurat.config.recipes import load_named
 from ziggurat.training.loop import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
-Ziggurat = Callable[..., "tuple[int, str, str]"]  # status, standard output, standard error
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "test.qlo"
-    path.write_text("Su divusim ne gokun.\nMadona dogun.\n", encoding="utf-8")
-    return path
 
 
 @pytest.mark.parametrize("prefix", ["", "decoding."])
@@ -179,8 +169,7 @@ def test_wrong_scores_are_refused_before_anything_is_translated(
 
 
 def test_prepare_reports_its_vocabularies(ziggurat: Ziggurat, tmp_path: Path) -> None:
-    config = tmp_path / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tmp_path)))
+    config = tiny_config(tmp_path, tmp_path)
     (tmp_path / "dev.qhi").write_bytes((tmp_path / "dev.qhi").read_bytes().replace(b"\n", b"\r\n", 1))
     _, out, _ = ziggurat("prepare", config)
     assert "; joint vocabulary: 400 pieces; " in out

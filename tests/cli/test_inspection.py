@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 
-from tests.cli.conftest import Result
+from tests.cli.conftest import Ziggurat, tiny_config
 from tests.config.update_golden import load_once
-from tests.conftest import tiny_experiment
-from ziggurat.config import dump
+from tests.parameter_counts import decoder, encoder, rnmt
 from ziggurat.config.methods import METHODS, methods_in_use
 from ziggurat.config.model import (
     Activation,
@@ -27,8 +25,6 @@ from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.config.wiring import InitKind
 from ziggurat.models.build import build_model
 from ziggurat.models.inspection import bare_model, inspect_experiment, parts
-
-Ziggurat = Callable[..., Result]
 
 RECIPES: dict[str, PaperRecipe] = {n: recipe for key in paper_keys() for n, recipe in paper_recipes(key).items()}
 COUNTED = [name for name, recipe in RECIPES.items() if recipe.place.published.parameters is not None]
@@ -52,25 +48,6 @@ def test_12_01_counts_are_skipped_only_where_the_paper_contradicts_itself() -> N
     assert differ == base | {"sdt-en-de-base-6-6", "dlcl-zh-en-small-big-6-6-pre"}
 
 
-def encoder(d: int, f: int) -> int:
-    """Four maps with biases, a feed-forward network, two norms."""
-    return 4 * d * d + 2 * d * f + 9 * d + f
-
-
-def decoder(d: int, f: int) -> int:
-    return 8 * d * d + 2 * d * f + 15 * d + f
-
-
-def rnmt(c: int, n: int, m: int, v: int) -> int:
-    def cell(width: int) -> int:
-        return 4 * c * (width + c) + 8 * c
-
-    a = c // 4
-    below = 2 * cell(c) + 2 * (n - 1) * cell(2 * c) + 2 * c * c + c
-    above = m * cell(2 * c) + 2 * (c * c + c) + 2 * a * a + a
-    return 2 * v * c + below + above + 2 * c * v + v
-
-
 EXACT = {
     "ds-init-en-de-base-6-6": 6 * encoder(512, 2048) + 6 * decoder(512, 2048) + 55_023 * 512 + 512,
     "ds-init-en-de-base-20-20-ds-t2t": 20 * (encoder(512, 2048) + decoder(512, 2048)) + 55_023 * 512 + 512 + 4 * 512,
@@ -81,9 +58,9 @@ EXACT = {
     # One LN of each layer's output in pre-norm; all (L + 1)^2 weights of a stack are stored.
     "dlcl-en-de-base-30-6-pre-dlcl": 30 * encoder(512, 2048) + 6 * decoder(512, 2048) + 34_040 * 512 + 4 * 512
     + 36 * 1024 + 31**2 + 7**2,
-    "transparent-en-de-rnmt-512-20-8": rnmt(512, 20, 8, 32_000),
-    "transparent-en-de-rnmt-512-20-8-transparent": rnmt(512, 20, 8, 32_000) + 20,
-    "transparent-en-de-rnmt-1024-6-8": rnmt(1024, 6, 8, 32_000),
+    "transparent-en-de-rnmt-512-20-8": rnmt(512, 4, 20, 8, 32_000),
+    "transparent-en-de-rnmt-512-20-8-transparent": rnmt(512, 4, 20, 8, 32_000) + 20,
+    "transparent-en-de-rnmt-1024-6-8": rnmt(1024, 4, 6, 8, 32_000),
     # One scale of the queries per attention of width 64, one weight per decoder layer and merged state.
     "transparent-en-de-base-20-6-transparent": 20 * encoder(512, 2048) + 6 * decoder(512, 2048)
     + 3 * 32_000 * 512 + 32_000 + 32 * 64 + 6 * 21,
@@ -182,8 +159,7 @@ def test_sizes_come_from_the_folder_the_store_or_the_configuration(
         return found["source"], found["target"], found["origin"]
 
     assert vocabulary(trained) == (400, 400, str(trained))
-    config = tmp_path / "tiny.yaml"
-    config.write_text(dump(tiny_experiment(tiny_folder)))
+    config = tiny_config(tmp_path, tiny_folder)
     store = str(tiny_folder / "store")
     assert vocabulary(config) == (400, 400, store)
     other = vocabulary(config, "data.subword.vocabulary_size=500", "data.train.0.tag=<bt>")

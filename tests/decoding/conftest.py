@@ -9,8 +9,8 @@ import sentencepiece
 import torch
 from doubles import CopyModel
 
+from tests.small import small_config
 from ziggurat.config import DecodingConfig
-from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.translator import Translator
 from ziggurat.models.build import build_model
@@ -56,16 +56,7 @@ def copying(tokenizer: SentencePieceTokenizer) -> Translator:
 @pytest.fixture(scope="session")
 def tiny_model(tokenizer: SentencePieceTokenizer) -> Seq2Seq:
     """An untrained model in double precision: distributions far from flat, and ends that are likely everywhere."""
-    config = ModelConfig.model_validate(
-        {
-            "d_model": 16,
-            "d_ff": 32,
-            "heads": 2,
-            "encoder": {"layers": 2},
-            "decoder": {"layers": 2},
-            "embedding": {"sharing": "none"},
-        }
-    )
+    config = small_config(2, 2, d_model=16, d_ff=32, embedding={"sharing": "none"})
     model = build_model(config, tokenizer.size, tokenizer.size).double().eval()
     with torch.no_grad():
         for parameter in model.parameters():

@@ -19,6 +19,7 @@ from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
+from ziggurat.decoding.batches import padded
 from ziggurat.decoding.beam import SearchSettings, beam_search
 from ziggurat.decoding.ensemble import EnsembleScorer, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
@@ -77,15 +78,9 @@ def by_hand(models: list[Seq2Seq], source: list[int], prefix: list[int]) -> list
     return [math.log(p) for p in means]
 
 
-def padded_batch(sources: list[list[int]]) -> tuple[torch.Tensor, torch.Tensor]:
-    longest = max(map(len, sources))
-    ids = torch.tensor([row + [PAD] * (longest - len(row)) for row in sources])
-    return ids, torch.tensor([[True] * len(row) + [False] * (longest - len(row)) for row in sources])
-
-
 def search(models: list[Seq2Seq], sources: list[list[int]], wanted: SearchSettings) -> list[list[IdHypothesis]]:
     scorer = scorer_of(models, keep_attention=wanted.penalty.coverage > 0)
-    return beam_search(scorer, *padded_batch(sources), torch.tensor([len(s) + 4 for s in sources]), wanted)
+    return beam_search(scorer, *padded(sources, PAD, "cpu"), torch.tensor([len(s) + 4 for s in sources]), wanted)
 
 
 @torch.no_grad()
@@ -94,7 +89,7 @@ def test_step_by_step_scores_are_logs_of_mean_probabilities_through_any_reorderi
     sources = [[4, 5, EOS], [6, EOS], [5, 5, 1, 4, EOS]]
     beam = 2
     scorer = EnsembleScorer(members)
-    scorer.start(*padded_batch(sources), beam)
+    scorer.start(*padded(sources, PAD, "cpu"), beam)
     prefixes: list[list[list[int]]] = [[[] for _ in range(beam)] for _ in sources]
     tokens = torch.full((len(sources), beam), BOS)
     for step in range(4):
@@ -127,7 +122,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(members: list[Seq2Seq]) -> 
     for alpha in (0.0, 0.6):
         best = sorted(every, key=lambda e: -e[0] / (len(e[1]) + 1) ** alpha)[:10]
         wanted = SearchSettings(64, 10, BOS, EOS, forbidden=(PAD, BOS), penalty=LengthPenalty("power", alpha))
-        found = beam_search(EnsembleScorer(members), *padded_batch([source]), torch.tensor([longest]), wanted)[0]
+        found = beam_search(EnsembleScorer(members), *padded([source], PAD, "cpu"), torch.tensor([longest]), wanted)[0]
         assert [h.tokens for h in found] == [words for _, words in best]
         assert [h.log_probability for h in found] == pytest.approx([total for total, _ in best], abs=1e-10)
         scores = [total / (len(words) + 1) ** alpha for total, words in best]
@@ -182,7 +177,7 @@ def test_search_scores_are_forced_scores_whatever_the_batch(members: list[Seq2Se
 
 @torch.no_grad()
 def test_attention_is_the_mean_of_those_who_have_one(members: list[Seq2Seq]) -> None:
-    source, mask = padded_batch([[4, 5, EOS], [6, EOS]])
+    source, mask = padded([[4, 5, EOS], [6, EOS]], PAD, "cpu")
     copying = CopyModel(VOCABULARY, EOS)  # offers none
     mixed: list[Any] = [members[0], copying, *members[1:]]
     tokens = torch.full((2, 2), BOS)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from ziggurat.config.model import ModelConfig
+from tests.small import small_config
 from ziggurat.diagnosis.measures import (
     adjacent_similarities,
     embedding_similarities,
@@ -105,8 +105,7 @@ def encoder_states(model: Seq2Seq, source: torch.Tensor, mask: torch.Tensor) -> 
 
 
 def tiny(**choices: object) -> Seq2Seq:
-    content = {"d_model": 8, "d_ff": 12, "heads": 2, "encoder": {"layers": 4}, "decoder": {"layers": 1}, **choices}
-    return build_model(ModelConfig.model_validate(content), 20, 20).double().eval()
+    return build_model(small_config(4, 1, **choices), 20, 20).double().eval()
 
 
 @torch.no_grad()

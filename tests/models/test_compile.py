@@ -9,7 +9,8 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from ziggurat.config.model import ModelConfig, ResidualKind
+from tests.small import merged, small_config
+from ziggurat.config.model import ResidualKind
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 
@@ -24,10 +25,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
 
 
 def tiny(layers: int, **model: Any) -> Seq2Seq:
-    sizes = {"d_model": 8, "d_ff": 16, "heads": 2, "encoder": {"layers": layers}, "decoder": {"layers": layers}}
-    plain = {"residual": 0.0, "embedding": 0.0, **model.pop("dropout", {})}
-    config = ModelConfig.model_validate({**sizes, "dropout": plain, **model})
-    return build_model(config, VOCABULARY, VOCABULARY, seed=3).double()
+    choices = merged({"d_ff": 16, "dropout": {"residual": 0.0, "embedding": 0.0}}, model)
+    return build_model(small_config(layers, layers, **choices), VOCABULARY, VOCABULARY, seed=3).double()
 
 
 def run(model: Seq2Seq) -> Tensor:

@@ -6,6 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.models.checks import V, batch
+from tests.small import small_config
 from ziggurat.config import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
@@ -13,23 +15,12 @@ from ziggurat.models.directory import load_weights, weights
 from ziggurat.models.fold import fold
 from ziggurat.models.seq2seq import Seq2Seq
 
-V = 23
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
 STACKS = [("encoder", 3, ("self_attn", "ffn")), ("decoder", 2, ("self_attn", "cross_attn", "ffn"))]
 
 
 def config_of(residual: str, **more: Any) -> ModelConfig:
-    values: dict[str, Any] = {
-        "d_model": 8,
-        "d_ff": 12,
-        "heads": 2,
-        "residual": residual,
-        "encoder": {"layers": 3},
-        "decoder": {"layers": 2},
-    }
-    for name in ("encoder", "decoder"):
-        more[name] = values[name] | more.get(name, {})
-    return ModelConfig.model_validate(values | more)
+    return small_config(3, 2, residual=residual, **more)
 
 
 def random_model(config: ModelConfig, *, first: float = 1.0) -> Seq2Seq:
@@ -51,10 +42,7 @@ def random_model(config: ModelConfig, *, first: float = 1.0) -> Seq2Seq:
 
 
 def outputs(model: Seq2Seq) -> Tensor:
-    generator = torch.Generator().manual_seed(0)
-    source = torch.randint(4, V, (3, 6), generator=generator)
-    mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
-    target = torch.randint(4, V, (3, 7), generator=generator)
+    source, mask, target = batch()
     memory = model.encode(source, mask)
     logits = model.logits(model.decode(target, memory))
     return torch.cat([logits.flatten(), *(state[mask].flatten() for state in memory.states)])

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from tests.composition import model as small_model
+from tests.parameter_counts import encoder
+from tests.small import moved
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
@@ -23,11 +25,7 @@ VOCABULARY = 11
 def pair(choices: dict[str, Any], old: int, new: int, strategy: CopyStrategy) -> tuple[Seq2Seq, Seq2Seq, ModelConfig]:
     """Return a shallow model with random wiring and the deeper one grown from it."""
     deep = small_model({**choices, "encoder.layers": new})
-    shallow = build_model(at_depth(deep, old), VOCABULARY, VOCABULARY, seed=1)
-    generator = torch.Generator().manual_seed(9)
-    with torch.no_grad():
-        for parameter in shallow.parameters():
-            parameter.add_(0.1 * torch.randn(parameter.shape, generator=generator))
+    shallow = moved(build_model(at_depth(deep, old), VOCABULARY, VOCABULARY, seed=1), 0.1, seed=9)
     grown = build_model(deep, VOCABULARY, VOCABULARY, seed=2)
     grow_weights(grown, weights(shallow), old, layer_sources(strategy, old, new))
     return shallow.eval(), grown.eval(), deep
@@ -62,7 +60,7 @@ def test_12_24_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, ne
     for name in outside:
         assert torch.equal(grown.get_parameter(name), shallow.get_parameter(name))
     d, f = deep.d_model, deep.d_ff
-    assert count_parameters(grown) - count_parameters(shallow) == (new - 4) * (4 * d * d + 2 * d * f + 9 * d + f)
+    assert count_parameters(grown) - count_parameters(shallow) == (new - 4) * encoder(d, f)
 
 
 def test_12_24_random_layers_are_fresh() -> None:

@@ -8,21 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.composition import model as small_model
-from ziggurat.models.build import build_model
+from tests.models.sentences import MASK, SOURCE, TARGET, built
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import padding_bias
-
-V = 11
-SOURCE = torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]])
-MASK = SOURCE != 0
-TARGET = torch.tensor([[1, 5, 4, 9], [1, 6, 10, 8]])
-
-
-def built(**choices: Any) -> Seq2Seq:
-    """Return a small model in fp64, in evaluation mode; the same layers whatever their history."""
-    config = small_model({key.replace("__", "."): value for key, value in choices.items()})
-    return build_model(config, V, V, seed=3).double().eval()
 
 
 def hidden(model: Seq2Seq) -> tuple[Tensor, Tensor]:

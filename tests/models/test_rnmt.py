@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +9,22 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from rich.console import Console
 from torch import Tensor, nn
 
 from tests.conftest import tiny_experiment
+from tests.models.checks import (
+    EXACT,
+    V,
+    batch,
+    check_every_source_token_reaches_every_output,
+    check_padding_and_batch_order,
+    check_steps_equal_full_decoding,
+)
 from tests.nn.lstm_reference import plain_layer, plain_step
-from tests.training.test_step import batches
+from tests.parameter_counts import rnmt
+from tests.small import merged, moved
+from tests.training.batches import batches
+from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.decoding.beam import SearchSettings, beam_search
@@ -27,13 +36,11 @@ from ziggurat.models.rnmt import RnmtEncoder, build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.dropout import Dropout
 from ziggurat.training.average import average_run
-from ziggurat.training.checkpoint import checkpoint_folders
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.step import batch_loss, train_update
 
-V, WIDTH, HEADS = 23, 8, 2
-EXACT: dict[str, Any] = {"atol": 1e-10, "rtol": 0.0}
+WIDTH, HEADS = 8, 2
 VARIANTS = {
     "transparent": {"memory": "transparent"},
     "top": {},
@@ -43,7 +50,7 @@ VARIANTS = {
 
 
 def configured(**more: Any) -> ModelConfig:
-    defaults: dict[str, Any] = {
+    defaults = {
         "family": "rnmt",
         "d_model": WIDTH,
         "heads": HEADS,
@@ -52,26 +59,12 @@ def configured(**more: Any) -> ModelConfig:
         "embedding": {"positions": "none", "sharing": "none", "scale": False, "output_bias": True},
         "init": {"kind": "uniform"},
     }
-    for key, value in more.items():
-        defaults[key] = {**defaults.get(key, {}), **value} if isinstance(value, dict) else value
-    return ModelConfig.model_validate(defaults)
+    return ModelConfig.model_validate(merged(defaults, more))
 
 
 def tiny(**more: Any) -> Seq2Seq:
     """In evaluation mode, every parameter away from its neutral start."""
-    model = build_model(configured(**more), V, V, seed=3).double().eval()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.3 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return model
-
-
-def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    source = torch.randint(4, V, (3, 6), generator=generator)
-    mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
-    return source, mask, torch.randint(4, V, (3, 7), generator=generator)
+    return moved(build_model(configured(**more), V, V, seed=3).double().eval(), 0.3)
 
 
 class Written:
@@ -174,46 +167,11 @@ def test_12_17_the_softmax_reads_twice_the_width() -> None:
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_12_02_steps_equal_full_decoding_through_reordering(memory: str, data: st.DataObject) -> None:
-    """Each hypothesis' logits equal those of a full pass over its own tokens, sentences leaving on the way."""
-    model = tiny(memory=memory)
-    source, mask, _ = batch(data.draw(st.integers(0, 99)))
-    beam = data.draw(st.integers(1, 3))
-    state = model.start(model.encode(source, mask), beam, keep_attention=True)
-    alive = list(range(3))
-    prefixes = [[[2] for _ in range(beam)] for _ in alive]
-    for _ in range(5):
-        logits = model.step(torch.tensor([[p[-1] for p in row] for row in prefixes]), state)
-        attention = state.cross_attention
-        assert attention is not None
-        torch.testing.assert_close(attention.sum(-1), torch.ones(len(alive), beam, dtype=torch.float64))
-        for i, sentence in enumerate(alive):
-            assert float(attention[i, :, ~mask[sentence]].detach().abs().sum()) == 0.0
-            one = model.encode(source[sentence : sentence + 1], mask[sentence : sentence + 1])
-            for k in range(beam):
-                full = model.logits(model.decode(torch.tensor([prefixes[i][k]]), one))[0, -1]
-                torch.testing.assert_close(logits[i, k], full, **EXACT)
-        kept = data.draw(st.lists(st.sampled_from(range(len(alive))), min_size=1, unique=True).map(sorted))
-        parents = [data.draw(st.lists(st.integers(0, beam - 1), min_size=beam, max_size=beam)) for _ in kept]
-        state.reorder(torch.tensor(kept), torch.tensor(parents))
-        tokens = [data.draw(st.lists(st.integers(4, V - 1), min_size=beam, max_size=beam)) for _ in kept]
-        prefixes = [
-            [[*prefixes[row][p], t] for p, t in zip(chosen, new, strict=True)]
-            for row, chosen, new in zip(kept, parents, tokens, strict=True)
-        ]
-        alive = [alive[row] for row in kept]
+    check_steps_equal_full_decoding(tiny(memory=memory), data, keep_attention=True)
 
 
 def test_12_03_padding_and_batch_order_change_nothing() -> None:
-    model = tiny(memory="transparent")
-    source, mask, target = batch()
-    full = model(source, mask, target)
-    order = torch.tensor([2, 0, 1])
-    torch.testing.assert_close(model(source[order], mask[order], target[order]), full[order], **EXACT)
-    longer = nn.functional.pad(source, (0, 4), value=1)
-    torch.testing.assert_close(model(longer, nn.functional.pad(mask, (0, 4)), target), full, **EXACT)
-    source[~mask] = 5  # what stands at padding must not matter
-    torch.testing.assert_close(model(source, mask, target), full, **EXACT)
-    torch.testing.assert_close(model(source[1:2, :3], mask[1:2, :3], target[1:2]), full[1:2], **EXACT)
+    check_padding_and_batch_order(tiny(memory="transparent"))
 
 
 def test_12_04_a_target_token_reaches_only_its_own_and_later_positions() -> None:
@@ -229,30 +187,7 @@ def test_12_04_a_target_token_reaches_only_its_own_and_later_positions() -> None
 
 
 def test_every_source_token_reaches_every_output_of_its_sentence() -> None:
-    model = tiny(memory="transparent")
-    source, mask, target = batch()
-    before = model(source, mask, target)
-    for sentence, length in enumerate(mask.sum(1).tolist()):
-        for position in range(length):
-            changed = source.clone()
-            changed[sentence, position] = (changed[sentence, position] + 1) % V
-            difference = (model(changed, mask, target) - before).abs().amax(-1)
-            assert bool((difference[sentence] > 1e-9).all())
-            assert float(difference[[i for i in range(3) if i != sentence]].detach().max()) == 0.0
-
-
-def formula(vocabulary: int, c: int, heads: int, encoder: int, decoder: int, transparent: bool) -> int:
-    """Section 9 of methods.md, with embeddings as wide as the cells."""
-
-    def cell(inputs: int) -> int:
-        return 4 * c * (inputs + c) + 8 * c
-
-    e, a = c, c // heads
-    below = 2 * cell(e) + 2 * (encoder - 1) * cell(2 * c) + (2 * c * c + c)
-    above = cell(e + c) + (decoder - 1) * cell(2 * c)
-    attention = 2 * (c * c + c) + 2 * a * a + a
-    softmax = 2 * c * vocabulary + vocabulary
-    return 2 * vocabulary * e + below + above + attention + softmax + (encoder if transparent else 0)
+    check_every_source_token_reaches_every_output(tiny(memory="transparent"))
 
 
 @pytest.mark.parametrize("memory", ["top", "transparent"])
@@ -260,7 +195,7 @@ def formula(vocabulary: int, c: int, heads: int, encoder: int, decoder: int, tra
 def test_12_01_parameter_count_follows_the_formula(layers: tuple[int, int], heads: int, memory: str) -> None:
     config = configured(heads=heads, memory=memory, encoder={"layers": layers[0]}, decoder={"layers": layers[1]})
     model = build_model(config, V, V)
-    assert count_parameters(model) == formula(V, WIDTH, heads, *layers, memory == "transparent")
+    assert count_parameters(model) == rnmt(WIDTH, heads, *layers, V) + (layers[0] if memory == "transparent" else 0)
 
 
 @pytest.mark.parametrize(
@@ -272,7 +207,7 @@ def test_12_01_parameter_counts_of_the_paper(width: int, layers: int, millions: 
     with torch.device("meta"):
         count = count_parameters(build_rnmt(config, 32000, 32000, False))
     assert count / 1e6 == pytest.approx(millions, abs=0.005)
-    assert count == formula(32000, width, 4, layers, 8, False)
+    assert count == rnmt(width, 4, layers, 8, 32000)
 
 
 def test_initial_values() -> None:
@@ -404,9 +339,8 @@ def test_a_run_resumed_is_the_run_uninterrupted_and_its_checkpoints_average(tiny
             experiment = tiny_experiment(tiny_folder, **settings_of_run, stop={"updates": updates})
             experiment = experiment.model_copy(update={"model": ModelConfig.model_validate(model)})
             run = tmp_path / name
-            train(run, experiment, resume=run.exists(), console=Console(file=io.StringIO()))
-        folder = checkpoint_folders(tmp_path / name)[-1]
-        ends[name] = {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*.safetensors"))}
+            train(run, experiment, resume=run.exists(), console=QUIET)
+        ends[name] = final_bytes(tmp_path / name, 8)
     assert ends["whole"] == ends["parts"]
     out, updates_averaged = average_run(tmp_path / "whole", last=2)
     assert updates_averaged == [4, 8]

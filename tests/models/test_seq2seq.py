@@ -7,6 +7,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.models.checks import (
+    EXACT,
+    V,
+    batch,
+    check_every_source_token_reaches_every_output,
+    check_padding_and_batch_order,
+    check_steps_equal_full_decoding,
+)
+from tests.parameter_counts import decoder, encoder
+from tests.small import moved, small_config
 from ziggurat.config import ModelConfig
 from ziggurat.config.model import PRESETS
 from ziggurat.errors import ConfigError
@@ -14,32 +24,10 @@ from ziggurat.models.build import assemble, build_model, count_parameters, model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.dropout import Dropout
 
-V = 23
-TOLERANCE: dict[str, Any] = {"atol": 1e-10, "rtol": 0.0}
-
 
 def tiny(residual: str = "pre", **more: Any) -> Seq2Seq:
-    config = {
-        "d_model": 8,
-        "d_ff": 12,
-        "heads": 2,
-        "residual": residual,
-        "encoder": {"layers": 2},
-        "decoder": {"layers": 3},
-    }
-    model = build_model(ModelConfig.model_validate(config | more), V, V, seed=3).double().eval()
-    with torch.no_grad():  # norms and biases away from their neutral start
-        generator = torch.Generator().manual_seed(4)
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return model
-
-
-def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    generator = torch.Generator().manual_seed(seed)
-    source = torch.randint(4, V, (3, 6), generator=generator)
-    mask = torch.arange(6) < torch.tensor([[6], [3], [5]])
-    return source, mask, torch.randint(4, V, (3, 7), generator=generator)
+    model = build_model(small_config(2, 3, residual=residual, **more), V, V, seed=3)
+    return moved(model.double().eval(), 0.2)
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "learned", "none"])
@@ -47,46 +35,12 @@ def batch(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
 def test_steps_equal_full_decoding_through_reordering(residual: str, positions: str, data: st.DataObject) -> None:
-    """Each hypothesis' logits equal those of a full pass over its own tokens, sentences leaving on the way."""
-    model = tiny(residual, embedding={"positions": positions})
-    source, mask, _ = batch(data.draw(st.integers(0, 99)))
-    beam = data.draw(st.integers(1, 3))
-    memory = model.encode(source, mask)
-    state = model.start(memory, beam)
-    alive = list(range(3))
-    prefixes = [[[2] for _ in range(beam)] for _ in alive]
-    for _ in range(5):
-        logits = model.step(torch.tensor([[p[-1] for p in row] for row in prefixes]), state)
-        for i, sentence in enumerate(alive):
-            one = model.encode(source[sentence : sentence + 1], mask[sentence : sentence + 1])
-            for k in range(beam):
-                full = model.logits(model.decode(torch.tensor([prefixes[i][k]]), one))[0, -1]
-                torch.testing.assert_close(logits[i, k], full, **TOLERANCE)
-        kept = data.draw(st.lists(st.sampled_from(range(len(alive))), min_size=1, unique=True).map(sorted))
-        parents = [data.draw(st.lists(st.integers(0, beam - 1), min_size=beam, max_size=beam)) for _ in kept]
-        state.reorder(torch.tensor(kept), torch.tensor(parents))
-        tokens = [data.draw(st.lists(st.integers(4, V - 1), min_size=beam, max_size=beam)) for _ in kept]
-        prefixes = [
-            [[*prefixes[row][p], t] for p, t in zip(chosen, new, strict=True)]
-            for row, chosen, new in zip(kept, parents, tokens, strict=True)
-        ]
-        alive = [alive[row] for row in kept]
+    check_steps_equal_full_decoding(tiny(residual, embedding={"positions": positions}), data)
 
 
 @pytest.mark.parametrize("residual", ["post", "pre"])
 def test_padding_and_batch_order_change_nothing(residual: str) -> None:
-    model = tiny(residual)
-    source, mask, target = batch()
-    full = model(source, mask, target)
-    order = torch.tensor([2, 0, 1])
-    torch.testing.assert_close(model(source[order], mask[order], target[order]), full[order], **TOLERANCE)
-    longer = torch.nn.functional.pad(source, (0, 4), value=1)
-    padded = model(longer, torch.nn.functional.pad(mask, (0, 4)), target)
-    torch.testing.assert_close(padded, full, **TOLERANCE)
-    source[~mask] = 5  # what stands at padding must not matter
-    torch.testing.assert_close(model(source, mask, target), full, **TOLERANCE)
-    alone = model(source[1:2, :3], mask[1:2, :3], target[1:2])
-    torch.testing.assert_close(alone, full[1:2], **TOLERANCE)
+    check_padding_and_batch_order(tiny(residual))
 
 
 @pytest.mark.parametrize("residual", ["post", "pre"])
@@ -98,21 +52,12 @@ def test_a_target_token_reaches_only_its_own_and_later_positions(residual: str) 
         changed = target.clone()
         changed[:, k] = (changed[:, k] + 1) % V
         after = model(source, mask, changed)
-        torch.testing.assert_close(after[:, :k], before[:, :k], **TOLERANCE)
+        torch.testing.assert_close(after[:, :k], before[:, :k], **EXACT)
         assert not torch.allclose(after[:, k], before[:, k])
 
 
 def test_every_source_token_reaches_every_output() -> None:
-    model = tiny()
-    source, mask, target = batch()
-    before = model(source, mask, target)
-    for sentence, length in enumerate(mask.sum(1).tolist()):
-        for position in range(length):
-            changed = source.clone()
-            changed[sentence, position] = (changed[sentence, position] + 1) % V
-            difference = (model(changed, mask, target) - before).abs().amax(-1)
-            assert bool((difference[sentence] > 1e-9).all())
-            assert difference[[i for i in range(3) if i != sentence]].max().item() == 0
+    check_every_source_token_reaches_every_output(tiny())
 
 
 @pytest.mark.parametrize(
@@ -153,13 +98,12 @@ def test_parameter_counts_of_the_papers(
 @pytest.mark.parametrize("residual", ["post", "pre"])
 def test_parameter_count_follows_the_formula(preset: str, residual: str) -> None:
     d, f = PRESETS[preset]["d_model"], PRESETS[preset]["d_ff"]
-    encoder, decoder = 4 * d * d + 2 * d * f + 9 * d + f, 8 * d * d + 2 * d * f + 15 * d + f
     config = {"preset": preset, "residual": residual, "encoder": {"layers": 2}, "decoder": {"layers": 1}}
     for sharing, matrices in (("all", 1), ("decoder", 2), ("none", 3)):
         model_config = ModelConfig.model_validate(config | {"embedding": {"sharing": sharing}})
         with torch.device("meta"):
             count = count_parameters(assemble(model_config, V, V))
-        assert count == 2 * encoder + decoder + matrices * V * d + (4 * d if residual == "pre" else 0)
+        assert count == 2 * encoder(d, f) + decoder(d, f) + matrices * V * d + (4 * d if residual == "pre" else 0)
 
 
 def test_embedding_sharing() -> None:
@@ -237,8 +181,7 @@ def test_the_seed_fixes_the_weights_and_leaves_the_global_generator_alone() -> N
 def test_each_dropout_is_where_it_belongs(place: str) -> None:
     """Each alone changes what training sees, on both stacks where it exists there, and nothing in evaluation."""
     none = dict.fromkeys(("residual", "attention", "activation", "embedding"), 0.0)
-    config = {"d_model": 8, "heads": 2, "d_ff": 16, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
-    model = build_model(ModelConfig.model_validate({**config, "dropout": {**none, place: 0.5}}), V, V)
+    model = build_model(small_config(1, 1, d_ff=16, dropout={**none, place: 0.5}), V, V)
     used = [name for name, module in model.named_modules() if isinstance(module, Dropout) and module.p > 0]
     calls: list[str] = []
     for name in used:

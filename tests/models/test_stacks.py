@@ -14,16 +14,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.composition import model as small_model
+from tests.models.sentences import MASK, SOURCE, TARGET
+from tests.models.sentences import built as small_model
+from tests.small import moved
 from ziggurat.config.model import ResidualKind
-from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import WholeTarget
 
-V, N, M = 11, 3, 2
-SOURCE = torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]])
-MASK = SOURCE != 0
-TARGET = torch.tensor([[1, 5, 4, 9], [1, 6, 10, 8]])
+N, M = 3, 2
 HIDDEN = torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.inf)[:, None, None, :]
 FUTURE = torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, None]
 KINDS = get_args(ResidualKind)
@@ -35,14 +33,7 @@ SOURCES = {"pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_po
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
     """Return a small model in fp64 whose norms, scales, shifts and biases are away from their neutral start."""
-    options = {"residual": residual, "encoder.layers": N, "decoder.layers": M}
-    options |= {key.replace("__", "."): value for key, value in choices.items()}
-    model = build_model(small_model(options), V, V, seed=3).double().eval()
-    generator = torch.Generator().manual_seed(4)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter += 0.2 * torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-    return model
+    return moved(small_model(residual=residual, encoder__layers=N, decoder__layers=M, **choices), 0.2)
 
 
 def ln(x: Tensor, norm: Any) -> Tensor:

@@ -12,16 +12,13 @@ import torch
 from torch import Tensor, nn
 
 from tests.composition import model as small_model
+from tests.models.sentences import MASK, SOURCE, TARGET, V
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.residual import Residual
 from ziggurat.nn.stochastic import StochasticBranch
 
-V = 11
-SOURCE = torch.tensor([[4, 5, 6, 7, 2], [8, 9, 2, 0, 0]])
-MASK = SOURCE != 0
-TARGET = torch.tensor([[1, 5, 4, 9], [1, 6, 10, 8]])
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # of tests.composition
 STILL = {f"dropout.{place}": 0.0 for place in ("residual", "attention", "activation", "embedding")}
 

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import CrossAttention, CrossAttentionCache, OwnAttention, OwnCache, WholeTarget, causal_bias
+from ziggurat.nn.attention import OwnAttention, WholeTarget, causal_bias
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]
@@ -74,20 +74,6 @@ def attend_to_self(
                 for j, weight in zip(sight, weights, strict=True):
                     context[sentence, i, head] += weight * value[sentence, j, head]
     return linear(context, out.weight, out.bias)
-
-
-class Newest:
-    """What a layer sees in a step."""
-
-    def __init__(self, own: OwnCache, cross: CrossAttentionCache) -> None:
-        self.own = own
-        self.cross = cross
-
-    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
-        return module.step(x, self.own)
-
-    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
-        return self.cross
 
 
 def whole(x: Tensor, memory: Tensor, memory_bias: Tensor | None = None) -> WholeTarget:

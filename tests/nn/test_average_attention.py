@@ -10,6 +10,7 @@ from stepping import assert_steps_equal_whole, causal, draw, linear, randomised
 from torch import Tensor, nn
 
 from ziggurat.init import Role, assign_roles
+from ziggurat.models.build import count_parameters as count
 from ziggurat.nn.attention import AverageAttention, SelfAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.average import AverageCache, causal_average
 from ziggurat.nn.dropout import Dropout
@@ -169,10 +170,6 @@ def test_half_types_are_summed_in_single_precision(dtype: torch.dtype) -> None:
 
 def test_sizes_are_those_of_the_papers() -> None:
     """The gate has 4d^2 + 2d parameters (2d fewer than self-attention), its network 2df + f + d, SAAN 2d^2 + 2d."""
-
-    def count(module: nn.Module) -> int:
-        return sum(p.numel() for p in module.parameters())
-
     d, f = D_MODEL, 10
     assert count(average_attention()) == 4 * d * d + 2 * d == count(SelfAttention(d, 2, Dropout(0.0))) - 2 * d
     assert count(average_attention(ffn=True)) == 4 * d * d + 2 * d + 2 * d * f + f + d

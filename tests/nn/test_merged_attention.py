@@ -7,12 +7,14 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from stepping import Newest, causal, draw, linear, randomised, weights_of, whole
+from stepping import causal, draw, linear, randomised, weights_of, whole
 from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.init import Role, assign_roles
+from ziggurat.models.build import count_parameters as count
+from ziggurat.models.layers import DecoderLayerCache
 from ziggurat.nn.attention import (
     AverageAttention,
     CrossAttention,
@@ -169,7 +171,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     d_memory = module.cross.kv_proj.weight.shape[1]
     memory, mask = draw(2, 5, d_memory, seed=2), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     bias = padding_bias(mask, torch.float64)
-    at = Newest(module.start(), module.cross.remember(memory, bias))
+    at = DecoderLayerCache(module.start(), module.cross.remember(memory, bias))
     beam, sentences = 3, [0, 1]
     prefixes = torch.empty(6, 0, D_MODEL, dtype=torch.float64)
     for number, parents in enumerate([[2, 0, 1], [1, 1, 0], [0, 0, 2], [0, 1, 2]]):
@@ -182,8 +184,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
             torch.testing.assert_close(got[row], module(own, sight)[:, -1], **TOLERANCE)
         kept = [1] if number == 1 else list(range(len(sentences)))
         rows = torch.tensor([sentence * beam + parent for sentence in kept for parent in parents])
-        at.own.keep(rows)
-        at.cross.keep(torch.tensor(kept))
+        at.keep(rows, torch.tensor(kept))
         prefixes, sentences = prefixes[rows], [sentences[row] for row in kept]
     assert sentences == [1]
 
@@ -221,10 +222,6 @@ def test_dropout_touches_the_weights_of_the_memory_only() -> None:
 
 def test_sizes_are_those_of_the_paper() -> None:
     """MAtt has the 4d^2 + 4d of an encoder's self-attention; merged with self-attention 8d^2 + 8d."""
-
-    def count(module: nn.Module) -> int:
-        return sum(p.numel() for p in module.parameters())
-
     d = D_MODEL
     assert count(merged()) == 4 * d * d + 4 * d == count(SelfAttention(d, HEADS, Dropout(0.0)))
     assert count(merged(share=False)) == 5 * d * d + 5 * d

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
 from ziggurat.init import Role, assign_roles
+from ziggurat.models.build import count_parameters as count
 from ziggurat.nn.attention import RelativeAttention, SelfAttention, base, padding_bias
 from ziggurat.nn.dropout import Dropout
 
@@ -122,10 +123,6 @@ def test_12_27_a_clip_of_the_length_less_one_clips_nothing(values: bool) -> None
 
 def test_12_27_heads_share_tables_of_2k_plus_1_rows() -> None:
     """1,088 further parameters in a base layer with clip 8."""
-
-    def count(module: torch.nn.Module) -> int:
-        return sum(p.numel() for p in module.parameters())
-
     plain = count(SelfAttention(512, 8, Dropout(0.0)))
     key_only = RelativeAttention(512, 8, Dropout(0.0), clip=8)
     assert key_only.key_table.shape == (17, 64)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import io
-import json
 import math
 import random
 from pathlib import Path
 
 import pytest
 import torch
-from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from tests.training.test_step import batches, tiny
+from tests.training.batches import batches
+from tests.training.runs import QUIET, records
+from tests.training.test_step import tiny
 from ziggurat.config.train import LossConfig
 from ziggurat.training import clipping
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
@@ -138,14 +137,11 @@ def test_statistics_and_decisions_survive_a_resume(
         run = tmp_path / name
         for updates in stops:
             settings = {"threads": 1, "adaptive_clip": True, "stop": {"updates": updates}, "log_every_updates": 5}
-            train(
-                run, tiny_experiment(tiny_folder, **settings), resume=run.exists(), console=Console(file=io.StringIO())
-            )
+            train(run, tiny_experiment(tiny_folder, **settings), resume=run.exists(), console=QUIET)
             progress = read_progress(folder := checkpoint_folders(run)[-1])
             rejected.append(progress.rejected)
         ends[name] = (progress.gradient_norms, progress.rejected, (folder / "model.safetensors").read_bytes())
         assert progress.skipped == 0
-        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-        assert sum(record["rejected"] for record in records if record["kind"] == "train") == progress.rejected
+        assert sum(record["rejected"] for record in records(run, "train")) == progress.rejected
     assert ends["whole"] == ends["parts"]
     assert 0 < rejected[1] < rejected[2] == rejected[0]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import torch
 
 import ziggurat
 from tests.conftest import tiny_experiment
+from tests.small import small_config
+from tests.training.runs import records
 from ziggurat.config import Experiment
 from ziggurat.config.growth import GrowthConfig, cut_short
 from ziggurat.config.load import change_section
@@ -48,8 +49,7 @@ def growing(folder: Path, growth: dict[str, Any] | None = None, **training: Any)
 
 
 def rates(run: Path) -> list[float]:
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text("utf-8").splitlines()]
-    return [r["learning_rate"] for r in records if r["kind"] == "train"]
+    return [r["learning_rate"] for r in records(run, "train")]
 
 
 def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path, tmp_path: Path) -> None:
@@ -132,10 +132,7 @@ def test_12_26_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_p
 
 
 def learner(layers: int, seed: int, optimiser: str = "adam") -> tuple[Seq2Seq, Optimiser]:
-    config = ModelConfig.model_validate(
-        {"d_model": 8, "d_ff": 12, "heads": 2, "encoder": {"layers": layers}, "decoder": {"layers": 1}}
-    )
-    model = build_model(config, 7, 7, seed=seed)
+    model = build_model(small_config(layers, 1), 7, 7, seed=seed)
     return model, Optimiser(model, model_slots(model), OptimiserConfig.model_validate({"kind": optimiser}))
 
 

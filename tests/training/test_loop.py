@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import math
 import signal
@@ -9,9 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from tests.conftest import tiny_experiment
+from tests.training.runs import QUIET, records
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.train import StopConfig, TrainingConfig
 from ziggurat.data.corpus import Store
@@ -25,8 +24,6 @@ from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.step import UpdateResult, train_update
 from ziggurat.training.stopping import time_left
 from ziggurat.training.validate import Validation, Validator, position_limit
-
-QUIET = Console(file=io.StringIO())
 
 
 def go(folder: Path, run: Path, **training: object) -> TrainingResult:
@@ -62,12 +59,11 @@ def test_a_run_holds_what_the_design_says(tiny_folder: Path, tmp_path: Path) -> 
     assert (run / "last").resolve().name == "step-00000008"
     assert result.best_update is not None
     assert (run / "best").resolve().name == f"step-{result.best_update:08d}"
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    train_records = [r for r in records if r["kind"] == "train"]
+    train_records = records(run, "train")
     assert [r["update"] for r in train_records] == [2, 4, 6, 8]
     for key in ("loss", "nll", "perplexity", "learning_rate", "grad_norm", "target_tokens_per_second"):
         assert all(isinstance(r[key], float) for r in train_records)
-    validation = [r for r in records if r["kind"] == "validation"]
+    validation = records(run, "validation")
     assert [r["update"] for r in validation] == [4, 8]
     assert all({"nll", "perplexity", "bleu", "chrf"} <= r.keys() for r in validation)
     for which in (None, "averaged", "best", "last", "6"):
@@ -211,9 +207,9 @@ def test_the_dev_set_is_translated_with_its_tags(tiny_folder: Path, monkeypatch:
 def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = go(tiny_folder, run, stop={"updates": 3}, validation={"every_updates": 2, "max_sentences": 2})
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [r["update"] for r in records if r["kind"] == "validation"] == [2, 3]
-    assert all(isinstance(r["unfinished"], int) for r in records if r["kind"] == "validation")
+    validations = records(run, "validation")
+    assert [r["update"] for r in validations] == [2, 3]
+    assert all(isinstance(r["unfinished"], int) for r in validations)
     assert result.best_update in (2, 3)
 
 
@@ -292,8 +288,8 @@ def test_other_optimisers_and_bf16_train(kind: str, precision: str, tiny_folder:
         stop={"updates": 30},
         log_every_updates=5,
     )
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert records[-1]["nll"] < records[0]["nll"] - 0.2
+    reported = records(run)
+    assert reported[-1]["nll"] < reported[0]["nll"] - 0.2
     assert {t.dtype for t in read_tensors(run / "last" / "model.safetensors").values()} == {torch.float32}
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ziggurat.config import ModelConfig
+from tests.small import small_config
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import build_model, model_slots
@@ -17,9 +17,8 @@ KINDS = ["adam", "adamw", "radam", "muon"]
 
 
 def tiny(seed: int = 1, **more: Any) -> Seq2Seq:
-    config: dict[str, Any] = {"d_model": 8, "d_ff": 12, "heads": 2, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
-    config["embedding"] = {"positions": "learned", "sharing": "none", "max_positions": 9}
-    return build_model(ModelConfig.model_validate(config | more), 11, 13, seed=seed)
+    embedding = {"positions": "learned", "sharing": "none", "max_positions": 9}
+    return build_model(small_config(1, 1, **{"embedding": embedding, **more}), 11, 13, seed=seed)
 
 
 def optimiser_of(model: Seq2Seq, kind: str, **more: Any) -> Optimiser:
@@ -211,9 +210,8 @@ def test_trained_omega_relative_positions_and_the_input_vector_do_not_decay(kind
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_optimiser_takes_the_vectors_of_additive_attention(kind: str) -> None:
-    config = {"family": "rnmt", "d_model": 8, "heads": 2, "encoder": {"layers": 1}, "decoder": {"layers": 1}}
-    config["embedding"] = {"sharing": "none", "positions": "none"}
-    model = build_model(ModelConfig.model_validate(config), 11, 13)
+    config = small_config(1, 1, family="rnmt", embedding={"sharing": "none", "positions": "none"})
+    model = build_model(config, 11, 13)
     optimiser = optimiser_of(model, kind)
     assert sorted(map(id, optimiser.parameters)) == sorted(map(id, model.parameters()))
     fill_gradients(model, 1)

@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-import io
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 
 from tests.conftest import tiny_experiment
+from tests.small import merged
+from tests.training.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.models.build import build_model, stack_residuals
@@ -24,8 +24,7 @@ ADMIN: dict[str, Any] = {"residual": "admin", "init": {"kind": "admin", "profile
 
 def experiment(folder: Path, model: dict[str, Any] = ADMIN, **training: Any) -> Experiment:
     values = tiny_experiment(folder, **training).model_dump()
-    for key, value in model.items():
-        values["model"][key] = values["model"][key] | value if isinstance(value, dict) else value
+    values["model"] = merged(values["model"], model)
     return Experiment.model_validate(values)
 
 
@@ -121,7 +120,7 @@ def test_a_run_profiles_once_before_its_first_update(tiny_folder: Path, tmp_path
         run = tmp_path / name
         for number, updates in enumerate(stops):
             config = experiment(tiny_folder, **kept, threads=1, stop={"updates": updates})
-            train(run, config, resume=number > 0, console=Console(file=io.StringIO()))
+            train(run, config, resume=number > 0, console=QUIET)
         assert (run / "log.txt").read_text().count("omega profiled on") == 1
         runs.append(read_tensors(checkpoint_folders(run)[-1] / "model.safetensors"))
     whole, resumed = runs
@@ -138,7 +137,7 @@ def test_a_run_profiles_once_before_its_first_update(tiny_folder: Path, tmp_path
 
 
 def test_weights_that_training_starts_from_keep_their_omega(tiny_folder: Path, tmp_path: Path) -> None:
-    train(tmp_path / "first", experiment(tiny_folder, stop={"updates": 2}), console=Console(file=io.StringIO()))
+    train(tmp_path / "first", experiment(tiny_folder, stop={"updates": 2}), console=QUIET)
     config = experiment(tiny_folder, stop={"updates": 1}, start_from=str(tmp_path / "first"))
-    train(tmp_path / "second", config, console=Console(file=io.StringIO()))
+    train(tmp_path / "second", config, console=QUIET)
     assert "omega profiled" not in (tmp_path / "second" / "log.txt").read_text()

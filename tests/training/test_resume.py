@@ -15,6 +15,7 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
+from tests.training.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.training.checkpoint import checkpoint_folders
@@ -33,13 +34,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def go(run: Path, experiment: Experiment, *, resume: bool = False) -> TrainingResult:
-    return train(run, experiment, resume=resume, console=Console(file=io.StringIO()))
-
-
-def final_bytes(run: Path) -> dict[str, bytes]:
-    last = checkpoint_folders(run)[-1]
-    assert last.name == f"step-{UPDATES:08d}"
-    return {str(p.relative_to(last)): p.read_bytes() for p in sorted(last.rglob("*.safetensors"))}
+    return train(run, experiment, resume=resume, console=QUIET)
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +46,7 @@ def experiment(tiny_folder: Path) -> Experiment:
 def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
     run = tmp_path_factory.mktemp("whole") / "run"
     go(run, experiment)
-    return final_bytes(run), run
+    return final_bytes(run, UPDATES), run
 
 
 def _child(run: str, document: str, resume: bool) -> None:
@@ -87,7 +82,7 @@ def test_sigkill_at_twenty_random_moments(
         kills += killed_after(moment, run, experiment)
         has_run = (run / "checkpoints").is_dir()
         go(run, experiment, resume=has_run)
-        assert final_bytes(run) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
+        assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
         if kills == 20:
             return
     pytest.fail(f"only {kills} of 40 processes were alive when they were killed")
@@ -102,7 +97,7 @@ def test_stopping_at_every_kind_of_place_changes_nothing(
         stop = experiment.training.stop.model_copy(update={"updates": updates})
         part = experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})})
         assert go(run, part, resume=run.exists()).update == updates
-    assert final_bytes(run) == uninterrupted[0]
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
 def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Path) -> None:
@@ -112,12 +107,9 @@ def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Pat
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "update": 20, "loss": 1}\n{"kind": "tra')
     go(run, experiment, resume=True)
-    import json
-
-    records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    updates = [r["update"] for r in records if r["kind"] == "train"]
+    updates = [r["update"] for r in records(run, "train")]
     assert updates == list(range(5, UPDATES + 1, 5))
-    assert {r["update"] for r in records if r["kind"] == "validation"} == {10, 17, 20, 30, 40}  # 17: the first end
+    assert {r["update"] for r in records(run, "validation")} == {10, 17, 20, 30, 40}  # 17: the first end
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -166,7 +158,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert "CHECKPOINT DAMAGED" in output.getvalue()
     assert str(newest) in output.getvalue()
     assert "resumed after update 14" in output.getvalue()
-    assert final_bytes(run) == uninterrupted[0]
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
 def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: Path) -> None:

@@ -1,49 +1,22 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
-import numpy as np
 import pytest
 import torch
 
-from ziggurat.config import ModelConfig
+from tests.small import small_config
+from tests.training.batches import batches
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.models.build import build_model, model_slots
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.step import UpdateResult, train_update
 
-SPECIAL = SpecialIds(0, 3, 0, 2, 3)
-
 
 def tiny() -> tuple[Seq2Seq, Optimiser]:
-    config = {
-        "d_model": 8,
-        "d_ff": 12,
-        "heads": 2,
-        "encoder": {"layers": 1},
-        "decoder": {"layers": 1},
-        "dropout": {"residual": 0.0, "embedding": 0.0},
-    }
-    model = build_model(ModelConfig.model_validate(config), 20, 20).double()
+    model = build_model(small_config(1, 1, dropout={"residual": 0.0, "embedding": 0.0}), 20, 20).double()
     return model, Optimiser(model, model_slots(model), OptimiserConfig())
-
-
-def batches(sizes: list[int]) -> list[Batch]:
-    """The same seven sentence pairs, cut into batches of `sizes`."""
-    rng = np.random.default_rng(0)
-    pairs = [
-        (rng.integers(4, 20, n).astype(np.int32), rng.integers(4, 20, m).astype(np.int32))
-        for n, m in [(3, 4), (5, 2), (1, 6), (4, 4), (2, 1), (6, 5), (3, 3)]
-    ]
-    cuts = np.cumsum([0, *sizes])
-    assert cuts[-1] == len(pairs)
-    return [
-        collate([s for s, _ in part], [t for _, t in part], np.arange(len(part)), SPECIAL)
-        for part in (pairs[a:b] for a, b in pairwise(cuts))
-    ]
 
 
 def update(

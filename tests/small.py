@@ -1,0 +1,34 @@
+"""Small models: their configuration, and their parameters away from where they start."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+from ziggurat.config import ModelConfig
+from ziggurat.models.seq2seq import Seq2Seq
+
+__all__ = ["merged", "moved", "small_config"]
+
+
+def merged(defaults: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `defaults` with `choices`; sections are merged key by key."""
+    sections = {k: {**defaults.get(k, {}), **v} if isinstance(v, dict) else v for k, v in choices.items()}
+    return {**defaults, **sections}
+
+
+def small_config(encoder_layers: int, decoder_layers: int, **choices: Any) -> ModelConfig:
+    """Return a configuration of width 8 with two heads, with `choices` merged in."""
+    layers = {"encoder": {"layers": encoder_layers}, "decoder": {"layers": decoder_layers}}
+    return ModelConfig.model_validate(merged({"d_model": 8, "d_ff": 12, "heads": 2, **layers}, choices))
+
+
+@torch.no_grad()
+def moved(model: Seq2Seq, scale: float, seed: int = 4) -> Seq2Seq:
+    """Return `model` with noise of this deviation on every parameter, so that none is at its neutral start."""
+    generator = torch.Generator().manual_seed(seed)
+    for parameter in model.parameters():
+        parameter += scale * torch.randn(parameter.shape, generator=generator, dtype=parameter.dtype)
+    return model
