@@ -18,6 +18,7 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.nn.history import Combining
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.residual import Material, Place, Residual, ShiftedLinear
 from ziggurat.nn.stochastic import StochasticBranch
 
@@ -90,7 +91,7 @@ class StackParts:
         self.heads = config.heads if decoder else config.encoder_heads
         self.kind: ResidualKind = config.decoder_residual if decoder else config.encoder_residual
         self.row: ResidualRow = RESIDUAL[self.kind]
-        self.linear: LinearMaker = ShiftedLinear if self.row.shifted else nn.Linear
+        self.linear: LinearMaker = ShiftedLinear if self.row.shifted else Linear
 
     def dropout(self, p: float) -> Dropout:
         """Return a Dropout of probability `p`."""
@@ -144,7 +145,7 @@ class StackParts:
                 self.d_model,
                 self.d_ff,
                 dropout,
-                linear=self.linear if self.row.shifted else partial(nn.Linear, bias=False),
+                linear=self.linear if self.row.shifted else partial(Linear, bias=False),
                 shifted=self.row.shifted,
             )
         return FeedForward(

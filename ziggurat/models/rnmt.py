@@ -7,7 +7,6 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.models.memory import Memory
@@ -17,6 +16,7 @@ from ziggurat.nn.attention import CrossAttentionCache, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history.transparent import Transparent
+from ziggurat.nn.linear import Linear, linear
 from ziggurat.nn.lstm import LstmLayer, LstmState, StepOrder, step_order
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
@@ -68,7 +68,7 @@ class RnmtEncoder(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(layers)
         self.transparent = transparent
-        self.out_proj = nn.Linear(2 * width, width)
+        self.out_proj = Linear(2 * width, width)
 
     def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
         """Return the memory, one tensor [batch, source, width], for the embedded source `x` of that shape.
@@ -156,7 +156,7 @@ class RnmtDecoder(nn.Module):
         state = cell.start(x.shape[0])
         context = self.attention(torch.zeros_like(x[:, :1]), cache)
         outputs, contexts = [], []
-        for known in F.linear(x, of_x).unbind(1):
+        for known in linear(x, of_x).unbind(1):
             rest = torch.cat([context.squeeze(1), state.output], dim=-1)
             state = cell.advance(torch.addmm(known, rest, of_rest.t()), state)
             context = self.attention(state.output.unsqueeze(1), cache)

@@ -11,6 +11,7 @@ from torch.nn import functional as F
 
 from ziggurat.errors import ConfigError
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.linear import linear
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
@@ -151,7 +152,7 @@ class OutputProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_model]."""
-        return F.linear(hidden, self.weight, self.bias)
+        return linear(hidden, self.weight, self.bias)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own; a matrix shared with an embedding counts as that."""

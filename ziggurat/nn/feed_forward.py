@@ -10,11 +10,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
 __all__ = ["FeedForward", "GatedFeedForward"]
 
-_without_bias = partial(nn.Linear, bias=False)
+_without_bias = partial(Linear, bias=False)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
@@ -39,7 +40,7 @@ class FeedForward(nn.Module):
         activation: str,
         dropout: nn.Module,
         *,
-        linear: Callable[[int, int], nn.Module] = nn.Linear,
+        linear: Callable[[int, int], nn.Module] = Linear,
         shifted: bool = False,
     ) -> None:
         super().__init__()

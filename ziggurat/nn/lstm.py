@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ziggurat.nn.linear import linear
 from ziggurat.nn.recurrence import CELL_CLIP, EPSILON, recur
 from ziggurat.nn.roles import Role, Slot
 
@@ -86,7 +87,7 @@ class LstmCell(nn.Module):
 
     def step(self, x: Tensor, state: LstmState) -> LstmState:
         """Return the state after one more input `x` [rows, inputs]."""
-        return self.advance(F.linear(torch.cat([x, state.output], dim=-1), self.weight), state)
+        return self.advance(linear(torch.cat([x, state.output], dim=-1), self.weight), state)
 
     def advance(self, sums: Tensor, state: LstmState) -> LstmState:
         """Return the state after one more input, given [x; m] W, `sums` [rows, 4 * width]."""

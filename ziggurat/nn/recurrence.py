@@ -20,6 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ziggurat.nn.linear import product
+
 __all__ = ["CELL_CLIP", "EPSILON", "recur"]
 
 CELL_CLIP = 10.0
@@ -55,7 +57,7 @@ def _forward(
     outputs, cells, gates, sums = _empty(x, gain, batch)
     rows = sums.flatten(0, 1).flatten(2)
     for direction, weight in enumerate(weights):
-        torch.mm(x[direction], weight[:, :-width].t(), out=rows[:, direction])
+        rows[:, direction] = product(x[direction], weight[:, :-width])
     recurrent = _recurrent(weights, width).transpose(1, 2)
     m, c, a = outputs.unbind(), cells.unbind(), gates.unbind()
     g, i, f, o = (gate.unbind() for gate in gates.unbind(3))
@@ -155,9 +157,9 @@ def _into_products(
     before = outputs[:-1].flatten(0, 1).to(x.dtype)
     for direction, weight in enumerate(weights):
         d = rows[:, direction]
-        torch.mm(d, weight[:, :-width], out=into_x[direction])
-        torch.mm(d.t(), x[direction], out=into_weights[direction][:, :-width])
-        torch.mm(d.t(), before[:, direction], out=into_weights[direction][:, -width:])
+        into_x[direction] = product(d, weight[:, :-width].t())
+        into_weights[direction][:, :-width] = product(d.t(), x[direction].t())
+        into_weights[direction][:, -width:] = product(d.t(), before[:, direction].t())
     return into_x, into_weights
 
 

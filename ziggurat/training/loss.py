@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.train import LossConfig
+from ziggurat.nn.linear import product
 
 __all__ = ["LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
 
@@ -96,7 +97,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for start in range(0, hidden.shape[0], chunk):
                 rows = slice(start, start + chunk)
                 h, gold_ids, w = hidden[rows], target[rows], row_weight[rows]
-                logits = torch.mm(h.to(compute), matrix.t()).to(hidden.dtype)
+                logits = product(h.to(compute), matrix).to(hidden.dtype)
                 if bias is not None:
                     logits += bias
                 gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
@@ -112,11 +113,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     if gradients.bias is not None:
                         gradients.bias.addmv_(odds.t(), scale.squeeze(1))
                     odds = odds.to(compute)
-                    gradients.hidden[rows] = torch.mm(odds, matrix) * scale
-                    if compute == weight.dtype:
-                        gradients.weight.addmm_(odds.t(), h * scale)
-                    else:
-                        gradients.weight.add_(torch.mm(odds.t(), (h * scale).to(compute)))
+                    gradients.hidden[rows] = product(odds, matrix.t()) * scale
+                    gradients.weight.add_(product(odds.t(), (h * scale).to(compute).t()))
             if gradients is not None:
                 gradients.subtract_targets(hidden, weight, weight_sum, target, row_weight, smoothing)
                 ctx.save_for_backward(*gradients)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ziggurat.nn.attention.cache import CrossAttentionCache
 from ziggurat.nn.attention.multihead import join_heads, split_heads
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
 __all__ = ["AdditiveAttention"]
@@ -32,8 +33,8 @@ class AdditiveAttention(nn.Module):
         super().__init__()
         d_head = width // heads
         self.heads = heads
-        self.k_proj = nn.Linear(width, width)
-        self.q_proj = nn.Linear(width, width)
+        self.k_proj = Linear(width, width)
+        self.q_proj = Linear(width, width)
         self.key_map = nn.Parameter(torch.empty(d_head, d_head))
         self.query_map = nn.Parameter(torch.empty(d_head, d_head))
         self.score = nn.Parameter(torch.empty(d_head))

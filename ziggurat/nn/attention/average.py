@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ziggurat.nn.attention.multihead import LinearMaker
 from ziggurat.nn.attention.target import OwnAttention
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
 __all__ = ["AverageAttention", "AverageCache", "SimplifiedAverageAttention", "causal_average"]
@@ -63,7 +64,7 @@ class AverageAttention(OwnAttention):
         linear: makes the map of the gates.
     """
 
-    def __init__(self, d_model: int, *, gate: bool, ffn: nn.Module | None, linear: LinearMaker = nn.Linear) -> None:
+    def __init__(self, d_model: int, *, gate: bool, ffn: nn.Module | None, linear: LinearMaker = Linear) -> None:
         super().__init__()
         self.ffn = ffn
         self.gate_proj = linear(2 * d_model, 2 * d_model) if gate else None
@@ -104,7 +105,7 @@ class SimplifiedAverageAttention(OwnAttention):
         linear: makes the linear maps.
     """
 
-    def __init__(self, d_model: int, *, linear: LinearMaker = nn.Linear) -> None:
+    def __init__(self, d_model: int, *, linear: LinearMaker = Linear) -> None:
         super().__init__()
         self.v_proj = linear(d_model, d_model)
         self.out_proj = linear(d_model, d_model)

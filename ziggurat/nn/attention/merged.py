@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ziggurat.errors import ConfigError
 from ziggurat.nn.attention.average import AverageAttention
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker
 from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView
+from ziggurat.nn.linear import Linear, linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
 __all__ = ["MergedAttention", "MergedAverageAttention"]
@@ -50,7 +50,7 @@ class MergedAverageAttention(MergedAttention):
     Raises ConfigError when V cannot be shared because encoder and decoder are not equally wide.
     """
 
-    def __init__(self, cross: CrossAttention, *, share_value: bool, linear: LinearMaker = nn.Linear) -> None:
+    def __init__(self, cross: CrossAttention, *, share_value: bool, linear: LinearMaker = Linear) -> None:
         d_model, d_memory = cross.q_proj.weight.shape[0], cross.kv_proj.weight.shape[1]
         if share_value and d_memory != d_model:
             raise ConfigError(
@@ -74,7 +74,7 @@ class MergedAverageAttention(MergedAttention):
         shared = self.cross.kv_proj
         weight = shared.weight.chunk(2)[1]
         bias = None if shared.bias is None else shared.bias.chunk(2)[1]
-        return F.linear(x, weight, bias)
+        return linear(x, weight, bias)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own; a shared value map is the cross-attention's."""

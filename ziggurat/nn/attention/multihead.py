@@ -13,6 +13,7 @@ from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.target import OwnAttention
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["CrossAttention", "LinearMaker", "SelfAttention", "join_heads", "split_heads"]
 
-LinearMaker = Callable[[int, int], "nn.Linear | ShiftedLinear"]
+LinearMaker = Callable[[int, int], "Linear | ShiftedLinear"]
 """Makes a linear map from (width in, width out)."""
 
 
@@ -52,7 +53,7 @@ class SelfAttention(OwnAttention):
         heads: int,
         dropout: Dropout,
         *,
-        linear: LinearMaker = nn.Linear,
+        linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
         rotary: Rotary | None = None,
     ) -> None:
@@ -127,7 +128,7 @@ class CrossAttention(nn.Module):
         heads: int,
         dropout: Dropout,
         *,
-        linear: LinearMaker = nn.Linear,
+        linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
         project_out: bool = True,
     ) -> None:

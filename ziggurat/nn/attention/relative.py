@@ -11,6 +11,7 @@ from ziggurat.nn.attention.base import attend
 from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["RelativeAttention"]
@@ -43,7 +44,7 @@ class RelativeAttention(SelfAttention):
         *,
         clip: int,
         values: bool = False,
-        linear: LinearMaker = nn.Linear,
+        linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
     ) -> None:
         super().__init__(d_model, heads, dropout, linear=linear, scaling=scaling)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
+from ziggurat.nn.linear import linear
 from ziggurat.nn.residual.base import Material, Place, Residual
 from ziggurat.nn.roles import Role, Slot
 
@@ -25,7 +25,7 @@ class ShiftedLinear(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., d_out] for `x` [..., d_in]."""
-        return F.linear(x + self.shift, self.weight)
+        return linear(x + self.shift, self.weight)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of the shift; that of the matrix is for the owner to say."""
