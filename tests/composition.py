@@ -22,7 +22,7 @@ from ziggurat.config.model import (
 )
 from ziggurat.config.wiring import InitKind
 
-__all__ = ["AXES", "covering", "model", "refusal", "refused_pairs"]
+__all__ = ["AXES", "covering", "model", "refusal", "refused_by_rnmt", "refused_pairs"]
 
 Choice = tuple[str, Any]
 
@@ -42,7 +42,7 @@ AXES: dict[str, list[Any]] = {
     "combination.norm": ["auto", "sources", "consumers", "none"],
     "embedding.sharing": ["all", "decoder", "none"],
 }
-"""Axis -> its values. `family: rnmt` combines with none of them but `memory` and has tests of its own."""
+"""Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
 
 SMALL: dict[str, Any] = {
     "d_model": 16,
@@ -86,6 +86,14 @@ def refused_pairs() -> dict[tuple[Choice, Choice], str]:
             if _completed({a: x, b: y}) is None:
                 refused[(a, x), (b, y)] = str(refusal({a: x, b: y}))
     return refused
+
+
+@cache
+def refused_by_rnmt() -> dict[Choice, str]:
+    """Return every value of an axis that `family: rnmt` refuses, with the reason."""
+    rnmt = {"family": "rnmt", "embedding.positions": "none", "embedding.sharing": "none", "dropout.activation": 0.0}
+    choices = {(axis, value): refusal({**rnmt, axis: value}) for axis, values in AXES.items() for value in values}
+    return {choice: reason for choice, reason in choices.items() if reason is not None}
 
 
 def covering(size: int) -> Iterator[dict[str, Any]]:

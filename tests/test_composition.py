@@ -11,7 +11,7 @@ import torch
 import torch._dynamo
 from torch import Tensor, nn
 
-from tests.composition import covering, model, refused_pairs
+from tests.composition import covering, model, refused_by_rnmt, refused_pairs
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.loader import Batch
 from ziggurat.models.build import build_model, count_parameters, model_slots
@@ -166,6 +166,7 @@ def test_the_pairs_cover_every_value_and_every_pair() -> None:
 
 def test_refused_pairs_and_their_messages() -> None:
     lines = [f"{a}={x} {b}={y}: {reason}" for ((a, x), (b, y)), reason in refused_pairs().items()]
+    lines += [f"family=rnmt {a}={x}: {reason}" for (a, x), reason in refused_by_rnmt().items()]
     assert GOLDEN.read_text(encoding="utf-8").splitlines() == lines
 
 

@@ -33,6 +33,8 @@ DATA = {
         ({"decoder": {"residual": "admin"}, "wiring": {"omega_trainable": False}}, []),
         ({"init": {"exponent": 0.5}}, ["model.init.exponent"]),
         ({"init": {"kind": "depth_scaled", "exponent": 0.5}}, []),
+        ({"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}, "layer_norm_epsilon": 1e-3,
+          "init": {"qkv": "separate"}}, ["model.layer_norm_epsilon", "model.init.qkv"]),
         ({"attention": {"share_value": False}, "dropout": {"transparent": 0.2}},
          ["model.attention.share_value", "model.dropout.transparent"]),
     ],
@@ -45,7 +47,12 @@ def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
     model = {"residual": "post", "encoder": {"residual": "admin"}, "combination": {"softmax": True}}
     setting, omega = notices(Experiment.model_validate({"data": DATA, "model": model}))
     assert setting.startswith("`model.combination.softmax` is set")
-    assert "omega 1, without `init.kind: admin`" in omega
+    assert omega == "`residual: admin` without `init.kind: admin` starts as plain post-norm, omega 1"
+    training = {"schedule": {"kind": "noam", "peak": 0.1, "factor": 2.0}, "optimiser": {"momentum": 0.5}}
+    said = notices(Experiment.model_validate({"data": DATA, "training": training}))
+    assert [sentence.split("`")[1] for sentence in said] == ["training.schedule.peak", "training.optimiser.momentum"]
+    halves = notices(Experiment.model_validate({"data": DATA, "model": {"init": {"kind": "t_fixup"}}}))
+    assert halves == ["`init.kind: t_fixup` was made for `residual: no_norm`; here it is `pre`"]
     model = {"residual": "admin", "init": {"kind": "admin"}}
     assert notices(Experiment.model_validate({"data": DATA, "model": model})) == []
 
@@ -92,6 +99,18 @@ def test_a_wide_encoder_is_allowed() -> None:
 def test_what_makes_weights_compute_something_else_is_named(changes: dict[str, Any], keys: list[str]) -> None:
     found = unlike(ModelConfig(), ModelConfig.model_validate(changes))
     assert sorted(line.split(":")[0] for line in found) == sorted(f"model.{key}" for key in keys)
+
+
+def test_fixed_combinations_are_part_of_what_is_computed() -> None:
+    """They are not in the model's file: they follow from the configuration."""
+    encoder = {"history": "dlcl"}
+    one, average = (
+        ModelConfig.model_validate({"encoder": encoder, "combination": {"learnable": False, "start": start}})
+        for start in ("one", "average")
+    )
+    assert unlike(one, average) == ["model.combination.start: one -> average"]
+    learnt = ModelConfig.model_validate({"encoder": encoder, "combination": {"start": "one"}})
+    assert unlike(learnt, ModelConfig.model_validate({"encoder": encoder})) == []
 
 
 def test_deepnorm_weights_belong_to_the_depth_of_their_constants() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,9 +92,10 @@ def test_12_26_the_rate_restarts_at_its_peak_and_never_exceeds_it(tiny_folder: P
     run = tmp_path / "run"
     train(run, growing(tiny_folder, schedule=schedule, log_every_updates=1))
     peak, root = 1e-3, 2**0.5
-    # t = 1, 2, 3 | 3, 4, 5 (t was set back to 2) | 3, 4, 5
-    third = [peak * root / t**0.5 for t in (3, 4, 5)]
-    assert rates(run) == pytest.approx([peak / 2, peak, third[0], *third, *third])
+    # t = 1, 2, 3 | 2, 3, 4 (the first update after growing is at the end of the warm-up) | 2, 3, 4
+    grown = [peak * root / t**0.5 for t in (2, 3, 4)]
+    assert rates(run) == pytest.approx([peak / 2, peak, grown[1], *grown, *grown])
+    assert grown[0] == peak
 
 
 def test_12_26_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
@@ -105,8 +107,7 @@ def test_12_26_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     assert (progress.stage, progress.schedule_update) == (1, 4)
     progress = Progress(update=40, schedule_update=40)
     after_growth(progress, config)
-    assert progress.schedule_update == 10
-    assert learning_rate(config.schedule, progress.schedule_update, d_model=8) == 1.0
+    assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
 
 
 def test_without_restart_the_rate_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
@@ -270,7 +271,7 @@ def test_12_26_every_schedule_restarts_at_its_highest_rate(schedule: dict[str, A
     config = TrainingConfig.model_validate({"growth": STAGES, "schedule": schedule})
     progress = Progress(update=100_000, schedule_update=100_000)
     after_growth(progress, config)
-    assert learning_rate(config.schedule, progress.schedule_update, d_model=512) == pytest.approx(highest)
+    assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=512) == pytest.approx(highest)
 
 
 def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: Path) -> None:
@@ -278,6 +279,28 @@ def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: 
     run = tmp_path / "run"
     train(run, growing(tiny_folder, schedule=schedule, log_every_updates=1))
     assert rates(run)[-1] == pytest.approx(0.0, abs=1e-12)
+
+
+@pytest.mark.parametrize("strategy", ["g_top", "random"])
+def test_12_24_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
+    """Omega follows from the variance below it; copied with a lower layer it would be too small."""
+    content = growing(tiny_folder).model_dump()
+    content["model"] |= {"residual": "admin", "init": {"kind": "admin", "profile_tokens": 200}}
+    content["model"]["encoder"] |= {"layers": 4, "history": "latest"}
+    content["model"]["wiring"]["omega_trainable"] = False
+    content["training"] |= {"growth": {"stages": [{"layers": 2, "updates": 2}], "copy_strategy": strategy}}
+    content["training"] |= {"stop": {"updates": 4}, "checkpoint": {"every_updates": 2, "keep_last": 9}}
+    run = tmp_path / "run"
+    train(run, Experiment.model_validate(content))
+
+    def omegas(which: str) -> list[float]:
+        encoder = open_model(run, which=which).model.encoder
+        skips = [residual.skip for residual in stack_residuals(encoder)]
+        return [float(skip.detach().mean()) for skip in skips]  # type: ignore[union-attr]
+
+    shallow, grown = omegas("2"), omegas("4")
+    assert grown[:4] == shallow
+    assert all(above > below for below, above in pairwise(grown))
 
 
 def test_constants_of_a_growing_run_are_those_of_its_final_depth() -> None:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import sys
+import threading
 import traceback
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import typer
 
 from ziggurat.errors import ZigguratError
 
-__all__ = ["main"]
+__all__ = ["leaving_at_once", "main"]
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -28,9 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
-    from ziggurat.cli.app import app
-
     try:
+        with leaving_at_once():
+            from ziggurat.cli.app import app
         status = app(arguments, prog_name="ziggurat", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
@@ -56,6 +58,22 @@ def _run(arguments: list[str], debug: bool) -> int:
             return 2
         text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
         return _fail(f"{text} and report what it prints.", 1, debug)
+
+
+@contextlib.contextmanager
+def leaving_at_once() -> Iterator[None]:
+    """Context for importing: Ctrl-C ends the process there and then, with status 130.
+
+    Modules half loaded would otherwise show a traceback, or Python would lose the KeyboardInterrupt among them.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"ziggurat: stopped\n"), os._exit(130)))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _out_of_memory(error: Exception) -> bool:

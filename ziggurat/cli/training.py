@@ -8,6 +8,7 @@ from typing import Annotated, cast, get_args
 
 import typer
 
+from ziggurat.cli import leaving_at_once
 from ziggurat.cli.output import console, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config.growth import CopyStrategy
@@ -30,8 +31,9 @@ def train(
 
     Example: `ziggurat train my.yaml --run runs/a model.encoder.layers=12`, later `ziggurat train --run runs/a --resume`
     """
-    from ziggurat.training.loop import train as train_run
-    from ziggurat.training.run import reopen_run
+    with leaving_at_once():
+        from ziggurat.training.loop import train as train_run
+        from ziggurat.training.run import reopen_run
 
     if run is None:
         raise ConfigError("`--run FOLDER` is missing: where should the run go?")
@@ -73,7 +75,8 @@ def grow(
     if json:
         print_json({"out": str(out), "encoder_layers": layers, "parameters": parameters})
     else:
-        print(f"wrote {out}: {layers} encoder layers, {parameters:,} parameters")
+        print(f"wrote {out}: {layers} encoder layers, {parameters:,} parameters; to train on, with the data it had:")
+        print(f"  ziggurat train {out}/config.yaml --run FOLDER training.start_from={out}")
 
 
 def average(

@@ -64,7 +64,11 @@ def unheeded(model: ModelConfig) -> list[str]:
             "sublayer_unit": model.dropout.sublayer > 0,
         },
     }
-    return [
+    if model.family == "rnmt":
+        heeded["init"]["qkv"] = False
+    changed = model.layer_norm_epsilon != type(model).model_fields["layer_norm_epsilon"].default
+    alone = ["model.layer_norm_epsilon"] if model.family == "rnmt" and changed else []
+    return alone + [
         f"model.{section}.{key}"
         for section, keys in heeded.items()
         for key, means_something in keys.items()
@@ -107,6 +111,8 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat |= {"encoder.d_model": model.encoder_width, "encoder.heads": model.encoder_heads}
     flat |= {"encoder.d_ff": model.encoder_d_ff}
     flat.pop("residual")
+    if not model.combination.learnable:  # then it is no start, but what stays
+        flat["combination.start"] = model.combination.start
     if "deepnorm" in (model.encoder_residual, model.decoder_residual):
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
     return flat

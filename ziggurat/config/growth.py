@@ -38,13 +38,13 @@ class GrowthStage(Section):
 class GrowthConfig(Section):
     """Shallow-to-deep training: stages of growing encoder depth; `model.encoder.layers` is the final one."""
 
-    stages: list[GrowthStage] = Field(min_length=1)
+    stages: list[GrowthStage]
     """Depths before the final one, shallowest first; the final stage ends as `training.stop` says."""
     copy_strategy: CopyStrategy = "g_top"
     """What the g added layers start as: the `g_top` trained layers below them, the last one g times (`top_only`),
     every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights (`random`)."""
     restart_rate: bool = True
-    """After growing, let the schedule go on from its peak: its update counter becomes min(t, `warmup_updates`)."""
+    """After growing, let the schedule go on from its peak: its update counter goes back to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
     """The optimiser's moments after growing: all zero (the released code), or copied along with the layers."""
     keep_stages: bool = True
@@ -53,6 +53,8 @@ class GrowthConfig(Section):
 
     @model_validator(mode="after")
     def _deeper_and_later(self) -> Self:
+        if not self.stages:
+            raise ValueError("`stages` is empty: give the depths before the final one, or leave `growth` out")
         for before, after in pairwise(self.stages):
             if after.layers <= before.layers:
                 raise ValueError(f"`stages` must grow: {after.layers} layers follow {before.layers}")

@@ -139,7 +139,10 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experime
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ConfigError(f"{path}: no such configuration file (`ziggurat recipes` lists the built-in ones)") from None
+        beside = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
+        near = [str(path.with_name(name)) for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)]
+        hint = f"did you mean `{near[0]}`?" if near else "`ziggurat recipes` lists the built-in ones"
+        raise ConfigError(f"{path}: no such configuration file; {hint}") from None
     except IsADirectoryError:
         raise ConfigError(f"{path}: is a folder, expected a YAML file") from None
     except UnicodeDecodeError as error:
@@ -193,7 +196,7 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
 
 def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool) -> str:
     """Return what pydantic found wrong with the key at `location`, in the words of this configuration."""
-    dotted = _dotted(location) or "configuration"
+    dotted = _dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
         return f"unknown key `{dotted}`{_suggest(location)}"
@@ -204,7 +207,7 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
     given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
-        return f"`{dotted}`: {message}"
+        return f"`{dotted}`: {message}" if dotted else message
     hint = _suggest_value(error) or _suggest_quotes(error, dotted, from_command_line)
     return f"`{dotted}`: {message[0].lower()}{message[1:]}{given}{hint}"
 
@@ -245,7 +248,8 @@ def _suggest_value(error: Any) -> str:
     if error["type"] != "literal_error" or not isinstance(error["input"], str):
         return ""
     choices = re.findall(r"'([^']*)'", error["ctx"]["expected"])
-    near = difflib.get_close_matches(error["input"], choices, n=1, cutoff=0.5)
+    near = [choice for choice in choices if error["input"].startswith(choice)]
+    near = near or difflib.get_close_matches(error["input"], choices, n=1, cutoff=0.5)
     return f"; did you mean `{near[0]}`?" if near else ""
 
 

@@ -31,9 +31,13 @@ def recipe_text(name: str) -> str:
     """Return the YAML text of a recipe. Raises ConfigError for an unknown name, with the nearest ones."""
     text = _text(name)
     if text is None:
-        near = difflib.get_close_matches(name, recipe_names(), n=3, cutoff=0.4) or plain_recipe_names()
+        near = _near(name, 0.4) or plain_recipe_names()
         raise ConfigError(f"no recipe `{name}`; did you mean {', '.join(f'`{n}`' for n in near)}?")
     return text
+
+
+def _near(name: str, cutoff: float) -> list[str]:
+    return difflib.get_close_matches(name, [*paper_keys(), *recipe_names()], n=3, cutoff=cutoff)
 
 
 def _text(name: str) -> str | None:
@@ -51,6 +55,9 @@ def recipe_summary(name: str) -> str:
 
 def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Load a configuration file, or, where no such file exists, the built-in recipe of that name."""
-    if not Path(name).is_file() and (text := _text(name)) is not None:
-        return parse_experiment(text, f"recipe {name}", overrides)
+    if not Path(name).is_file():
+        if (text := _text(name)) is not None:
+            return parse_experiment(text, f"recipe {name}", overrides)
+        if not Path(name).exists() and not Path(name).suffix and (near := _near(name, 0.7)):
+            raise ConfigError(f"{name}: neither a file nor a recipe; did you mean the recipe `{near[0]}`?")
     return load_experiment(name, overrides)

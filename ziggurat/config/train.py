@@ -235,7 +235,7 @@ class TrainingConfig(Section):
     """Shallow-to-deep training; null: the whole depth from the start."""
     start_from: str | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
-    (`ziggurat grow` deepens a model)."""
+    (`ziggurat grow` deepens a model). Schedule, moments and data begin anew."""
     log_every_updates: int = Field(default=50, ge=1)
     """Updates between progress records."""
     tensorboard: bool = True

@@ -75,6 +75,8 @@ def differences(old: Any, new: Any, path: str = "data") -> list[str]:
         ]
     if old == new:
         return []
+    if path in ("data.train", "data.dev"):
+        return [f"{path} ({len(old)} -> {len(new)} corpora)"]
     if path.endswith((".files", "_model", "_vocabulary")):
         return [f"{path}: other content"]
     return [f"{path} ({printable(json.dumps(old), 40)} -> {printable(json.dumps(new), 40)})"]

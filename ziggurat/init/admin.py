@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Literal
 
@@ -37,7 +37,10 @@ def constant_omega(
 
 @torch.no_grad()
 def profile_omega(
-    stacks: Sequence[Sequence[Residual]], run: Callable[[], object], masks: Sequence[Tensor]
+    stacks: Sequence[Sequence[Residual]],
+    run: Callable[[], object],
+    masks: Sequence[Tensor],
+    kept: Collection[Residual] = (),
 ) -> list[list[float]]:
     """Set omega of every sub-layer from the variances met in one forward pass; return the values, stack by stack.
 
@@ -45,6 +48,7 @@ def profile_omega(
         stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
         run: the forward pass, in training mode, through each Residual exactly once.
         masks: of each stack's tokens [batch, length], True where real.
+        kept: Residuals whose omega stays as it is and is not returned: those of a trained model that has grown.
 
     Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order
     in which the pass meets the sub-layers and with each omega in force as soon as it is known: the progressive form
@@ -53,7 +57,7 @@ def profile_omega(
     very branch. Branches that are dropped as a whole (stochastic sub-layers) are present, and compiled layers run as
     they were written. Nothing but omega changes.
     """
-    recursions = [_Recursion(mask) for mask in masks]
+    recursions = [_Recursion(mask, kept) for mask in masks]
     with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # hooks would be compiled for each sub-layer
         for residuals, recursion in zip(stacks, recursions, strict=True):
             for residual in residuals:
@@ -70,8 +74,9 @@ def _omega(residual: Residual) -> nn.Parameter | None:
 class _Recursion:
     """The recursion of one stack over its sub-layers; `mask` [batch, length] says which tokens count."""
 
-    def __init__(self, mask: Tensor) -> None:
+    def __init__(self, mask: Tensor, kept: Collection[Residual]) -> None:
         self.mask = mask
+        self.kept = kept
         self.omegas: list[float] = []
         self.following = 1.0
 
@@ -91,10 +96,11 @@ class _Recursion:
         x, fx, below = joined
         omega, dropout = _omega(residual), residual.dropout
         assert omega is not None
-        omega.fill_(self.following)
+        if residual not in self.kept:
+            omega.fill_(self.following)
+            self.omegas.append(self.following)
         fx = (dropout.dropout if isinstance(dropout, StochasticBranch) else dropout)(fx)
         dropout.eval()
-        self.omegas.append(self.following)
         self.following = math.sqrt(self._variance(x * omega) + self._variance(fx))
         return x, fx, below
 

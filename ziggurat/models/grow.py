@@ -16,7 +16,7 @@ from ziggurat.models.layers import EncoderLayer
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Encoder
 
-__all__ = ["at_depth", "grow_moments", "grow_weights", "layer_sources"]
+__all__ = ["added_layers", "at_depth", "grow_moments", "grow_weights", "layer_sources"]
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 _ACROSS = ("encoder.history.", "encoder.transparent.")
@@ -43,6 +43,11 @@ def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None
             return kept + [None] * added
         case "copy_all" | "interpolate":
             return kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)]
+
+
+def added_layers(sources: Sequence[int | None]) -> list[int]:
+    """Return which layers of a grown encoder, from 0, are not where `sources` keeps the old ones."""
+    return [layer for layer, source in enumerate(sources) if source is None or source in sources[:layer]]
 
 
 def at_depth(config: ModelConfig, layers: int) -> ModelConfig:

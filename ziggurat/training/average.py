@@ -73,8 +73,8 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
     folders = regular_checkpoints(run, experiment.training)[-last:]
     if len(folders) < last:
         raise CheckpointError(
-            f"{run}: only {len(folders)} checkpoints are kept, {last} wanted (those that an interruption left do not "
-            "count); raise `training.checkpoint.keep_last` or average fewer"
+            f"{run}: {len(folders)} of the {last} checkpoints wanted are kept (those that an interruption left, or of "
+            "another depth, do not count); average fewer, or raise `training.checkpoint.keep_last` and train on"
         )
     if out is not None and not may_become_model_directory(out):
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")

@@ -13,7 +13,7 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import may_become_model_directory, open_model, weights, write_model_directory
-from ziggurat.models.grow import at_depth, grow_moments, grow_weights, layer_sources
+from ziggurat.models.grow import added_layers, at_depth, grow_moments, grow_weights, layer_sources
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.optim import Optimiser
@@ -65,23 +65,25 @@ def stage_ended(p: Progress, config: TrainingConfig) -> bool:
 
 
 def after_growth(p: Progress, config: TrainingConfig) -> None:
-    """Move `p` to the next stage; the schedule's counter t becomes min(t, end of the warm-up) (Li et al.'s code)."""
+    """Move `p` to the next stage; the next update's counter t is the end of the warm-up at most (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1
     if config.growth.restart_rate:
-        p.schedule_update = min(p.schedule_update, peak_update(config.schedule))
+        # The next update is the counter's next, and has the peak.
+        p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))
 
 
 def carry_over(
     growth: GrowthConfig, shallow: Seq2Seq, shallow_optimiser: Optimiser, model: Seq2Seq, optimiser: Optimiser
-) -> None:
-    """Give the grown `model` and its new `optimiser` what the shallow ones learned."""
+) -> list[int]:
+    """Give the grown `model` and its new `optimiser` what the shallow ones learned; return the added layers, from 0."""
     old, new = len(shallow.encoder.layers), len(model.encoder.layers)  # type: ignore[arg-type]
     sources = layer_sources(growth.copy_strategy, old, new)
     grow_weights(model, weights(shallow), old, sources)
     if growth.moments == "copy":
         trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
         optimiser.load_state(grow_moments(trained, shallow_optimiser.state(), sources))
+    return added_layers(sources)
 
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, model: Seq2Seq) -> Path:

@@ -17,6 +17,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.growth import carry_over, stage_model
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.profile import profile_admin
 
 __all__ = ["Learner"]
 
@@ -68,15 +69,18 @@ class Learner:
         are not the store's.
         """
         opened = open_model(path)
-        if changed := unlike(opened.experiment.model, stage_model(self.experiment, self.stage)):
+        theirs, ours = opened.experiment.model, stage_model(self.experiment, self.stage)
+        if changed := unlike(theirs, ours):
+            deeper = theirs.encoder.layers < ours.encoder.layers
+            hint = "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml to train on with"
             raise ConfigError(
                 f"`training.start_from: {path}`: the same weights would compute something else here, by "
-                f"{'; '.join(changed)} (`ziggurat grow` makes a deeper model)"
+                f"{'; '.join(changed)}; {hint}"
             )
-        for side, ours, theirs in zip(
+        for side, mine, its in zip(
             ("source", "target"), (self.store.source, self.store.target), load_tokenizers(opened.directory), strict=True
         ):
-            if not same_vocabulary(ours, theirs):
+            if not same_vocabulary(mine, its):
                 raise ConfigError(
                     f"`training.start_from: {path}`: its {side} vocabulary is not that of the store {self.store.path}; "
                     "prepare the data with the model's (`data.subword.kind: existing`)"
@@ -91,9 +95,10 @@ class Learner:
         load_weights(self.model, checkpoint.weights, str(run))
         self.optimiser.load_state(checkpoint.optimiser)
 
-    def grow(self) -> None:
-        """Go on with the model of the next stage, which starts from the present one."""
+    def grow(self) -> str | None:
+        """Go on with the model of the next stage, which starts from the present one; return what was profiled."""
         growth, shallow, moments = self.experiment.training.growth, self.model, self.optimiser
         assert growth is not None
         self._make(self.stage + 1)
-        carry_over(growth, shallow, moments, self.model, self.optimiser)
+        added = carry_over(growth, shallow, moments, self.model, self.optimiser)
+        return profile_admin(self.model, self.experiment, self.store, added)

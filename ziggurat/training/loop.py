@@ -115,9 +115,12 @@ class _Training:
             self._resume()
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
-        sizes = f"{count_parameters(self.learner.model):,} parameters, {len(self.store.train):,} training pairs"
+        model = self.experiment.model
+        shape = f"{model.residual} {self.learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}"
+        parameters, pairs = count_parameters(self.learner.model), len(self.store.train)
+        self.log.say(f"{shape}, {parameters:,} parameters, {pairs:,} training pairs")
         threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
-        self.log.say(f"{sizes}, {self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
+        self.log.say(f"{self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
         fresh = self.saved_update < 0 and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
@@ -140,6 +143,8 @@ class _Training:
             )
         else:
             self.log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training)")
+        if stop.received is not None:
+            self.log.say(f"to go on: `ziggurat train --run {self.run} --resume`")
         if stop.received is None:
             self._average()
         return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.received)
@@ -177,7 +182,8 @@ class _Training:
             window.add(result)
             line.update(p, window)
             if p.update == begun + 1:  # a sign of life, long before the first record
-                self.log.say(f"first update: loss {result.loss:.4f}, {window.seconds:.2f} s")
+                after = " after resuming" if begun else ""
+                self.log.say(f"first update{after}: loss {result.loss:.4f}, {window.seconds:.2f} s")
             if p.update % config.log_every_updates == 0:
                 metrics.write("train", p.update, window.record(p, rate))
                 line.say(window.line(p, rate, config.stop), self.log)
@@ -216,12 +222,14 @@ class _Training:
         kept, before = "", self.learner.encoder_layers
         if self.config.growth.keep_stages:
             kept = f"; kept as {keep_stage(self.run, self.experiment, self.progress.stage, self.learner.model)}"
-        self.learner.grow()
+        profiled = self.learner.grow()
         after_growth(self.progress, self.config)
         self.log.say(
             f"update {self.progress.update}: the encoder grows from {before} to {self.learner.encoder_layers} layers, "
             f"{count_parameters(self.learner.model):,} parameters{kept}"
         )
+        if profiled:
+            self.log.say(profiled)
 
     def _count_skipped(self, result: UpdateResult) -> None:
         if message := count_skipped(self.progress, result):

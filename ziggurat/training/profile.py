@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 import numpy as np
 import torch
+from torch import nn
 
 from ziggurat.config import Experiment
 from ziggurat.data.batching import epoch_indices
@@ -16,6 +18,7 @@ from ziggurat.init import profile_omega
 from ziggurat.models.build import stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
+from ziggurat.nn.residual import Residual
 
 __all__ = ["profile_admin", "profile_batch"]
 
@@ -38,12 +41,15 @@ def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 
     return collate(*table.pairs(chosen), chosen, SpecialIds.of(store.source, store.target))
 
 
-def profile_admin(model: Seq2Seq, experiment: Experiment, store: Store) -> str | None:
+def profile_admin(
+    model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[int] | None = None
+) -> str | None:
     """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return what was found, for the log.
 
+    With `added`, only those encoder layers, from 0, get an omega: growth put them into a trained model.
+
     The forward pass is in training mode and fp32, with every layer and branch present, under random numbers of
-    `training.seed`; the global random state and the model's mode are left as found. Every process of a distributed
-    run finds the same.
+    `training.seed`; the global random state and the model's mode are left as found.
 
     Returns None, and does nothing, for any other configuration.
     """
@@ -51,7 +57,13 @@ def profile_admin(model: Seq2Seq, experiment: Experiment, store: Store) -> str |
     if init.kind != "admin" or init.omega != "profiled":
         return None
     batch = profile_batch(store, init.profile_tokens, seed=seed, temperature=experiment.data.sampling_temperature)
-    omegas = _profile(model, batch.to(model.device), seed)
+    kept: list[Residual] = []
+    if added is not None:
+        layers = cast(nn.ModuleList, model.encoder.layers)
+        fresh = {id(module) for number in added for module in layers[number].modules()}
+        both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
+        kept = [residual for residual in both if id(residual) not in fresh]
+    omegas = _profile(model, batch.to(model.device), seed, kept)
     found = [
         f"{name} {min(values):.3f} to {max(values):.3f}"
         for name, values in zip(("encoder", "decoder"), omegas, strict=True)
@@ -61,7 +73,7 @@ def profile_admin(model: Seq2Seq, experiment: Experiment, store: Store) -> str |
     return f"omega profiled on {tokens}: {', '.join(found)}"
 
 
-def _profile(model: Seq2Seq, batch: Batch, seed: int) -> list[list[float]]:
+def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
     stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
     devices = [batch.source.device] if batch.source.device.type == "cuda" else []
     with torch.random.fork_rng(devices=devices), _every_branch_present(model):
@@ -70,6 +82,7 @@ def _profile(model: Seq2Seq, batch: Batch, seed: int) -> list[list[float]]:
             stacks,
             lambda: model(batch.source, batch.source_mask, batch.target_in),
             [batch.source_mask, batch.target_mask],
+            kept,
         )
 
 

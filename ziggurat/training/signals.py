@@ -9,6 +9,8 @@ from types import FrameType, TracebackType
 
 __all__ = ["GracefulStop"]
 
+_HEARD = "finishing what is under way, then a checkpoint; the same again leaves at once"
+
 
 class GracefulStop:
     """Context in which SIGINT and SIGTERM are remembered instead of ending the process.
@@ -37,3 +39,5 @@ class GracefulStop:
         if self.received is not None:
             os._exit(128 + number)  # at once: no cleaning up, the last checkpoint is whole
         self.received = number
+        # Not through the console or the log: the signal may have come while they were writing.
+        os.write(2, f"\n{signal.Signals(number).name}: {_HEARD}\n".encode())
