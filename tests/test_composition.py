@@ -181,6 +181,14 @@ class _Counted:
         return graph.forward
 
 
+def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
+    """Of one update with dropout, whose masks depend on nothing but the seed."""
+    torch.manual_seed(3)
+    built.zero_grad()
+    built(batch.source, batch.source_mask, batch.target_in).square().mean().backward()
+    return {name: p.grad.clone() for name, p in built.named_parameters() if p.grad is not None}
+
+
 @pytest.mark.parametrize(
     "choices",
     [pytest.param(c, id=named(c), marks=() if i % 8 == 0 else pytest.mark.slow) for i, c in enumerate(PAIRS)],
@@ -189,16 +197,14 @@ def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
     for layers in (3, 7):
         sized = {**choices, "encoder.layers": layers, "decoder.layers": layers, "wiring.planned_encoder_layers": 7}
-        built = build_model(model(sized), VOCABULARY, VOCABULARY).eval()
-        with torch.no_grad():
-            expected = built(batch.source, batch.source_mask, batch.target_in)
+        built = build_model(model(sized), VOCABULARY, VOCABULARY).train()
+        expected = _gradients(built, batch)
         torch._dynamo.reset()
         backend = _Counted()
         for stack in (built.encoder, built.decoder):
             for layer in stack.layers:  # type: ignore[union-attr]
                 nn.Module.compile(layer, backend=backend, fullgraph=True)
-        with torch.no_grad():
-            torch.testing.assert_close(built(batch.source, batch.source_mask, batch.target_in), expected)
+        torch.testing.assert_close(_gradients(built, batch), expected)
         graphs[layers] = backend.graphs
     split = choices.get("combination.unit") == "sublayer"  # then sub-layers are called, and nothing is compiled
     assert graphs[3] == graphs[7] <= 2 or split

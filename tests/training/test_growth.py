@@ -17,7 +17,7 @@ from ziggurat.config import Experiment
 from ziggurat.config.growth import GrowthConfig, cut_short
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfig
+from ziggurat.config.train import OptimiserConfig, ScheduleConfig, StopConfig, TrainingConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, model_slots, stack_residuals
 from ziggurat.models.directory import open_model, read_tensors
@@ -28,6 +28,7 @@ from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_chec
 from ziggurat.training.growth import after_growth, carry_over, grow_model, stage_ended
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.run import reopen_run
 from ziggurat.training.schedule import learning_rate
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
@@ -301,6 +302,34 @@ def test_12_24_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_pat
     shallow, grown = omegas("2"), omegas("4")
     assert grown[:4] == shallow
     assert all(above > below for below, above in pairwise(grown))
+
+
+def test_a_compiled_run_grows_without_compiling_more(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The graphs are run as they are; what a compiler makes of them is torch's to test."""
+    graphs: list[torch.fx.GraphModule] = []
+
+    def keep(graph: torch.fx.GraphModule, inputs: list[torch.Tensor]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: compiled(self, backend=keep, **how))
+    torch.compiler.reset()
+    plain = growing(tiny_folder, {"stages": [{"layers": 2, "updates": 3}]}, stop={"updates": 6})
+    train(tmp_path / "plain", plain)
+    assert graphs == []
+    run = tmp_path / "compiled"
+    training = plain.training.model_copy(update={"compile": "layers", "stop": StopConfig(updates=3)})
+    train(run, plain.model_copy(update={"training": training}))
+    before = len(graphs)
+    assert before > 0
+    train(run, reopen_run(run, ["training.stop.updates=6"]), resume=True)  # grows, then goes on
+    assert len(graphs) == before
+    one, other = (read_tensors(folder / "last" / "model.safetensors") for folder in (tmp_path / "plain", run))
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_constants_of_a_growing_run_are_those_of_its_final_depth() -> None:

@@ -47,6 +47,8 @@ def notices(experiment: Experiment) -> list[str]:
     model, training = experiment.model, experiment.training
     unused = [*unheeded(model), *_unheeded_in_training(training)]
     said = [f"`{key}` is set, but beside the other choices it means nothing" for key in unused]
+    if training.compile == "layers" and model.combination.unit == "sublayer":
+        said.append("`training.compile: layers` compiles nothing: with `combination.unit: sublayer` no layer is called")
     for residual, kind, lacking in _HALVES:
         chosen = residual in (model.encoder_residual, model.decoder_residual)
         if chosen and model.init.kind != kind:

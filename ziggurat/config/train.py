@@ -208,6 +208,8 @@ class TrainingConfig(Section):
     """CPU threads; default: torch's choice."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32."""
+    compile: Literal["none", "layers"] = "none"
+    """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
     tf32: bool = False
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()

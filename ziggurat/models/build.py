@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import shutil
 from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import nn
 
 from ziggurat.config.model import Family, ModelConfig
+from ziggurat.errors import ConfigError
 from ziggurat.init import Depth, Slot, assign_roles, constant_omega, initialise
 from ziggurat.models.attention import decoder_layer, encoder_attention
 from ziggurat.models.layers import EncoderLayer
@@ -19,7 +23,7 @@ from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.history import Transparent
 from ziggurat.nn.residual import Residual
 
-__all__ = ["FAMILY", "assemble", "build_model", "count_parameters", "model_slots", "stack_residuals"]
+__all__ = ["FAMILY", "assemble", "build_model", "compile_layers", "count_parameters", "model_slots", "stack_residuals"]
 
 
 def build_model(
@@ -109,6 +113,20 @@ FAMILY: dict[Family, Callable[[ModelConfig, int, int, bool], Seq2Seq]] = {
 def stack_residuals(stack: nn.Module) -> list[Residual]:
     """Return the Residuals of a stack in the order in which a forward pass meets them."""
     return [module for module in stack.modules() if isinstance(module, Residual)]
+
+
+def compile_layers(model: Seq2Seq) -> None:
+    """Have torch.compile run every layer of both stacks, in place; parameters keep their names.
+
+    The layers of a stack share a graph, for all lengths and batch sizes: deeper models compile nothing more. Decoding
+    step by step is not compiled. Raises ConfigError: a CPU without the C++ compiler that torch.compile calls.
+    """
+    compiler = os.environ.get("CXX", "g++")
+    if model.device.type == "cpu" and shutil.which(compiler) is None:
+        raise ConfigError(f"`training.compile: layers` needs a C++ compiler on a CPU, and there is no `{compiler}`")
+    for stack in (model.encoder, model.decoder):
+        for layer in cast(nn.ModuleList, stack.layers):
+            layer.compile(dynamic=True)
 
 
 def model_slots(model: Seq2Seq) -> list[Slot]:

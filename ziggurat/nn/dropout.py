@@ -13,18 +13,34 @@ __all__ = ["Dropout", "random_bytes"]
 def random_bytes(like: Tensor) -> Tensor:
     """Return uniform random bytes (uint8) shaped like `like`, from torch's CPU generator.
 
-    One 64-bit draw decides eight elements, where bernoulli_ spends one draw each: in a bf16 update on CPU
-    bernoulli_ took 23 % of the time. The draw covers all 64 bits: random_() without bounds leaves the sign bit
-    zero, which would bias every eighth element.
+    It is an operator of its own, so that torch.compile takes it as it is. One 64-bit draw decides eight elements,
+    where bernoulli_ spends one draw each: in a bf16 update on CPU bernoulli_ took 23 % of the time. The draw covers
+    all 64 bits: random_() without bounds leaves the sign bit zero, which would bias every eighth element.
     """
+    noise: Tensor = torch.ops.ziggurat.random_bytes(like)
+    return noise
+
+
+def _random_bytes(like: Tensor) -> Tensor:
     count = like.numel()
     words = torch.empty((count + 7) // 8, dtype=torch.int64)
     words.random_(torch.iinfo(torch.int64).min, None)
     return words.view(torch.uint8)[:count].view(like.shape)
 
 
+_LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
+# Seeded: two draws are never taken for one, nor one drawn again for the backward pass.
+_LIBRARY.define("random_bytes(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
+_LIBRARY.impl("random_bytes", _random_bytes, "CPU")
+torch.library.register_fake(
+    "ziggurat::random_bytes", lambda like: like.new_empty(like.shape, dtype=torch.uint8), lib=_LIBRARY
+)
+
+
 def _kept(noise: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
     """Return 1 where an element is kept and 0 where it is dropped; far faster as numbers than as truth values."""
+    if torch.compiler.is_compiling():
+        return (noise >= threshold).to(dtype)
     return torch.ge(noise, threshold, out=torch.empty(noise.shape, dtype=dtype))
 
 

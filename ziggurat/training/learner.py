@@ -11,7 +11,7 @@ from ziggurat.config.compatibility import unlike
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import build_model, model_slots
+from ziggurat.models.build import build_model, compile_layers, model_slots
 from ziggurat.models.directory import load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
@@ -55,6 +55,8 @@ class Learner:
             seed=training.seed,
             exact_dropout=training.exact_dropout,
         ).to(self.device)
+        if training.compile == "layers":
+            compile_layers(self.model)  # a deeper stage finds the graphs of the one before
         self.optimiser = Optimiser(self.model, model_slots(self.model), training.optimiser)
 
     @property
