@@ -1,24 +1,69 @@
-"""Target tokens/s of training on a prepared store, alternating with a peer's own command if one is given.
+"""Training speed on the shapes T1, T2, T3 beside other toolkits, in turns: target tokens/s and share of matmul peak.
 
-    python -m benchmarks.train_speed STORE_CONFIG [key=value ...] [--updates 12] [--rounds 3]
-        [--peer 'command that prints its target tokens/s as the last number of its output'] [--json]
+    python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
+        [--seconds 40] [--data FOLDER] [--json]
 
-STORE_CONFIG is a configuration or recipe whose store is prepared (for example multi30k-en-de). Each round runs ours
-and then the peer, so that a disturbance of the machine hits both; the figure is the ratio of the medians.
+T1: d_model 256, d_ff 1024, 4 heads, 6+6 layers, vocabulary 8,000; T2: T1 with 30+6 layers; T3: d_model 512, d_ff 2048,
+8 heads, 6+6 layers. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on attention, label smoothing 0.1.
+
+Peers are measured by drivers outside this repository: `$PEERS/train_peer.py`, run by
+`$BENCH/venv/<environment>/bin/python` (their README says how to make both; fairseq is looked for in `$FAIRSEQ_SRC`
+too). Those that are there are taken.
+
+Every run is a process of its own: 8 s of warm-up, then updates for at least `--seconds`. Tokens are real ones,
+end-of-sentence counted. Each round runs ours and then every peer, so that a disturbance of the machine hits all;
+figures are medians of the rounds. The share of the peak divides 6 operations per weight and token, and 12 d L L per
+attention, by torch's fastest 2048 x 2048 product of that precision, measured first.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
+from pathlib import Path
+from typing import Any
+
+SHAPES = {"T1": (256, 1024, 4, 6, 6), "T2": (256, 1024, 4, 30, 6), "T3": (512, 2048, 8, 6, 6)}
+"""d_model, d_ff, heads, encoder layers, decoder layers."""
+VOCABULARY, WARM_UP = 8000, 8.0
+ENVIRONMENTS = {"fairseq": "fairseq", "eole": "eole", "onmt": "onmt", "hf": "core", "torch": "core", "joeynmt": "joey"}
+"""Peer -> name of its virtual environment."""
 
 
-def measure(config: str, overrides: list[str], updates: int) -> float:
+def operations(shape: str, source: list[int], target: list[int]) -> float:
+    """Return the operations that an update on sentences of these lengths needs, forward and backward."""
+    d, ff, _, encoder, decoder = SHAPES[shape]
+    in_encoder = encoder * (4 * d * d + 2 * d * ff) + decoder * 2 * d * d  # and cross-attention's keys and values
+    in_decoder = decoder * (6 * d * d + 2 * d * ff) + d * VOCABULARY
+    products = sum(source) * in_encoder + sum(target) * in_decoder
+    attention = sum(encoder * s * s + decoder * (t * t + s * t) for s, t in zip(source, target, strict=True))
+    return 6.0 * products + 12.0 * d * attention
+
+
+def prepared(data: Path) -> Path:
+    """Return a store of Multi30k en-de with a joint vocabulary of 8,000, made in a temporary folder."""
+    from ziggurat.config.recipes import load_named
+    from ziggurat.data.prepare import prepare
+
+    store = Path(tempfile.mkdtemp(prefix="ziggurat-bench-")) / "store"
+    corpora = {
+        s: f"[{{source: {data}/{f}.en.gz, target: {data}/{f}.de.gz}}]" for s, f in (("train", "train"), ("dev", "val"))
+    }
+    overrides = [f"data.store={store}", *(f"data.{split}={corpus}" for split, corpus in corpora.items())]
+    prepare(load_named("multi30k-en-de", overrides).data)
+    return store
+
+
+def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, Any]:
+    """Train for `seconds` and return the figures."""
+    import psutil
     import torch
 
     from ziggurat.config.recipes import load_named
@@ -30,71 +75,159 @@ def measure(config: str, overrides: list[str], updates: int) -> float:
     from ziggurat.training.step import train_update
 
     keep_freed_memory()
-    experiment = load_named(config, overrides)
-    training = experiment.training
-    if training.threads:
-        torch.set_num_threads(training.threads)
-    store = Store.open(experiment.data.store)
-    model = build_model(experiment.model, store.source.size, store.target.size)
+    d, ff, heads, encoder, decoder = SHAPES[shape]
+    experiment = load_named(
+        "multi30k-en-de",
+        [
+            f"model={{d_model: {d}, d_ff: {ff}, heads: {heads}, dropout: {{residual: 0.1, attention: 0.1}}}}",
+            f"model.encoder.layers={encoder}",
+            f"model.decoder.layers={decoder}",
+            f"training.precision={precision}",
+            "training.batch={max_tokens: 4096}",
+            f"data.store={store}",
+        ],
+    )
+    training, opened = experiment.training, Store.open(store)
+    model = build_model(experiment.model, opened.source.size, opened.target.size)
     optimiser = Optimiser(model, model_slots(model), training.optimiser)
-    groups = Loader(store.train, store.source, store.target, training.batch, seed=training.seed).groups()
-    tokens, began = 0, 0.0
-    for update in range(-3, updates):
-        if update == 0:
-            tokens, began = 0, time.perf_counter()
-        tokens += train_update(
-            model,
-            next(groups).batches,
-            optimiser,
-            training.loss,
-            rate=1e-5,
-            clip_norm=training.clip_norm,
-            precision=training.precision,
-        ).target_tokens
-    return tokens / (time.perf_counter() - began)
+    groups = Loader(opened.train, opened.source, opened.target, training.batch, seed=training.seed).groups()
+    began, updates, tokens, work = time.perf_counter(), 0, 0, 0.0
+    counting, busy, own = False, 0.0, 0.0
+    while True:
+        now = time.perf_counter()
+        if not counting and now - began >= WARM_UP and updates >= 2:
+            counting, began, updates, tokens, work = True, now, 0, 0, 0.0
+            busy, own = _busy(), sum(psutil.Process().cpu_times()[:2])
+        elif counting and now - began >= seconds and updates >= 3:
+            break
+        group = next(groups)
+        result = train_update(
+            model, group.batches, optimiser, training.loss, rate=1e-5, clip_norm=1.0, precision=training.precision
+        )
+        updates, tokens = updates + 1, tokens + result.target_tokens
+        for batch in group.batches:
+            work += operations(shape, batch.source_mask.sum(1).tolist(), batch.target_mask.sum(1).tolist())
+    passed = now - began
+    others = (_busy() - busy - sum(psutil.Process().cpu_times()[:2]) + own) / passed
+    threads = torch.get_num_threads()
+    return {
+        "tokens_per_second": tokens / passed,
+        "gflops": work / passed / 1e9,
+        "other_cores": round(max(0.0, others), 2),
+        "threads": threads,
+    }
+
+
+def _busy() -> float:
+    """Return the CPU seconds that the machine has spent on anything."""
+    import psutil
+
+    times = psutil.cpu_times()
+    return float(sum(times[:7]) - times.idle - times.iowait)
+
+
+def peak(precision: str) -> float:
+    """Return the GFLOP/s of the fastest product of two 2048 x 2048 matrices."""
+    import torch
+
+    from ziggurat.nn.linear import kernel, product
+
+    a, b = (torch.randn(2048, 2048).to(torch.bfloat16 if precision == "bf16" else torch.float32) for _ in range(2))
+    best = 0.0
+    for name in ("torch", "onednn") if precision == "fp32" else ("torch",):
+        with kernel(name):  # type: ignore[arg-type]
+            end = time.perf_counter() + 3
+            while (began := time.perf_counter()) < end:
+                product(a, b)
+                best = max(best, 2 * 2048**3 / (time.perf_counter() - began) / 1e9)
+    return best
+
+
+def theirs(peer: str, shape: str, precision: str, seconds: float) -> dict[str, Any]:
+    """Run a peer's driver and return the figures it prints. Raises subprocess.CalledProcessError when it fails."""
+    command = [_python(peer), str(_drivers() / "train_peer.py"), peer, shape, precision]
+    environment = dict(os.environ)
+    if peer == "fairseq":
+        environment["PYTHONPATH"] = os.environ.get("FAIRSEQ_SRC", "")
+    command += ["--warm", str(int(WARM_UP)), "--secs", str(int(seconds))]
+    output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    found = re.search(r"RESULT (\{.*\})", output)
+    assert found is not None, output[-2000:]
+    said = json.loads(found[1])
+    return {
+        "tokens_per_second": float(said["tgt_tok_s"]),
+        "gflops": float(said["useful_gflops"]),
+        "other_cores": said["other_cores"],
+    }
+
+
+def _drivers() -> Path:
+    return Path(os.environ.get("PEERS", "../shared/peers"))
+
+
+def _python(peer: str) -> str:
+    return str(Path(os.environ.get("BENCH", "bench")) / "venv" / ENVIRONMENTS[peer] / "bin" / "python")
+
+
+def table(shape: str, precision: str, runs: dict[str, list[dict[str, Any]]], limit: float) -> str:
+    """Return the medians of one shape and precision as lines."""
+    lines = [f"{shape} {precision}  (matmul peak {limit:.0f} GFLOP/s)"]
+    speed = {name: statistics.median(r["tokens_per_second"] for r in figures) for name, figures in runs.items()}
+    for name, figures in runs.items():
+        share = statistics.median(r["gflops"] for r in figures) / limit
+        others = max(r["other_cores"] for r in figures)
+        each = [r["tokens_per_second"] for r in figures]
+        spread = f"{min(each):,.0f} to {max(each):,.0f}"
+        ratio = "" if name == "ziggurat" else f"   ziggurat / {name} {speed['ziggurat'] / speed[name]:.2f}"
+        lines.append(
+            f"  {name:<9} {speed[name]:8,.0f} target tokens/s ({spread})  {share:4.0%} of peak  others {others}{ratio}"
+        )
+    return "\n".join(lines)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("config")
-    parser.add_argument("overrides", nargs="*")
-    parser.add_argument("--updates", type=int, default=12)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--peer")
+    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--precision", nargs="*", choices=("fp32", "bf16"), default=["fp32", "bf16"])
+    parser.add_argument("--peer", nargs="*", choices=ENVIRONMENTS)
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
+    parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
-    o = parser.parse_intermixed_args()
+    o = parser.parse_args()
     if o.once:
-        print(measure(o.config, o.overrides, o.updates))
+        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds)))
         return
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.train_speed",
-        o.config,
-        *o.overrides,
-        "--once",
-        "--updates",
-        str(o.updates),
-    ]
-    ours, peer = [], []
-    for _ in range(o.rounds):
-        ours.append(float(subprocess.run(command, check=True, capture_output=True, text=True).stdout))
-        if o.peer:
-            output = subprocess.run(o.peer, shell=True, check=True, capture_output=True, text=True).stdout
-            peer.append(float(re.findall(r"\d+\.?\d*", output)[-1]))
-    result: dict[str, object] = {"ours": ours, "peer": peer}
-    if peer:
-        result["ratio"] = statistics.median(ours) / statistics.median(peer)
+    drivers = (_drivers() / "train_peer.py").is_file()
+    there = [p for p in ENVIRONMENTS if drivers and Path(_python(p)).is_file()]
+    peers = [p for p in there if o.peer is None or p in o.peer]
+    if missing := set(o.peer or ()) - set(there):
+        sys.exit(f"not installed: {', '.join(sorted(missing))} (set BENCH and PEERS)")
+    store = o.store or str(prepared(o.data))
+    document = []
+    for shape in o.shape:
+        for precision in o.precision:
+            limit = peak(precision)
+            runs: dict[str, list[dict[str, Any]]] = {}
+            for _ in range(o.rounds):
+                own = [sys.executable, "-m", "benchmarks.train_speed", "--once", "--store", store]
+                own += ["--shape", shape, "--precision", precision, "--seconds", str(o.seconds)]
+                said = subprocess.run(own, check=True, capture_output=True, text=True).stdout
+                runs.setdefault("ziggurat", []).append(json.loads(said.splitlines()[-1]))
+                for peer in peers:
+                    try:
+                        runs.setdefault(peer, []).append(theirs(peer, shape, precision, o.seconds))
+                    except subprocess.CalledProcessError as error:
+                        del runs[peer]
+                        peers = [p for p in peers if p != peer]
+                        print(f"{peer} fails at {shape} {precision}: {error.stderr[-300:]}", file=sys.stderr)
+            document.append({"shape": shape, "precision": precision, "peak_gflops": limit, "runs": runs})
+            if not o.json:
+                print(table(shape, precision, runs, limit), flush=True)
     if o.json:
-        print(json.dumps(result, indent=2))
-        return
-    for name, figures in (("ziggurat", ours), ("peer", peer)):
-        if figures:
-            spread = f"{min(figures):,.0f} to {max(figures):,.0f}"
-            print(f"{name:<10} {statistics.median(figures):8,.0f} target tokens/s (median of {o.rounds}; {spread})")
-    if peer:
-        print(f"ratio      {result['ratio']:8.2f}")
+        print(json.dumps(document, indent=2))
 
 
 if __name__ == "__main__":

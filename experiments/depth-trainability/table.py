@@ -1,4 +1,4 @@
-"""Figures of run.py -> tables in Markdown on standard output, and curves.svg beside this file.
+"""Figures of run.py -> tables in Markdown on standard output, curves.svg and unequal.svg beside this file.
 
 python experiments/depth-trainability/table.py
 """
@@ -35,8 +35,12 @@ LOW, HIGH = 3.0, 9.0
 """Range of the loss axis, nats per token."""
 
 
-def smoothed(run: dict[str, Any], window: int = 5) -> list[tuple[int, float]]:
-    """Return (update, mean training nll of the last `window` records)."""
+Curve = list[tuple[int, float]]
+"""(update, nats per token), update by update."""
+
+
+def smoothed(run: dict[str, Any], window: int = 5) -> Curve:
+    """Return the training loss, each point the mean of the last `window` records."""
     points = [(u, nll) for u, nll, _ in run["train"] if nll is not None]
     return [
         (points[i][0], sum(v for _, v in points[max(0, i + 1 - window) : i + 1]) / min(window, i + 1))
@@ -44,16 +48,21 @@ def smoothed(run: dict[str, Any], window: int = 5) -> list[tuple[int, float]]:
     ]
 
 
-def panel(title: str, runs: list[dict[str, Any]], colours: dict[str, str], left: float) -> list[str]:
-    """Return the SVG elements of one depth's curves."""
-    last = max(u for run in runs for u, _ in smoothed(run))
+def on_dev(run: dict[str, Any]) -> Curve:
+    """Return the loss on the dev set; its exponential is the perplexity."""
+    return [(u, nll) for u, nll in run["dev"]]
+
+
+def panel(title: str, curves: dict[str, Curve], colours: dict[str, str], left: float, top: float) -> list[str]:
+    """Return the SVG elements of one panel of curves by name."""
+    last = max(u for curve in curves.values() for u, _ in curve)
 
     def at(update: float, loss: float) -> str:
         x = left + LEFT + update / last * (WIDTH - LEFT - 10)
-        y = TOP + (HIGH - min(HIGH, max(LOW, loss))) / (HIGH - LOW) * (HEIGHT - TOP - 30)
+        y = top + TOP + (HIGH - min(HIGH, max(LOW, loss))) / (HIGH - LOW) * (HEIGHT - TOP - 30)
         return f"{x:.1f},{y:.1f}"
 
-    elements = [f'<text x="{left + LEFT}" y="16" font-weight="bold">{html.escape(title)} layers</text>']
+    elements = [f'<text x="{left + LEFT}" y="{top + 16}" font-weight="bold">{html.escape(title)}</text>']
     for loss in range(int(LOW), int(HIGH) + 1):
         (x0, y), (x1, _) = (at(u, loss).split(",") for u in (0, last))
         elements.append(f'<line x1="{x0}" y1="{y}" x2="{x1}" y2="{y}" stroke="#ddd"/>')
@@ -61,32 +70,35 @@ def panel(title: str, runs: list[dict[str, Any]], colours: dict[str, str], left:
     for update in range(0, last + 1, max(100, last // 4 // 100 * 100)):
         x, y = at(update, LOW).split(",")
         elements.append(f'<text x="{x}" y="{float(y) + 16}" text-anchor="middle">{update}</text>')
-    for run in runs:
-        points = " ".join(at(u, v) for u, v in smoothed(run))
-        colour = colours[run["name"]]
+    for name, curve in curves.items():
+        points = " ".join(at(u, v) for u, v in curve)
         elements.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour}" stroke-width="1.6">'
-            f"<title>{html.escape(run['name'])}</title></polyline>"
+            f'<polyline points="{points}" fill="none" stroke="{colours[name]}" stroke-width="1.6">'
+            f"<title>{html.escape(name)}</title></polyline>"
         )
     return elements
 
 
-def figure(by_depth: dict[str, list[dict[str, Any]]]) -> str:
-    """Return an SVG with one panel per depth and a legend."""
-    names = list(dict.fromkeys(run["name"] for runs in by_depth.values() for run in runs))
+def figure(title: str, rows: list[tuple[str, dict[str, dict[str, Curve]]]]) -> str:
+    """Return an SVG: a row of panels for each (what it shows, depth -> curves), and a legend."""
+    names = list(dict.fromkeys(name for _, depths in rows for curves in depths.values() for name in curves))
     colours = dict(zip(names, COLOURS * 2, strict=False))
-    body = [e for i, (depth, runs) in enumerate(by_depth.items()) for e in panel(depth, runs, colours, i * WIDTH)]
+    body = []
+    for number, (what, depths) in enumerate(rows):
+        for i, (depth, curves) in enumerate(depths.items()):
+            body += panel(f"{what}, {depth} layers", curves, colours, i * WIDTH, number * HEIGHT)
+    below = len(rows) * HEIGHT
     for i, name in enumerate(names):
-        x, y = 50 + i % 4 * 190, HEIGHT + 14 + i // 4 * 18
+        x, y = 50 + i % 4 * 190, below + 14 + i // 4 * 18
         body.append(
             f'<line x1="{x}" y1="{y - 4}" x2="{x + 18}" y2="{y - 4}" stroke="{colours[name]}" stroke-width="3"/>'
         )
         body.append(f'<text x="{x + 24}" y="{y}">{html.escape(name)}</text>')
-    width, height = max(820, WIDTH * len(by_depth)), HEIGHT + 30 + (len(names) + 3) // 4 * 18
+    width = max(820, WIDTH * max(len(depths) for _, depths in rows))
+    height = below + 30 + (len(names) + 3) // 4 * 18
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" font-family="sans-serif" '
-        'font-size="11">'
-        "<title>Training loss (nats per token, mean of 50 updates) over updates, by depth and method</title>"
+        f'font-size="11"><title>{html.escape(title)}</title>'
         f'<rect width="{width}" height="{height}" fill="white"/>{"".join(body)}</svg>\n'
     )
 
@@ -135,7 +147,17 @@ def main() -> None:
             norms = [norm for _, _, norm in run["train"] if norm is not None]
             print(f"| {run['depth']} | {run['name']} | {' | '.join(windows)} | {max(norms, default=0.0):.1f} |")
     if compared:
-        (HERE / "curves.svg").write_text(figure(compared), encoding="utf-8")
+        rows = [
+            ("training nll", {d: {r["name"]: smoothed(r) for r in found} for d, found in compared.items()}),
+            ("dev nll", {d: {r["name"]: on_dev(r) for r in found} for d, found in compared.items()}),
+        ]
+        title = "Loss (nats per token; training: mean of 50 updates) over updates, by depth and method"
+        (HERE / "curves.svg").write_text(figure(title, rows), encoding="utf-8")
+    if unequal:
+        depths = {d: {r["name"]: smoothed(r) for r in unequal if r["depth"] == d and r["train"]} for d in UNEQUAL}
+        rows = [("training nll", {d: curves for d, curves in depths.items() if curves})]
+        title = "Training loss of the first 300 updates at unequal depths, by initialisation"
+        (HERE / "unequal.svg").write_text(figure(title, rows), encoding="utf-8")
 
 
 if __name__ == "__main__":
