@@ -182,7 +182,7 @@ def test_a_folder_that_is_no_run_hides_no_recipe(
     assert ziggurat("inspect", "demo").status == 0
     wrong = ziggurat("inspect", tmp_path)
     assert wrong.status == 2
-    assert "is a folder, expected a YAML file" in wrong.err
+    assert "neither a run nor a model directory" in wrong.err
 
 
 def test_recipes_are_listed_by_paper_table_and_row(ziggurat: Ziggurat) -> None:

@@ -14,7 +14,8 @@ from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.compatibility import unheeded
 from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
-from ziggurat.config.recipes import load_named
+from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.models.inspection import Inspection
@@ -35,6 +36,8 @@ def inspect(
     from ziggurat.models.inspection import inspect_experiment
 
     saved = Path(config) / CONFIG_FILE
+    if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():
+        raise ConfigError(f"{config}: is a folder, but neither a run nor a model directory (no {CONFIG_FILE})")
     folder = saved.parent if saved.is_file() else None
     experiment = load_experiment(saved, overrides or []) if folder else load_named(config, overrides or [])
     recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
