@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format bench clean
+.PHONY: demo test test-slow lint format bench bench-train clean
 
 demo: $(READY)
 	$(BIN)/ziggurat demo
@@ -24,6 +24,10 @@ format: $(READY)
 
 bench: $(READY)
 	$(BIN)/python -m benchmarks
+
+# Beside peers whose environments $$BENCH and $$PEERS name (benchmarks/train_speed.py); without any, ours alone.
+bench-train: $(READY)
+	$(BIN)/python -m benchmarks.train_speed
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -51,17 +51,20 @@ class _ByteDropout(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, threshold: int) -> Tensor:
         noise = random_bytes(x)
         ctx.save_for_backward(noise)
-        ctx.threshold, ctx.scale = threshold, 256.0 / (256 - threshold)
+        ctx.threshold, ctx.scale, ctx.dtype = threshold, 256.0 / (256 - threshold), x.dtype
         kept = _kept(noise, threshold, x.dtype)
         if residual is None:
             return kept.mul_(x).mul_(ctx.scale)
-        return torch.addcmul(residual, x, kept, value=ctx.scale)
+        if residual.dtype == x.dtype:
+            return torch.addcmul(residual, x, kept, value=ctx.scale)
+        # A bf16 branch on an fp32 stream: of mixed types addcmul would make copies of both factors.
+        return torch.add(residual, kept.mul_(x), alpha=ctx.scale)
 
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, Tensor | None, None]:
         (noise,) = ctx.saved_tensors
         (gradient,) = gradients
-        into_x = _kept(noise, ctx.threshold, gradient.dtype).mul_(gradient).mul_(ctx.scale)
+        into_x = _kept(noise, ctx.threshold, ctx.dtype).mul_(gradient.to(ctx.dtype)).mul_(ctx.scale)
         return into_x, gradient if ctx.needs_input_grad[1] else None, None
 
 

@@ -1,0 +1,82 @@
+"""What processes tell each other, with two and three of them over gloo."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+from tests.training.launch import finish, launch, run_together
+from ziggurat.errors import ConfigError
+from ziggurat.training.processes import Processes, joined
+
+HERE = "tests.training.test_processes"
+
+
+def talk() -> None:
+    """Run in every process: print what it was told."""
+    with joined(timeout_minutes=1.0) as processes:
+        rank = processes.rank
+        print(
+            json.dumps(
+                {
+                    "rank": [rank, processes.count, processes.local_rank, processes.first],
+                    "sums": processes.sums([1.0, rank, 0.1]),
+                    "any": [processes.any(rank == 1), processes.any(False)],
+                    "of_first": processes.of_first(float(rank) + 5.0),
+                    "texts": processes.texts([f"größe {rank}"] * rank),
+                }
+            )
+        )
+        processes.wait()
+
+
+def hang() -> None:
+    """Run in every process: the second does not come to update 3."""
+    with joined(timeout_minutes=2.0 / 60) as processes:
+        for update in range(6):
+            if processes.rank == 1 and update == 3:
+                time.sleep(8)
+            processes.beat(update)
+            try:
+                processes.sums([1.0])
+            except RuntimeError as error:
+                print(processes.hanging(error))
+                return
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_all_processes_hear_the_same(count: int) -> None:
+    said = [json.loads(output) for output in run_together(HERE, "talk", count)]
+    assert [one["rank"] for one in said] == [[rank, count, rank, rank == 0] for rank in range(count)]
+    for one in said:
+        assert one["sums"] == pytest.approx([count, sum(range(count)), 0.1 * count])
+        assert one["any"] == [True, False]
+        assert one["of_first"] == 5.0
+        assert one["texts"] == [[f"größe {rank}"] * rank for rank in range(count)]
+
+
+def test_a_process_that_hangs_is_named() -> None:
+    status, output, errors = finish(launch(HERE, "hang", 3))[0]
+    assert status == 0, errors
+    assert "lost each other at update 3; behind: process 1 (update 2)." in output
+
+
+def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with joined(timeout_minutes=1.0) as alone:
+        assert alone == Processes()
+        assert alone.first
+        assert alone.sums([1.0, 2.0]) == [1.0, 2.0]
+        assert alone.any(True)
+        assert alone.texts(["a"]) == [["a"]]
+        alone.wait()
+        alone.beat(3)
+
+
+def test_half_of_torchruns_variables_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(ConfigError, match="'RANK' is missing"), joined(timeout_minutes=1.0):
+        pass
