@@ -116,7 +116,8 @@ class _Training:
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
         model = self.experiment.model
-        shape = f"{model.residual} {self.learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}"
+        kind = model.residual if model.family == "transformer" else model.family
+        shape = f"{kind} {self.learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}"
         parameters, pairs = count_parameters(self.learner.model), len(self.store.train)
         self.log.say(f"{shape}, {parameters:,} parameters, {pairs:,} training pairs")
         threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
