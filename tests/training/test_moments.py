@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.conftest import tiny_experiment
@@ -242,6 +244,29 @@ def test_moments_of_new_layers_are_bf16_too() -> None:
     fresh = grown["encoder.layers.0.ffn.in_proj.weight/exp_avg"]
     assert fresh.dtype == torch.bfloat16
     assert not fresh.any()
+
+
+def test_a_sharded_parameter_is_updated_where_it_lies() -> None:
+    """One process, so that its shard is the whole parameter."""
+    start = torch.randn(6, 4, generator=torch.Generator().manual_seed(1))
+    plain = nn.Parameter(start.clone())
+    torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        sharded = nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)]))
+        gradient = torch.randn(6, 4, generator=torch.Generator().manual_seed(2))
+        plain.grad, sharded.grad = gradient, distribute_tensor(gradient.clone(), mesh, [Shard(0)])
+        optimisers = [narrow({"p": parameter}, "adam") for parameter in (plain, sharded)]
+        for optimiser in optimisers:
+            optimiser.param_groups[0]["lr"] = 0.1
+            optimiser.step()
+        assert not torch.equal(plain, start)
+        assert torch.equal(sharded.full_tensor(), plain)  # type: ignore[attr-defined]
+        kept = optimisers[1].state[sharded]["exp_avg"]
+        assert isinstance(kept, DTensor)
+        assert torch.equal(kept.full_tensor(), optimisers[0].state[plain]["exp_avg"])
+    finally:
+        torch.distributed.destroy_process_group()
 
 
 def test_muon_refuses() -> None:

@@ -223,12 +223,12 @@ class TrainingConfig(Section):
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
-    recompute: RecomputeConfig = RecomputeConfig()
-    """Activation checkpointing."""
     tf32: bool = False
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()
     """Batches."""
+    recompute: RecomputeConfig = RecomputeConfig()
+    """Activation checkpointing."""
     loss: LossConfig = LossConfig()
     """Loss."""
     optimiser: OptimiserConfig = OptimiserConfig()

@@ -30,6 +30,11 @@ def rounded(x: Tensor, noise: Tensor) -> Tensor:
     return (x.view(torch.int32) + noise).bitwise_and_(~_LOW).view(torch.float32).to(torch.bfloat16)
 
 
+def _local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor that is sharded (a DTensor of FSDP2), or the tensor itself."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
 class _Rule(NamedTuple):
     """One step of one parameter p with gradient g and moments m, v.
 
@@ -90,10 +95,10 @@ class NarrowAdam(torch.optim.Optimizer):
         rule = self._rule(step, group["lr"], group["weight_decay"])
         assert parameter.grad is not None
         for part in zip(
-            parameter.view(-1).split(_CHUNK),
-            parameter.grad.reshape(-1).split(_CHUNK),
-            state["exp_avg"].view(-1).split(_CHUNK),
-            state["exp_avg_sq"].view(-1).split(_CHUNK),
+            _local(parameter).view(-1).split(_CHUNK),
+            _local(parameter.grad).reshape(-1).split(_CHUNK),
+            _local(state["exp_avg"]).view(-1).split(_CHUNK),
+            _local(state["exp_avg_sq"]).view(-1).split(_CHUNK),
             strict=True,
         ):
             self._update_chunk(*part, rule, generator)
