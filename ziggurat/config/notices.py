@@ -49,6 +49,12 @@ def notices(experiment: Experiment) -> list[str]:
     said = [f"`{key}` is set, but beside the other choices it means nothing" for key in unused]
     if training.compile == "layers" and model.combination.unit == "sublayer":
         said.append("`training.compile: layers` compiles nothing: with `combination.unit: sublayer` no layer is called")
+    for side, every, layers in (
+        ("encoder", training.recompute.encoder, model.encoder.layers),
+        ("decoder", training.recompute.decoder, model.decoder.layers),
+    ):
+        if isinstance(every, int) and every > layers:
+            said.append(f"`training.recompute.{side}: {every}` recomputes nothing: the {side} has {layers} layers")
     for residual, kind, lacking in _HALVES:
         chosen = residual in (model.encoder_residual, model.decoder_residual)
         if chosen and model.init.kind != kind:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from typing import Any, Literal, NamedTuple, get_args, get_origin
+from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
@@ -84,6 +84,8 @@ def _optional(annotation: Any) -> bool:
 def _type_text(annotation: Any) -> str:
     if get_origin(annotation) is Literal:
         return " or ".join(f"`{a}`" for a in get_args(annotation))
+    if get_origin(annotation) is Annotated:
+        return _type_text(get_args(annotation)[0])
     if annotation is type(None):
         return "null"
     if isinstance(annotation, type) and not get_args(annotation):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Section
 from ziggurat.config.growth import GrowthConfig
+from ziggurat.config.recompute import RecomputeConfig
 
 __all__ = [
     "BatchConfig",
@@ -47,6 +48,9 @@ class OptimiserConfig(Section):
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only."""
+    moments: Literal["fp32", "bf16"] = "fp32"
+    """`bf16`: keep both moments in bfloat16, in half the memory (adam, adamw, radam). Updates are computed in fp32, and
+    what is kept is rounded stochastically, so that small changes are not lost."""
     rectified_only: bool = False
     """radam only: no update at all while the variance of the adaptive rate is intractable, as in Liu et al.'s code
     (the first 5 updates at beta2 0.98); false: steps by momentum alone there, as in torch."""
@@ -55,6 +59,15 @@ class OptimiserConfig(Section):
     def _betas_are_shares(self) -> Self:
         if not all(0 <= beta < 1 for beta in self.betas):
             raise ValueError(f"`betas` must be at least 0 and below 1, not {list(self.betas)}")
+        return self
+
+    @model_validator(mode="after")
+    def _moments_are_ours(self) -> Self:
+        if self.moments == "bf16" and self.kind == "muon":
+            raise ValueError(
+                "`moments: bf16` is for adam, adamw and radam: torch's Muon keeps its one moment in the dtype of the "
+                "parameters; choose another `kind` or `moments: fp32`"
+            )
         return self
 
     @model_validator(mode="after")
@@ -214,6 +227,8 @@ class TrainingConfig(Section):
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()
     """Batches."""
+    recompute: RecomputeConfig = RecomputeConfig()
+    """Activation checkpointing."""
     loss: LossConfig = LossConfig()
     """Loss."""
     optimiser: OptimiserConfig = OptimiserConfig()

@@ -12,18 +12,29 @@ import torch
 from torch import nn
 
 from ziggurat.config.model import Family, ModelConfig
+from ziggurat.config.recompute import RecomputeConfig
 from ziggurat.errors import ConfigError
 from ziggurat.init import Depth, Slot, assign_roles, constant_omega, initialise
 from ziggurat.models.attention import decoder_layer, encoder_attention
 from ziggurat.models.layers import EncoderLayer
 from ziggurat.models.parts import Embeddings, StackParts
+from ziggurat.models.recompute import Recomputing
 from ziggurat.models.rnmt import build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.history import Transparent
 from ziggurat.nn.residual import Residual
 
-__all__ = ["FAMILY", "assemble", "build_model", "compile_layers", "count_parameters", "model_slots", "stack_residuals"]
+__all__ = [
+    "FAMILY",
+    "assemble",
+    "build_model",
+    "compile_layers",
+    "count_parameters",
+    "model_slots",
+    "set_recompute",
+    "stack_residuals",
+]
 
 
 def build_model(
@@ -127,6 +138,12 @@ def compile_layers(model: Seq2Seq) -> None:
     for stack in (model.encoder, model.decoder):
         for layer in cast(nn.ModuleList, stack.layers):
             layer.compile(dynamic=True)
+
+
+def set_recompute(model: Seq2Seq, config: RecomputeConfig) -> None:
+    """Say which layers of each stack are computed again in the backward pass; names and gradients stay the same."""
+    for stack, recompute in ((model.encoder, config.encoder), (model.decoder, config.decoder)):
+        cast(Recomputing, stack).recompute = recompute
 
 
 def model_slots(model: Seq2Seq) -> list[Slot]:

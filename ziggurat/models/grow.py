@@ -111,7 +111,7 @@ def grow_moments(
         before = by_name.get(source) if source is not None else None
         if before is None or any(v.dim() and v.shape != parameter.shape for v in before.values()):
             kinds = next(iter(by_name.values()), {})
-            before = {kind: torch.zeros_like(parameter if v.dim() else v) for kind, v in kinds.items()}
+            before = {kind: torch.zeros_like(parameter if v.dim() else v, dtype=v.dtype) for kind, v in kinds.items()}
         state.update({f"{name}/{moment}": value.clone() for moment, value in before.items()})
     return state
 

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ziggurat.config.model import ModelConfig
 from ziggurat.models.memory import Memory
 from ziggurat.models.parts import Embeddings
+from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import CrossAttentionCache, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
@@ -53,7 +54,7 @@ class RnmtLayer(nn.Module):
         return joined
 
 
-class RnmtEncoder(nn.Module):
+class RnmtEncoder(Recomputing):
     """Bidirectional layers, their transparent merge if there is one, and a projection to the decoder's width.
 
     The merge is of the layers' outputs alone: the embedding has another width (lingvo; the paper counts it in).
@@ -77,15 +78,24 @@ class RnmtEncoder(nn.Module):
         appended to `outputs`, when it is given.
         """
         order = step_order(mask, directions=2)
-        sources = []
-        for layer in self.layers:
-            x = layer(x, order)
-            sources.append(x)
+        sources: list[Tensor] = []
+        for run in self.runs():
+            x, given = run.through(self._pass, x, order, self.transparent is not None or outputs is not None)
+            sources.extend(given)
         if outputs is not None:
             outputs.extend(sources)
         if self.transparent is not None:
             (x,) = self.transparent(sources)
         return (self.out_proj(x),)
+
+    def _pass(self, layers: range, x: Tensor, order: StepOrder, all_of_them: bool) -> tuple[Tensor, list[Tensor]]:
+        """Return the output of the last of `layers` and, with `all_of_them`, the output of each."""
+        given = []
+        for number in layers:
+            x = self.layers[number](x, order)
+            if all_of_them:
+                given.append(x)
+        return x, given
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""
@@ -124,7 +134,7 @@ class RnmtCache:
         self.context = self.context.flatten(0, 1).index_select(0, rows).unflatten(0, (batch, -1))
 
 
-class RnmtDecoder(nn.Module):
+class RnmtDecoder(Recomputing):
     """An LSTM that attends to the memory and is fed back what it found, and layers that all see that too.
 
     Args:
@@ -139,11 +149,23 @@ class RnmtDecoder(nn.Module):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """Return [batch, target, 2 * width] for the embedded target input `x` [batch, target, width]."""
-        x, context = self._attend(x, memory)
         order = step_order(x.new_ones(x.shape[:2], dtype=torch.bool), directions=1)
-        for layer in self.layers[1:]:
-            x = layer(x, order, context)
+        context: Tensor | None = None
+        for run in self.runs():
+            x, context = run.through(self._pass, x, context, order, memory)
+        assert context is not None
         return torch.cat([x, context], dim=-1)
+
+    def _pass(
+        self, layers: range, x: Tensor, context: Tensor | None, order: StepOrder, memory: Memory
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return the output of the last of `layers`, and what the first layer attended to: `context` above it."""
+        for number in layers:
+            if context is None:
+                x, context = self._attend(x, memory)
+            else:
+                x = self.layers[number](x, order, context)
+        return x, context
 
     def _attend(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
         """Return the first layer's outputs and what it attended to, [batch, target, width] each.

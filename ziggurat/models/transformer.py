@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, Layer, View
 from ziggurat.models.memory import Memory
+from ziggurat.models.recompute import Recomputing
 from ziggurat.nn.attention import WholeTarget, causal_bias, padding_bias
 from ziggurat.nn.history import History, Past
 from ziggurat.nn.history.transparent import Transparent
@@ -39,7 +40,21 @@ class Frame:
     layer_drop: float = 0.0
 
 
-class _Stack(nn.Module):
+class _Passed(NamedTuple):
+    """What a run of layers gives.
+
+    Attributes:
+        past: what is known after it.
+        read: what each of its layers read, streams merged; empty unless asked for.
+        given: what each gave, likewise.
+    """
+
+    past: Past
+    read: list[Tensor]
+    given: list[Tensor]
+
+
+class _Stack(Recomputing):
     """Layers within their frame."""
 
     def __init__(self, layers: Sequence[nn.Module], frame: Frame) -> None:
@@ -70,6 +85,19 @@ class _Stack(nn.Module):
             inputs.append(self.history(past))
             past = self.history.push(past, inputs[-1] if dropped else unit(inputs[-1], view))
         return past, inputs[0]
+
+    def _pass(
+        self, layers: range, past: Past, view: Callable[[int], View], read: bool = False, given: bool = False
+    ) -> _Passed:
+        """Go through `layers`, each with its own view; `read` and `given` say what of each layer is returned too."""
+        inputs, outputs = [], []
+        for number in layers:
+            past, x = self._through(self.layers[number], past, view(number))
+            if read:
+                inputs.append(self._merged(x))
+            if given:
+                outputs.append(self._merged(past.latest))
+        return _Passed(past, inputs, outputs)
 
     def _merged(self, x: Tensor) -> Tensor:
         """Return the sum of the streams [..., d_model]."""
@@ -104,13 +132,14 @@ class Encoder(_Stack):
         """
         bias = padding_bias(mask, x.dtype)
         past = self._open(x)
-        sources = []
-        for layer in self.layers:
-            past, x = self._through(layer, past, bias)
-            if self.transparent is not None:
-                sources.append(self._merged(x))
+        sources: list[Tensor] = []
+        for run in self.runs():
+            past, read, given = run.through(
+                self._pass, past, lambda _: bias, self.transparent is not None, outputs is not None
+            )
+            sources.extend(read)
             if outputs is not None:
-                outputs.append(self._merged(past.latest))
+                outputs.extend(given)
         if self.transparent is None:
             return (self._close(past),)
         return self.transparent([*sources, self._merged(self.history.output(past))])
@@ -143,8 +172,8 @@ class Decoder(_Stack):
         """Return [batch, target, d_model] for the embedded target input `x`, all positions at once."""
         bias, memory_bias = causal_bias(x.shape[1], x.dtype, x.device), padding_bias(memory.mask, x.dtype)
         past = self._open(x)
-        for number, layer in enumerate(self.layers):
-            past, _ = self._through(layer, past, WholeTarget(bias, memory.of(number), memory_bias))
+        for run in self.runs():
+            past = run.through(self._pass, past, lambda number: WholeTarget(bias, memory.of(number), memory_bias)).past
         return self._close(past)
 
     def start(self, memory: Memory, *, keep_attention: bool = False) -> DecoderCache:

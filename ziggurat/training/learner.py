@@ -11,7 +11,7 @@ from ziggurat.config.compatibility import unlike
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import build_model, compile_layers, model_slots
+from ziggurat.models.build import build_model, compile_layers, model_slots, set_recompute
 from ziggurat.models.directory import load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
@@ -55,9 +55,10 @@ class Learner:
             seed=training.seed,
             exact_dropout=training.exact_dropout,
         ).to(self.device)
+        set_recompute(self.model, training.recompute)
         if training.compile == "layers":
             compile_layers(self.model)  # a deeper stage finds the graphs of the one before
-        self.optimiser = Optimiser(self.model, model_slots(self.model), training.optimiser)
+        self.optimiser = Optimiser(self.model, model_slots(self.model), training.optimiser, seed=training.seed)
 
     @property
     def encoder_layers(self) -> int:

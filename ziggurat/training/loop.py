@@ -20,7 +20,7 @@ from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
 from ziggurat.models.directory import weights
-from ziggurat.training.allocator import keep_freed_memory
+from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
     Progress,
@@ -78,7 +78,10 @@ class _Training:
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
-        keep_freed_memory()
+        if config.recompute.any:
+            give_back_freed_memory()
+        else:
+            keep_freed_memory()
         self.learner = Learner(experiment, store, self.device)
         self.loader = Loader(
             store.train,

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.errors import CheckpointError
 from ziggurat.init import Role, Slot
+from ziggurat.training.moments import NarrowAdam
 
 __all__ = ["Optimiser"]
 
@@ -37,15 +38,16 @@ class Optimiser:
         model: its parameters' names are the names in the saved state.
         slots: role of each parameter (ziggurat.models.build.model_slots).
         config: kind and constants.
+        seed: of the rounding of moments that are kept in bf16.
     """
 
-    def __init__(self, model: nn.Module, slots: list[Slot], config: OptimiserConfig) -> None:
+    def __init__(self, model: nn.Module, slots: list[Slot], config: OptimiserConfig, *, seed: int = 1) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in trained}
         role_of = {slot.values.data_ptr(): slot.role for slot in slots}  # a fused matrix begins with its first part
         undecayed = [p for _, p in trained if role_of[p.data_ptr()] in _UNDECAYED]
         decayed = [p for _, p in trained if role_of[p.data_ptr()] not in _UNDECAYED]
-        self.parts = _optimisers(decayed, undecayed, config)
+        self.parts = _optimisers(decayed, undecayed, self.names, config, seed)
         self.unrectified = config.rectified_only  # until the first rectified step
 
     @property
@@ -118,13 +120,19 @@ class Optimiser:
 
 
 def _optimisers(
-    decayed: list[nn.Parameter], undecayed: list[nn.Parameter], config: OptimiserConfig
+    decayed: list[nn.Parameter],
+    undecayed: list[nn.Parameter],
+    names: Mapping[Tensor, str],
+    config: OptimiserConfig,
+    seed: int,
 ) -> list[torch.optim.Optimizer]:
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": undecayed, "weight_decay": 0.0},
     ]
     groups = [group for group in groups if group["params"]]
+    if config.moments == "bf16":
+        return [NarrowAdam(groups, names, config, seed)]
     betas, eps = config.betas, config.epsilon
     match config.kind:
         case "adam":
