@@ -12,21 +12,17 @@ from torch import Tensor, nn
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Group, Loader, LoaderState
+from ziggurat.data.loader import Group, LoaderState
 from ziggurat.models.build import build_model
+from ziggurat.training.trial import loader_of
 
-__all__ = ["loader_of", "planned", "poison"]
-
-
-def loader_of(experiment: Experiment) -> Loader:
-    """The loader that a run of `experiment` has."""
-    store, training = Store.open(experiment.data.store), experiment.training
-    return Loader(store.train, store.source, store.target, training.batch, seed=training.seed)
+__all__ = ["planned", "poison"]
 
 
 def planned(experiment: Experiment, first: int, last: int) -> list[Group]:
     """What updates `first` to `last` of the run are made of, when it starts from the beginning."""
-    return list(islice(loader_of(experiment).groups(LoaderState()), first - 1, last))
+    loader = loader_of(experiment, Store.open(experiment.data.store))
+    return list(islice(loader.groups(LoaderState()), first - 1, last))
 
 
 def _key(source: Tensor, target_in: Tensor) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from rich.console import Console
 from torch import Tensor
 
 from tests.conftest import tiny_experiment
-from tests.training.poison import loader_of, planned, poison
+from tests.training.poison import planned, poison
 from tests.training.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, parse_experiment
 from ziggurat.config.notices import notices
@@ -33,6 +33,7 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.trial import loader_of
 
 LAYER = "decoder.layers.1.ffn.in_proj"
 UPDATES = 14
@@ -125,7 +126,7 @@ def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_
     learner = Learner(diverging, store, torch.device("cpu"))
     good = load_checkpoint(run / "checkpoints" / "step-00000004")
     learner.restore(good, run)
-    groups = loader_of(diverging).groups(LoaderState(0, 9))
+    groups = loader_of(diverging, store).groups(LoaderState(0, 9))
     random = torch.get_rng_state()
     try:
         restore_random_state(good.random)

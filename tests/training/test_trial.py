@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from dataclasses import replace
@@ -14,7 +13,6 @@ import pytest
 import torch
 
 from tests.conftest import tiny_experiment
-from tests.training.poison import loader_of
 from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.train import BatchConfig
@@ -31,7 +29,7 @@ from ziggurat.training.capacity import (
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.step import add_gradients
-from ziggurat.training.trial import fit_batch, largest_batches, largest_budget, try_batches
+from ziggurat.training.trial import fit_batches, largest_batches, largest_budget, loader_of, try_batches
 
 CPU = torch.device("cpu")
 
@@ -49,7 +47,8 @@ def padded_shape(loader: Any, indices: np.ndarray, store: Store, multiple: int) 
 @pytest.mark.parametrize("multiple", [1, 4])
 def test_the_largest_batches_are_those_of_the_plan(multiple: int, tiny_folder: Path) -> None:
     experiment = tiny_experiment(tiny_folder, batch={"max_tokens": 150, "length_multiple": multiple})
-    store, loader = Store.open(experiment.data.store), loader_of(experiment)
+    store = Store.open(experiment.data.store)
+    loader = loader_of(experiment, store)
     shapes = [padded_shape(loader, indices, store, multiple) for indices in loader.plan(0)]
     found = largest_batches(loader, store.train, multiple, epoch=0)
     sizes = [(len(b.source), b.source.shape[1], b.target_in.shape[1]) for b in found]
@@ -63,7 +62,7 @@ def test_a_trial_leaves_everything_as_it_was(tiny_folder: Path) -> None:
     learner = Learner(experiment, Store.open(experiment.data.store), CPU)
     before = {name: tensor.clone() for name, tensor in learner.model.state_dict().items()}
     learner.model.eval()
-    loader = loader_of(experiment)
+    loader = loader_of(experiment, learner.store)
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -98,7 +97,7 @@ def test_a_trial_takes_the_room_that_an_update_takes(
         return add_gradients(*args, **options)
 
     monkeypatch.setattr(trial, "add_gradients", watched)
-    batches = largest_batches(loader_of(experiment), learner.store.train, 1, epoch=0)
+    batches = largest_batches(loader_of(experiment, learner.store), learner.store.train, 1, epoch=0)
     assert try_batches(learner, batches, experiment.training) is None
     assert sum(reserved) == 1
     parameters = sum(p.numel() for p in learner.model.parameters())
@@ -166,7 +165,7 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     assert "`training.batch.max_tokens` is 768 (`fit_margin: 0.25`)" in log  # three quarters, down to a multiple of 256
     saved = load_experiment(run / "config.yaml")
     assert saved.training.batch == BatchConfig(max_tokens=768)
-    monkeypatch.setattr(trial, "fit_batch", lambda *_: pytest.fail("searched again"))
+    monkeypatch.setattr("ziggurat.training.loop.fit_batches", lambda *_: pytest.fail("searched again"))
     longer = saved.training.model_copy(update={"stop": saved.training.stop.model_copy(update={"updates": 4})})
     train(run, saved.model_copy(update={"training": longer}), resume=True, console=QUIET)
     plain = tiny_experiment(tiny_folder, batch={"max_tokens": 768}, stop={"updates": 4})
@@ -174,14 +173,9 @@ def test_the_budget_found_is_that_of_the_run_and_of_its_resumption(
     assert final_bytes(run, 4) == final_bytes(tmp_path / "plain", 4)
 
 
-def found(experiment: Experiment) -> tuple[BatchConfig, str]:
-    learner = Learner(experiment, Store.open(experiment.data.store), CPU)
-
-    def loader(batch: BatchConfig) -> Any:
-        training = experiment.training.model_copy(update={"batch": batch})
-        return loader_of(experiment.model_copy(update={"training": training}))
-
-    return fit_batch(learner, loader, learner.store.train, experiment.training)
+def found(experiment: Experiment) -> tuple[Experiment, str]:
+    store = Store.open(experiment.data.store)
+    return fit_batches(experiment, store, Learner(experiment, store, CPU))
 
 
 def test_a_search_that_cannot_succeed_says_why(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -191,21 +185,18 @@ def test_a_search_that_cannot_succeed_says_why(tiny_folder: Path, monkeypatch: p
     ):
         found(tiny_experiment(tiny_folder, batch={"fit": True}))
     experiment = tiny_experiment(tiny_folder, batch={"fit": True, "fit_limit": 256})
-    store = Store.open(experiment.data.store)
-    lengths = store.train.source_lengths.copy()
-    lengths[7] = 300
-    monkeypatch.setattr(type(store.train), "source_lengths", lengths)
-    with pytest.raises(ConfigError, match="the longest pair has 301 tokens; set it to 512"):
+    monkeypatch.setattr(trial, "BUDGET_STEP", 1024)
+    with pytest.raises(ConfigError, match=r"`training\.batch\.fit_limit: 256` is too low: .*; set it to 1024 at least"):
         found(experiment)
 
 
 def test_a_corpus_that_fits_whole_ends_the_search(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fitting(monkeypatch, 10**9)
-    batch, said = found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_margin": 0.0}))
+    fitted, said = found(tiny_experiment(tiny_folder, batch={"fit": True, "fit_margin": 0.0}))
     assert "more was not tried" in said
     store = Store.open(tiny_experiment(tiny_folder).data.store)
     longest = 1 + max(int(store.train.source_lengths.max()), int(store.train.target_lengths.max()))
-    assert batch.max_tokens == -(-300 * longest // 256) * 256
+    assert fitted.training.batch.max_tokens == -(-300 * longest // 256) * 256
 
 
 def test_only_a_lack_of_memory_is_caught_and_all_processes_agree() -> None:
@@ -313,7 +304,7 @@ def test_nothing_known_is_none(tmp_path: Path) -> None:
 
 
 CHILD = """
-import json, resource, sys
+import resource, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(1)
@@ -324,42 +315,36 @@ from ziggurat.errors import TrainingError
 from ziggurat.training import loop
 from ziggurat.training.capacity import _address_space
 
-folder, run, fit = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3] == "fit"
-batch = {"fit": True, "fit_margin": 0.0} if fit else {"max_tokens": 6000}
-experiment = tiny_experiment(folder, batch=batch, stop={"updates": 1}, threads=1)
-model = experiment.model.model_copy(update={"d_ff": 16384})
-experiment = experiment.model_copy(update={"model": model})
-limit = _address_space() + (700 << 20)
-resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-try:
-    loop.train(run, experiment, console=QUIET)
-    print(json.dumps({"max_tokens": load_experiment(run / "config.yaml").training.batch.max_tokens}))
-except TrainingError as error:
-    print(json.dumps({"error": str(error), "run": run.exists()}))
+folder, runs = Path(sys.argv[1]), Path(sys.argv[2])
+for name, batch in (("warm", {"max_tokens": 256}), ("fit", {"fit": True}), ("once", {"max_tokens": 6000})):
+    experiment = tiny_experiment(folder, batch=batch, stop={"updates": 1}, threads=1)
+    model = experiment.model.model_copy(update={"d_ff": 4096})
+    try:
+        loop.train(runs / name, experiment.model_copy(update={"model": model}), console=QUIET)
+        print(load_experiment(runs / name / "config.yaml").training.batch.max_tokens)
+    except TrainingError as error:
+        print(error)
+    if name == "warm":  # threads, their stacks and the pools of libraries are there from now on
+        limit = _address_space() + (350 << 20)
+        resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
 """
 
 
-def in_little_memory(folder: Path, run: Path, how: str) -> dict[str, Any]:
-    """Train with 700 MiB to grow into, in a process of its own."""
-    command = [sys.executable, "-c", CHILD, str(folder), str(run), how]
+def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_no_folder(
+    tiny_folder: Path, tmp_path: Path
+) -> None:
+    """With 350 MiB to grow into; the inner states of one feed-forward layer take 16 KiB per token."""
+    command = [sys.executable, "-c", CHILD, str(tiny_folder), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=200, check=True)
-    return json.loads(done.stdout)
-
-
-def test_a_run_that_cannot_fit_fails_before_it_leaves_a_folder(tiny_folder: Path, tmp_path: Path) -> None:
-    """Under a real limit on the address space: every feed-forward layer of the batch takes 393 MB."""
-    said = in_little_memory(tiny_folder, tmp_path / "run", "once")
-    assert said["run"] is False
-    assert "sentence pairs of" in said["error"]
-    assert "does not fit into memory" in said["error"]
-    assert "MiB more wanted, with" in said["error"]
-    assert "`training.batch.max_tokens` (6000;" in said["error"]
-
-
-def test_the_search_finds_a_budget_under_a_real_limit(tiny_folder: Path, tmp_path: Path) -> None:
-    budget = in_little_memory(tiny_folder, tmp_path / "run", "fit")["max_tokens"]
-    assert budget % 256 == 0
-    assert 256 <= budget < 4096
+    warm, budget, said = done.stdout.splitlines()
+    assert warm == "256"
+    assert int(budget) % 256 == 0
+    assert 512 <= int(budget) < 4096
+    assert "sentence pairs of" in said
+    assert "does not fit into memory" in said
+    assert "MiB more wanted, with" in said
+    assert "`training.batch.max_tokens` (6000;" in said
+    assert not (tmp_path / "once").exists()
 
 
 def test_the_limit_is_lifted_after_the_trial() -> None:

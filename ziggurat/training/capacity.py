@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 
 from ziggurat.errors import out_of_memory
+from ziggurat.training.allocator import return_freed_memory, returning_freed_memory
 
 __all__ = ["Shortage", "available_memory", "limited_to_available_memory", "readable", "within_memory"]
 
@@ -68,6 +69,8 @@ def within_memory(
         gc.collect()  # frames of the traceback hold activations in cycles
         if device.type == "cuda":
             torch.cuda.empty_cache()
+        else:
+            return_freed_memory()
         return shortage or Shortage(None, _in_use(device), here=False)
     return result  # type: ignore[return-value]  # of type Result: nothing was raised
 
@@ -99,7 +102,8 @@ def limited_to_available_memory(device: torch.device) -> Iterator[None]:
     """Let allocations on a CPU fail at what the machine, or this process's control group, still has free.
 
     Linux promises more memory than there is and kills the process that uses it; under this limit on its address space
-    a trial that is too large raises an error instead. Nothing happens on other devices or where nothing is known.
+    a trial that is too large raises an error instead. What was allocated goes back to the system when it is freed.
+    Nothing happens on other devices or where nothing is known.
     """
     available, size = available_memory(), _address_space()
     if device.type != "cpu" or available is None or size is None:
@@ -109,7 +113,8 @@ def limited_to_available_memory(device: torch.device) -> Iterator[None]:
     limits = [limit for limit in (size + available, soft, hard) if limit != resource.RLIM_INFINITY]
     resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
     try:
-        yield
+        with returning_freed_memory():
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
 

@@ -13,9 +13,8 @@ from rich.console import Console
 
 from ziggurat.config import Experiment
 from ziggurat.config.notices import notices
-from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.data.loader import LoaderState
 from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
@@ -39,7 +38,7 @@ from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
-from ziggurat.training.trial import fit_batch, largest_batches, refuse_too_large
+from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
@@ -84,37 +83,22 @@ class _Training:
         self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
         refuse_endless(config.stop, validates=has_dev)
         if not config.batch.fit:
-            self.loader = self._loader(config.batch)
+            self.loader = loader_of(experiment, store)
         self.progress = Progress()
         self.saved_update = -1
         self.origin = self.fitted = ""
-
-    def _loader(self, batch: BatchConfig) -> Loader:
-        return Loader(
-            self.store.train,
-            self.store.source,
-            self.store.target,
-            batch,
-            seed=self.config.seed,
-            temperature=self.experiment.data.sampling_temperature,
-            regularisation=self.experiment.data.subword.regularisation,
-        )
 
     def begin(self) -> None:
         """Take the weights that training starts from, and make sure that its batches fit into memory."""
         if self.config.start_from is not None:
             self.origin = self.learner.start_from(self.config.start_from)
         if self.config.batch.fit:
-            batch, self.fitted = fit_batch(self.learner, self._loader, self.store.train, self.config)
-            self.config = self.config.model_copy(update={"batch": batch})
-            self.experiment = self.experiment.model_copy(update={"training": self.config})
-            self.loader = self._loader(batch)
-        self._try_largest()
-
-    def _try_largest(self) -> None:
-        multiple = self.config.batch.length_multiple
-        largest = largest_batches(self.loader, self.store.train, multiple, self.progress.epoch)
-        refuse_too_large(self.learner, largest, self.config)
+            self.experiment, self.fitted = fit_batches(self.experiment, self.store, self.learner)
+            self.config = self.experiment.training
+            self.loader = loader_of(self.experiment, self.store)
+            if self.validator is not None:
+                self.validator.config = self.config
+        refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
         self.log = RunLog(self.run, self.console)
@@ -229,7 +213,7 @@ class _Training:
         )
         if profiled:
             self.log.say(profiled)
-        self._try_largest()
+        refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
 
     def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
         assert self.validator is not None

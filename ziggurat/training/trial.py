@@ -8,9 +8,10 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from ziggurat.config import TrainingConfig
+from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.batching import round_up
+from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Batch, Loader
 from ziggurat.data.table import PairTable
 from ziggurat.errors import ConfigError, TrainingError
@@ -23,7 +24,7 @@ from ziggurat.training.step import add_gradients
 __all__ = [
     "BUDGET_STEP",
     "TooLarge",
-    "fit_batch",
+    "fit_batches",
     "largest_batches",
     "largest_budget",
     "refuse_too_large",
@@ -85,10 +86,24 @@ def try_batches(learner: Learner, batches: Sequence[Batch], config: TrainingConf
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
 
 
-def refuse_too_large(learner: Learner, batches: Sequence[Batch], config: TrainingConfig) -> None:
-    """Try the largest batches of a run. Raises TrainingError naming the first that does not fit, and the ways out."""
-    failed = try_batches(learner, batches, config)
-    if failed is not None:
+def loader_of(experiment: Experiment, store: Store) -> Loader:
+    """Return what a run of `experiment` reads its batches from. Raises DataError as Loader does."""
+    return Loader(
+        store.train,
+        store.source,
+        store.target,
+        experiment.training.batch,
+        seed=experiment.training.seed,
+        temperature=experiment.data.sampling_temperature,
+        regularisation=experiment.data.subword.regularisation,
+    )
+
+
+def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, epoch: int) -> None:
+    """Try the largest batches of an epoch. Raises TrainingError naming one that does not fit, and the ways out."""
+    config = experiment.training
+    batches = largest_batches(loader, learner.store.train, config.batch.length_multiple, epoch)
+    if failed := try_batches(learner, batches, config):
         raise TrainingError(_said(failed, learner, config.batch.max_tokens))
 
 
@@ -104,20 +119,13 @@ def _said(failed: TooLarge, learner: Learner, max_tokens: int) -> str:
     )
 
 
-def fit_batch(
-    learner: Learner, loader_of: Callable[[BatchConfig], Loader], table: PairTable, config: TrainingConfig
-) -> tuple[BatchConfig, str]:
-    """Find the largest `training.batch.max_tokens` whose largest batches fit; return the section with it, and a line.
+def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple[Experiment, str]:
+    """Find the largest `training.batch.max_tokens` whose largest batches fit; return the configuration with it.
 
-    Args:
-        learner: model and optimiser.
-        loader_of: makes the loader for other settings of batches.
-        table: training pairs, at least one.
-        config: section `training`.
-
-    Raises ConfigError when `training.batch.fit_limit` leaves no room for the longest pair, TrainingError when not even
-    the smallest budget fits.
+    It no longer says `fit`. The text tells what was found. Raises ConfigError when `training.batch.fit_limit` leaves no
+    room for the longest pair, TrainingError when not even the smallest budget fits.
     """
+    table, config = store.train, experiment.training
     batch, multiple = config.batch, config.batch.length_multiple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1
     longest = int(round_up(np.array([longest]), multiple)[0])
@@ -132,13 +140,13 @@ def fit_batch(
         )
     failures: list[TooLarge] = []
 
-    def settings(budget: int) -> BatchConfig:
-        found = {"max_tokens": budget, "fit": False}
-        unused = {key: BatchConfig.model_fields[key].default for key in ("fit_limit", "fit_margin")}
-        return batch.model_copy(update={**found, **unused})
+    def settings(budget: int) -> Experiment:
+        unused = {key: BatchConfig.model_fields[key].default for key in ("fit", "fit_limit", "fit_margin")}
+        section = batch.model_copy(update={"max_tokens": budget, **unused})
+        return experiment.model_copy(update={"training": config.model_copy(update={"batch": section})})
 
     def fits(budget: int) -> bool:
-        loader = loader_of(settings(budget))
+        loader = loader_of(settings(budget), store)
         failed = try_batches(learner, largest_batches(loader, table, multiple, epoch=0), config)
         failures.extend([failed] if failed else [])
         return failed is None
