@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-__all__ = ["CheckpointError", "ConfigError", "DataError", "TrainingError", "ZigguratError", "printable"]
+__all__ = [
+    "CheckpointError",
+    "ConfigError",
+    "DataError",
+    "TrainingError",
+    "ZigguratError",
+    "out_of_memory",
+    "printable",
+]
 
 
 class ZigguratError(Exception):
@@ -23,6 +31,15 @@ class CheckpointError(ZigguratError):
 
 class TrainingError(ZigguratError):
     """Training cannot go on (for example: too many non-finite updates in a row)."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether it is Python's, C++'s, torch's CPU allocator's (a plain RuntimeError) or the GPU's way of saying so."""
+    if isinstance(error, MemoryError):
+        return True
+    said = str(error)
+    from_cpu = isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in said or "std::bad_alloc" in said)
+    return from_cpu or type(error).__name__ == "OutOfMemoryError"  # torch's, by name: torch stays unimported
 
 
 def printable(text: str, limit: int = 80) -> str:

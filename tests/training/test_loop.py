@@ -105,7 +105,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
             signal.raise_signal(signal.SIGTERM)
         return train_update(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ziggurat.training.loop.train_update", interrupted)
+    monkeypatch.setattr("ziggurat.training.recovery.train_update", interrupted)
     assert go(tiny_folder, run, **settings).signal == signal.SIGTERM
     assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (2, 4, 5)]
     train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
@@ -260,7 +260,8 @@ def test_divergence_stops_with_a_diagnosis(tiny_folder: Path, tmp_path: Path) ->
             tiny_folder,
             tmp_path / "run",
             schedule={"kind": "constant", "peak": 1e30, "warmup_updates": 0},
-            stop={"updates": 100, "non_finite": 3},
+            stop={"updates": 100},
+            patience={"non_finite": 3},
         )
     assert "training.schedule.peak" in str(error.value)
 

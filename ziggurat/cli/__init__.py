@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
-from ziggurat.errors import ZigguratError
+from ziggurat.errors import ZigguratError, out_of_memory
 
 __all__ = ["leaving_at_once", "main"]
 
@@ -50,7 +50,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:
-        if _out_of_memory(error):
+        if out_of_memory(error):
             return _fail("out of memory; use smaller batches (`max_tokens`, `batch_tokens`) or model", 2, debug)
         # Typer's usage errors: it carries click inside in some versions and depends on it in others.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
@@ -74,13 +74,6 @@ def leaving_at_once() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
-
-
-def _out_of_memory(error: Exception) -> bool:
-    """Whether it is Python's, torch's CPU allocator's (a plain RuntimeError) or the GPU's way of saying so."""
-    if isinstance(error, MemoryError):
-        return True
-    return "DefaultCPUAllocator" in str(error) or type(error).__name__ == "OutOfMemoryError"  # torch stays unimported
 
 
 def _reader_gone() -> int:

@@ -35,6 +35,13 @@ def _unheeded_in_training(training: TrainingConfig) -> list[str]:
     unused = [f"training.schedule.{key}" for key in _changed(training.schedule) if key not in heeded]
     if training.optimiser.kind != "muon" and "momentum" in _changed(training.optimiser):
         unused.append("training.optimiser.momentum")
+    divergence, batch = training.divergence, training.batch
+    idle = {"rate_factor", "max_roll_backs"} if divergence.action == "stop" else set()
+    idle |= {"window"} if divergence.loss_spike is None else set()
+    unused += [f"training.divergence.{key}" for key in _changed(divergence) if key in idle]
+    unused += [
+        f"training.batch.{key}" for key in _changed(batch) if key in ("fit_limit", "fit_margin") and not batch.fit
+    ]
     return unused
 
 

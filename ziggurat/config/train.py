@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Section
+from ziggurat.config.divergence import DivergenceConfig, PatienceConfig
 from ziggurat.config.growth import GrowthConfig
 from ziggurat.config.recompute import RecomputeConfig
 
@@ -33,6 +35,13 @@ class BatchConfig(Section):
     """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
     accumulate: int = Field(default=1, ge=1)
     """Batches per update; the loss is normalised over all of them together."""
+    fit: bool = False
+    """Before a new run, find the largest `max_tokens` that fits into memory, by trial; the run's config.yaml then has
+    the number found and `fit: false`."""
+    fit_limit: int = Field(default=65_536, ge=256)
+    """`fit` goes no higher."""
+    fit_margin: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the budget found that `fit` leaves unused: allocators fragment, and sampled segmentations vary."""
 
 
 class OptimiserConfig(Section):
@@ -179,8 +188,6 @@ class StopConfig(Section):
     """Wall time of training over all resumed parts, validation and checkpoints included."""
     patience: int | None = Field(default=None, ge=1)
     """Validations in a row without a better metric (early stopping)."""
-    non_finite: int = Field(default=20, ge=1)
-    """Updates in a row with a non-finite loss or gradient (each is skipped and counted)."""
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
@@ -246,6 +253,10 @@ class TrainingConfig(Section):
     """Validation."""
     stop: StopConfig = StopConfig()
     """End of training."""
+    patience: PatienceConfig = PatienceConfig()
+    """Failed updates that are borne."""
+    divergence: DivergenceConfig = DivergenceConfig()
+    """What counts as divergence, and what follows."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     growth: GrowthConfig | None = None
@@ -257,6 +268,19 @@ class TrainingConfig(Section):
     """Updates between progress records."""
     tensorboard: bool = True
     """Write TensorBoard events into the run."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _patience_has_moved(cls, given: Any) -> Any:
+        """Read runs made while `patience.non_finite` was called `stop.non_finite`."""
+        stop = given.get("stop") if isinstance(given, Mapping) else None
+        if not isinstance(stop, Mapping) or "non_finite" not in stop:
+            return given
+        patience = given.get("patience", {})
+        if not isinstance(patience, Mapping) or "non_finite" in patience:
+            raise ValueError("`stop.non_finite` is now called `patience.non_finite`; leave the old one out")
+        moved = {**patience, "non_finite": stop["non_finite"]}
+        return {**given, "stop": {k: v for k, v in stop.items() if k != "non_finite"}, "patience": moved}
 
     @model_validator(mode="after")
     def _decay_has_an_end(self) -> Self:

@@ -180,9 +180,15 @@ class Loader:
         self._temperature = temperature
         self._regularisation = regularisation
         self._prefetch = prefetch
+        self._planned: tuple[int, list[NDArray[np.int64]]] | None = None
 
     def plan(self, epoch: int) -> list[NDArray[np.int64]]:
-        """The batches of `epoch`, as indices of pairs, in order."""
+        """The batches of `epoch`, as indices of pairs, in order; the plan asked for last is kept."""
+        if self._planned is None or self._planned[0] != epoch:
+            self._planned = epoch, self._plan(epoch)
+        return self._planned[1]
+
+    def _plan(self, epoch: int) -> list[NDArray[np.int64]]:
         table, batch = self._table, self._batch
         chosen = epoch_indices(table.corpora, table.corpus_weights, self._temperature, self._seed, epoch)
         return make_batches(
@@ -225,12 +231,12 @@ class Loader:
             while position < len(plan):
                 chosen = plan[position : position + self._batch.accumulate]
                 position += len(chosen)
-                batches = [batch for indices in chosen for batch in self._load(indices, epoch)]
+                batches = [batch for indices in chosen for batch in self.load(indices, epoch)]
                 after = LoaderState(epoch, position) if position < len(plan) else LoaderState(epoch + 1)
                 yield Group(batches, after)
             epoch, position = epoch + 1, 0
 
-    def _load(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
+    def load(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
         """Read and collate one planned batch; sampled segmentations may need several to keep the budget."""
         sources, targets = self._table.pairs(indices)
         multiple, sampling = self._batch.length_multiple, self._regularisation

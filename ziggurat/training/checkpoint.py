@@ -40,7 +40,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
-CHECKPOINT_FORMAT = 2
+CHECKPOINT_FORMAT = 3
 _OPTIMISER = "state/optimiser.safetensors"
 _RANDOM = "state/random.safetensors"
 
@@ -54,8 +54,17 @@ class Progress:
         epoch, batch: place in the data (ziggurat.data.loader.LoaderState).
         seconds: wall time of training so far.
         target_tokens: target tokens trained on so far.
-        skipped: updates skipped for a non-finite loss or gradient.
+        skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
         skipped_in_a_row: of these, the latest in a row.
+        fault: what the first of the latest in a row suffered from, in words; None when there is none.
+        spikes: of the updates skipped, those with a loss spike (training.divergence.loss_spike).
+        losses: nats per target token of the latest updates taken, at most `training.divergence.window`; empty unless
+            spikes are looked for.
+        roll_backs: times that the run went back to a good checkpoint.
+        rate_factor: what the schedule's rate is multiplied by since then.
+        good: name of the checkpoint to roll back to; None unless the run is to do so.
+        out_of_memory: updates skipped for want of memory.
+        out_of_memory_in_a_row: of these, the latest in a row.
         rejected: updates skipped for a large gradient (training.adaptive_clip).
         gradient_norms: running sums of their logarithms (ziggurat.training.clipping).
         best: best value of the validation metric so far.
@@ -75,6 +84,14 @@ class Progress:
     target_tokens: int = 0
     skipped: int = 0
     skipped_in_a_row: int = 0
+    fault: str | None = None
+    spikes: int = 0
+    losses: list[float] = field(default_factory=list)
+    roll_backs: int = 0
+    rate_factor: float = 1.0
+    good: str | None = None
+    out_of_memory: int = 0
+    out_of_memory_in_a_row: int = 0
     rejected: int = 0
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     best: float | None = None
@@ -197,6 +214,8 @@ def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | No
 def prune(run: Path, progress: Progress, *, keep_last: int, keep_best: int, smaller_is_better: bool) -> None:
     """Delete checkpoints that are neither among the newest nor among the best, and mend the link `best`.
 
+    The one that the run would roll back to stays too.
+
     `progress.scores` and `progress.interim` lose the names that are gone.
     """
     folders = checkpoint_folders(run)
@@ -204,6 +223,7 @@ def prune(run: Path, progress: Progress, *, keep_last: int, keep_best: int, smal
     scores = {folder: progress.scores[folder.name] for folder in folders if folder.name in progress.scores}
     ranked = sorted(scores, key=lambda f: (scores[f] if smaller_is_better else -scores[f], f.name))
     kept = {*regular[-keep_last:], *folders[-1:], *ranked[:keep_best]}
+    kept |= {folder for folder in folders if folder.name == progress.good}
     for folder in folders:
         if folder not in kept:
             _delete(folder)
@@ -236,7 +256,7 @@ def _read_meta(folder: Path) -> _Meta:
         document = json.loads(path.read_text("utf-8"))
         if document["format"] == 1:  # before growth: the schedule counted every update
             document["progress"]["schedule_update"] = document["progress"]["update"]
-        elif document["format"] != CHECKPOINT_FORMAT:
+        elif document["format"] not in (2, CHECKPOINT_FORMAT):  # 2: before roll backs; their counters start at zero
             raise CheckpointError(
                 f"{path}: checkpoint format {document['format']}, this version reads 1 to {CHECKPOINT_FORMAT}"
             )

@@ -68,6 +68,7 @@ def after_growth(p: Progress, config: TrainingConfig) -> None:
     """Move `p` to the next stage; the next update's counter t is the end of the warm-up at most (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1
+    p.losses = []  # the grown model's may be higher, and are no spikes
     if config.growth.restart_rate:
         # The next update is the counter's next, and has the peak.
         p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))

@@ -14,7 +14,7 @@ from rich.console import Console
 from ziggurat.config import Experiment
 from ziggurat.config.notices import notices
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Loader, LoaderState
+from ziggurat.data.loader import LoaderState
 from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
@@ -24,23 +24,21 @@ from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memor
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
     Progress,
-    checkpoint_folders,
     latest_checkpoint,
     prune,
     restore_random_state,
     save_checkpoint,
 )
-from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.profile import profile_admin
 from ziggurat.training.progress import ProgressLine, Window
+from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
-from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
-from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.stopping import TrainingResult, count_skipped, diverged, finished, refuse_endless
+from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
+from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
@@ -61,7 +59,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     training = _Training(run, experiment, store, console)  # what cannot be trained fails before it leaves a folder
     if not resume:
         training.begin()
-        create_run(run, experiment, store)
+        create_run(run, training.experiment, store)
     with owned(run):
         return training.go(resume)
 
@@ -83,27 +81,27 @@ class _Training:
         else:
             keep_freed_memory()
         self.learner = Learner(experiment, store, self.device)
-        self.loader = Loader(
-            store.train,
-            store.source,
-            store.target,
-            config.batch,
-            seed=config.seed,
-            temperature=experiment.data.sampling_temperature,
-            regularisation=experiment.data.subword.regularisation,
-        )
         limit = position_limit(experiment, store)
         has_dev = store.dev is not None and len(store.dev) > 0
         self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
         refuse_endless(config.stop, validates=has_dev)
+        if not config.batch.fit:
+            self.loader = loader_of(experiment, store)
         self.progress = Progress()
         self.saved_update = -1
-        self.origin = ""
+        self.origin = self.fitted = ""
 
     def begin(self) -> None:
-        """Take the weights that training starts from."""
+        """Take the weights that training starts from, and make sure that its batches fit into memory."""
         if self.config.start_from is not None:
             self.origin = self.learner.start_from(self.config.start_from)
+        if self.config.batch.fit:
+            self.experiment, self.fitted = fit_batches(self.experiment, self.store, self.learner)
+            self.config = self.experiment.training
+            self.loader = loader_of(self.experiment, self.store)
+            if self.validator is not None:
+                self.validator.config = self.config
+        refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
         self.log = RunLog(self.run, self.console)
@@ -128,10 +126,13 @@ class _Training:
         fresh = self.saved_update < 0 and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
+        if self.fitted:
+            self.log.say(self.fitted)
         for notice in notices(self.experiment):
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
+        self.recovery = Recovery(self.run, self.learner, self.config, self.log)
         begun = self.progress.update
         metrics = MetricsWriter(self.run, update=self.progress.update, tensorboard=self.config.tensorboard)
         try:
@@ -164,25 +165,15 @@ class _Training:
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
         begun = p.update
+        if reason is None and self.recovery.rolls_back and p.good is None:
+            self._save(interim=True, good=True)  # something to go back to from the start
         while reason is None:
             while stage_ended(p, config):
                 self._grow()
             group = next(groups)
-            rate = self._rate()
-            result = train_update(
-                self.learner.model,
-                group.batches,
-                self.learner.optimiser,
-                config.loss,
-                rate=rate,
-                clip_norm=config.clip_norm,
-                clipper=AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
-                precision=config.precision,
-            )
-            p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
-            p.target_tokens += result.target_tokens
+            rate = next_rate(p, config, self.experiment.model.d_model)
+            result = self.recovery.update(p, group, rate)
             p.seconds = time.perf_counter() - started
-            self._count_skipped(result)
             window.add(result)
             line.update(p, window)
             if p.update == begun + 1:  # a sign of life, long before the first record
@@ -204,21 +195,13 @@ class _Training:
                 reason = signal.Signals(stop.received).name
             minutes = config.checkpoint.every_minutes
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
-            scheduled = validated or due or p.update % config.checkpoint.every_updates == 0
-            if scheduled or reason is not None:
-                self._save(interim=not scheduled)
+            counted = validated or p.update % config.checkpoint.every_updates == 0
+            if counted or due or reason is not None:
+                # A run must roll back to the same weights however often it was stopped, whatever the clock says.
+                self._save(interim=not (counted or due), good=counted and p.skipped_in_a_row == 0)
                 last_save_seconds = p.seconds
-            if p.skipped_in_a_row >= config.stop.non_finite:
-                raise diverged(p, [folder.name for folder in checkpoint_folders(self.run)])
+            refuse_to_go_on(p, config, self.run)
         return reason
-
-    def _rate(self) -> float:
-        """Return the learning rate of the next update."""
-        p, last = self.progress, self.config.stop.updates
-        if last is not None:
-            last -= p.update - p.schedule_update  # growing set the counter back; the decay still ends with the run
-        d_model = self.experiment.model.d_model
-        return learning_rate(self.config.schedule, p.schedule_update + 1, d_model=d_model, last_update=last)
 
     def _grow(self) -> None:
         """Go on to the next stage; a run resumed from before this update does the same again."""
@@ -234,10 +217,7 @@ class _Training:
         )
         if profiled:
             self.log.say(profiled)
-
-    def _count_skipped(self, result: UpdateResult) -> None:
-        if message := count_skipped(self.progress, result):
-            self.log.say(message, "yellow" if result.finite else "bold red")
+        refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
 
     def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
         assert self.validator is not None
@@ -258,9 +238,14 @@ class _Training:
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
         line.say(text, self.log, "bold" if better else None)
 
-    def _save(self, *, interim: bool) -> None:
-        """Write a checkpoint, unless there is one of this update; `interim`: no schedule asked for it."""
+    def _save(self, *, interim: bool, good: bool = False) -> None:
+        """Write a checkpoint, unless there is one of this update; `interim`: no schedule asked for it.
+
+        `good`: the run may roll back to it.
+        """
         p, kept = self.progress, self.config.checkpoint
+        if good and self.recovery.rolls_back:
+            p.good = f"step-{p.update:08d}"
         if self.saved_update == p.update:
             return
         if interim:

@@ -48,6 +48,7 @@ class Optimiser:
         undecayed = [p for _, p in trained if role_of[p.data_ptr()] in _UNDECAYED]
         decayed = [p for _, p in trained if role_of[p.data_ptr()] not in _UNDECAYED]
         self.parts = _optimisers(decayed, undecayed, self.names, config, seed)
+        self._rectified_only = config.rectified_only
         self.unrectified = config.rectified_only  # until the first rectified step
 
     @property
@@ -82,6 +83,27 @@ class Optimiser:
         decayed = beta2**t
         return 2 / (1 - beta2) - 1 - 2 * t * decayed / (1 - decayed) > 5
 
+    def reserve(self) -> list[Tensor]:
+        """Return as much memory as the moments that the first step will make; for trials of what fits."""
+        return [
+            torch.ones_like(parameter)  # ones: a page that was never written takes no memory
+            for part in self.parts
+            for group in part.param_groups
+            for parameter in group["params"]
+            if parameter not in part.state
+            for _ in range(_moments(part))
+        ]
+
+    @property
+    def moment_bytes(self) -> int:
+        """Size of all moments, made or still to be made."""
+        return sum(
+            parameter.numel() * parameter.element_size() * _moments(part)
+            for part in self.parts
+            for group in part.param_groups
+            for parameter in group["params"]
+        )
+
     def zero_grad(self) -> None:
         """Drop the gradients."""
         for part in self.parts:
@@ -98,6 +120,7 @@ class Optimiser:
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises CheckpointError when a parameter's moments are missing or misshapen."""
+        self.unrectified = self._rectified_only
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, value in saved.items():
             name, _, moment = key.rpartition("/")
@@ -108,6 +131,7 @@ class Optimiser:
         for part in self.parts:
             for group in part.param_groups:
                 for parameter in group["params"]:
+                    part.state.pop(parameter, None)  # a run that rolls back has moments already
                     moments = by_name.get(self.names[parameter], {})
                     if any(v.dim() and v.shape != parameter.shape for v in moments.values()):
                         raise CheckpointError(f"optimiser state of {self.names[parameter]} has another shape")
@@ -117,6 +141,11 @@ class Optimiser:
                         part.state[parameter] = {
                             k: v.to(home) if v.dim() or group.get("fused") else v for k, v in moments.items()
                         }
+
+
+def _moments(part: torch.optim.Optimizer) -> int:
+    """Return how many tensors of a parameter's shape the optimiser keeps for it."""
+    return 1 if isinstance(part, torch.optim.Muon) else 2
 
 
 def _optimisers(

@@ -20,7 +20,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.residual import Residual
 
-__all__ = ["profile_admin", "profile_batch"]
+__all__ = ["every_branch_present", "profile_admin", "profile_batch"]
 
 
 def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 1.0) -> Batch:
@@ -76,7 +76,7 @@ def profile_admin(
 def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
     stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
     devices = [batch.source.device] if batch.source.device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), _every_branch_present(model):
+    with torch.random.fork_rng(devices=devices), every_branch_present(model):
         torch.manual_seed(seed)
         return profile_omega(
             stacks,
@@ -87,8 +87,8 @@ def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]
 
 
 @contextmanager
-def _every_branch_present(model: Seq2Seq) -> Iterator[None]:
-    """Training mode without LayerDrop, for a while."""
+def every_branch_present(model: Seq2Seq) -> Iterator[None]:
+    """Context of training mode without LayerDrop; both are as before when it ends."""
     stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, Encoder | Decoder)]
     training, drops = model.training, [(stack, stack.layer_drop) for stack in stacks]
     model.train()

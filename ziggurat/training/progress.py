@@ -28,13 +28,18 @@ class Window:
         self._loader = loader
         self._began = time.perf_counter()
         self._waited = loader.waited_seconds
-        self.updates = self.skipped = self.rejected = self.source_tokens = self.target_tokens = self.sentences = 0
+        self.updates = self.source_tokens = self.target_tokens = self.sentences = 0
+        self.skipped = self.spikes = self.rejected = self.out_of_memory = 0
         self.loss = self.nll = self.grad_norm = 0.0
 
     def add(self, result: UpdateResult) -> None:
-        """Count one update; a skipped one only adds to `skipped` or `rejected` and to the time."""
-        if not (result.finite and result.admitted):
-            self.skipped += not result.finite
+        """Count one update; a skipped one only adds to the count of its kind and to the time."""
+        if result.shortage is not None:
+            self.out_of_memory += 1
+            return
+        if not result.taken:
+            self.skipped += not result.finite or result.spike
+            self.spikes += result.spike
             self.rejected += not result.admitted
             return
         self.updates += 1
@@ -71,7 +76,10 @@ class Window:
             "sentences_per_update": self.sentences / n if n else None,
             "data_wait_share": round((self._loader.waited_seconds - self._waited) / self.seconds, 4),
             "skipped": self.skipped,
+            "spikes": self.spikes,
             "rejected": self.rejected,
+            "out_of_memory": self.out_of_memory,
+            "roll_backs": p.roll_backs,
             "seconds": round(p.seconds, 3),
             "target_tokens": p.target_tokens,
         }
@@ -80,7 +88,8 @@ class Window:
         """Return one line for the log."""
         r = self.record(p, rate)
         if not self.updates:
-            return f"update {p.update}  epoch {p.epoch + 1}  all {self.skipped + self.rejected} updates skipped"
+            failed = self.skipped + self.rejected + self.out_of_memory
+            return f"update {p.update}  epoch {p.epoch + 1}  all {failed} updates skipped"
         return (
             f"update {p.update}  epoch {p.epoch + 1}  loss {r['loss']:.4f}  perplexity {r['perplexity']:.2f}  "
             f"rate {rate:.2e}  gradient {r['grad_norm']:.2f}  {self.tokens_per_second:,.0f} target tokens/s  "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
@@ -13,12 +13,13 @@ from torch import Tensor
 from ziggurat.config.train import LossConfig
 from ziggurat.data.loader import Batch
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.capacity import Shortage, within_memory
 from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.loss import LossSums, sequence_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.regulariser import inter_similarity_penalty
 
-__all__ = ["UpdateResult", "autocast", "batch_loss", "train_update"]
+__all__ = ["Guard", "UpdateResult", "add_gradients", "autocast", "batch_loss", "train_update"]
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,9 @@ class UpdateResult:
         sentences: sentence pairs.
         finite: False when loss or gradient was not finite; the update was then skipped.
         admitted: False when adaptive clipping skipped the update.
+        spike: True when the update was skipped for a loss far above its running median.
+        shortage: what was short when there was not enough memory for the update, which was then skipped; loss, nll
+            and norm are NaN then.
     """
 
     loss: float
@@ -44,6 +48,28 @@ class UpdateResult:
     sentences: int
     finite: bool
     admitted: bool = True
+    spike: bool = False
+    shortage: Shortage | None = None
+
+    @property
+    def taken(self) -> bool:
+        """Whether the weights were changed."""
+        return self.finite and self.admitted and not self.spike and self.shortage is None
+
+
+@dataclass(frozen=True)
+class Guard:
+    """What may keep an update from being taken, besides numbers that are not finite.
+
+    Attributes:
+        clipper: of `training.adaptive_clip`, or None.
+        highest_nll: nats per target token; a loss above is a spike.
+        agree: for several processes (ziggurat.training.capacity.within_memory).
+    """
+
+    clipper: AdaptiveClipper | None = None
+    highest_nll: float = math.inf
+    agree: Callable[[bool], bool] = bool
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -74,6 +100,17 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
     return LossSums(sums.objective + penalty, sums.nll)
 
 
+def add_gradients(
+    model: Seq2Seq, batch: Batch, config: LossConfig, precision: str, *, tokens: int, sentences: int
+) -> LossSums:
+    """Run one batch forward and backward; its part of the update's gradient is added to `.grad`. Returns its losses."""
+    on_device = batch.to(model.device, non_blocking=True)
+    with autocast(model.device, precision):
+        sums = batch_loss(model, on_device, config, tokens=tokens, sentences=sentences)
+    sums.objective.backward()
+    return LossSums(sums.objective.detach(), sums.nll)
+
+
 def train_update(
     model: Seq2Seq,
     batches: Sequence[Batch],
@@ -82,37 +119,43 @@ def train_update(
     *,
     rate: float,
     clip_norm: float | None,
-    clipper: AdaptiveClipper | None = None,
+    guard: Guard | None = None,
     precision: str = "fp32",
 ) -> UpdateResult:
     """Accumulate the gradients of `batches`, clip, and take one optimiser step with learning rate `rate`.
 
     The loss is normalised by the token (or sentence) count of all batches together, so that cutting an update
-    into batches differently changes nothing but rounding. A non-finite loss or gradient skips the step, and so does
-    a gradient norm that `clipper` does not admit.
+    into batches differently changes nothing but rounding. The step is skipped, and nothing changed, when loss or
+    gradient is not finite, when memory is short, or when `guard` has a reason.
     """
+    guard = guard or Guard()
     model.train()
     tokens = sum(batch.target_tokens for batch in batches)
     sentences = sum(batch.sentences for batch in batches)
-    objective: Tensor | float = 0.0
-    nll: Tensor | float = 0.0
-    for batch in batches:
-        on_device = batch.to(model.device, non_blocking=True)
-        with autocast(model.device, precision):
-            sums = batch_loss(model, on_device, loss_config, tokens=tokens, sentences=sentences)
-        sums.objective.backward()
-        objective = objective + sums.objective.detach()
-        nll = nll + sums.nll
+    counts = sum(batch.source_tokens for batch in batches), tokens, sentences
+
+    def accumulate() -> LossSums:
+        objective: Tensor | float = 0.0
+        nll: Tensor | float = 0.0
+        for batch in batches:
+            sums = add_gradients(model, batch, loss_config, precision, tokens=tokens, sentences=sentences)
+            objective, nll = objective + sums.objective, nll + sums.nll
+        return LossSums(torch.as_tensor(objective), torch.as_tensor(nll))
+
+    sums = within_memory(accumulate, model.device, guard.agree)
+    if isinstance(sums, Shortage):
+        optimiser.zero_grad()
+        return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    loss, grad_norm = float(objective), float(norm)
+    loss, nll, grad_norm = float(sums.objective), float(sums.nll), float(norm)
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
-    admitted = not finite or clipper is None or clipper.admits(grad_norm)
-    if finite and admitted:
+    spike = finite and nll > guard.highest_nll * tokens
+    admitted = not finite or spike or guard.clipper is None or guard.clipper.admits(grad_norm)
+    if finite and admitted and not spike:
         if clip_norm is not None and grad_norm > clip_norm:
             torch._foreach_mul_(gradients, clip_norm / (grad_norm + 1e-6))
         optimiser.set_rate(rate)
         optimiser.step()
     optimiser.zero_grad()
-    source_tokens = sum(b.source_tokens for b in batches)
-    return UpdateResult(loss, float(nll), grad_norm, source_tokens, tokens, sentences, finite, admitted)
+    return UpdateResult(loss, nll, grad_norm, *counts, finite, admitted, spike)

@@ -1,18 +1,16 @@
-"""When training is over: its limits, how far away they are, and divergence."""
+"""When training is over: its limits, and how far away they are."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.train import StopConfig
 from ziggurat.duration import duration
-from ziggurat.errors import ConfigError, TrainingError
+from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import Progress
-from ziggurat.training.step import UpdateResult
 
-__all__ = ["TrainingResult", "count_skipped", "diverged", "finished", "refuse_endless", "share_done", "time_left"]
+__all__ = ["TrainingResult", "finished", "refuse_endless", "share_done", "time_left"]
 
 
 @dataclass(frozen=True)
@@ -59,35 +57,6 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
     if stop.patience is not None and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
-
-
-def count_skipped(p: Progress, result: UpdateResult) -> str | None:
-    """Count the update just tried if it was skipped, and return why for the log; None when it was taken."""
-    if not result.finite:
-        p.skipped += 1
-        p.skipped_in_a_row += 1
-        return (
-            f"update {p.update}: loss {result.loss} and gradient norm {result.grad_norm} are not both finite; "
-            f"update skipped ({p.skipped} in all, {p.skipped_in_a_row} in a row)"
-        )
-    p.skipped_in_a_row = 0
-    if result.admitted:
-        return None
-    p.rejected += 1
-    return (
-        f"update {p.update}: gradient norm {result.grad_norm:.4g} is far above its running mean; "
-        f"update skipped by `training.adaptive_clip` ({p.rejected} in all)"
-    )
-
-
-def diverged(p: Progress, kept: Sequence[str]) -> TrainingError:
-    """Return the diagnosis of a run whose updates were not finite too many times in a row; `kept`: its checkpoints."""
-    return TrainingError(
-        f"{p.skipped_in_a_row} updates in a row had a non-finite loss or gradient, the first of them update "
-        f"{p.update - p.skipped_in_a_row + 1}. Lower `training.schedule.peak`, lengthen `warmup_updates`, set "
-        "`training.clip_norm`, or use fp32. "
-        + (f"Checkpoints kept: {', '.join(kept)}; the newest may hold damaged weights." if kept else "")
-    )
 
 
 def share_done(p: Progress, stop: StopConfig) -> float:

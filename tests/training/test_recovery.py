@@ -1,0 +1,349 @@
+"""A run whose updates fail: skipped and explained, rolled back, ended; the same however often it was interrupted."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+from torch import Tensor
+
+from tests.conftest import tiny_experiment
+from tests.training.poison import planned, poison
+from tests.training.runs import QUIET, final_bytes, records
+from ziggurat.config import Experiment, dump, parse_experiment
+from ziggurat.config.notices import notices
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import LoaderState
+from ziggurat.errors import ConfigError, TrainingError
+from ziggurat.models.directory import read_tensors
+from ziggurat.training.checkpoint import (
+    CHECKPOINT_FORMAT,
+    checkpoint_folders,
+    load_checkpoint,
+    read_progress,
+    restore_random_state,
+)
+from ziggurat.training.learner import Learner
+from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.schedule import learning_rate
+from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.trial import loader_of
+
+LAYER = "decoder.layers.1.ffn.in_proj"
+UPDATES = 14
+SETTINGS: dict[str, Any] = {
+    "threads": 1,
+    "stop": {"updates": UPDATES},
+    "checkpoint": {"every_updates": 4, "keep_last": 9},
+    "validation": {"every_updates": 100, "decode": False},
+    "batch": {"max_tokens": 150},
+    "log_every_updates": 5,
+    "patience": {"non_finite": 3},
+    "divergence": {"action": "roll_back", "rate_factor": 0.5},
+}
+
+
+def nan(output: Tensor) -> Tensor:
+    return output * math.nan
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    return {**SETTINGS, **changes}
+
+
+def go(run: Path, experiment: Experiment, **options: Any) -> tuple[TrainingResult, str]:
+    said = io.StringIO()
+    result = train(run, experiment, console=Console(file=said, width=1000), **options)
+    return result, said.getvalue()
+
+
+def weights_of(run: Path, update: int) -> dict[str, Tensor]:
+    return read_tensors(run / "checkpoints" / f"step-{update:08d}" / "model.safetensors")
+
+
+def test_a_poisoned_update_changes_nothing_and_names_the_layer(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}, checkpoint={"every_updates": 1}))
+    poison(monkeypatch, planned(experiment, 5, 5), LAYER, nan)
+    _, said = go(tmp_path / "run", experiment)
+    assert f"update 5: loss nan and gradient norm nan are not both finite: {LAYER}: output is NaN in the " in said
+    assert "forward pass; update skipped (1 in all, 1 in a row)" in said
+    before, after, later = (weights_of(tmp_path / "run", update) for update in (4, 5, 6))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not all(torch.equal(before[name], later[name]) for name in before)
+    assert records(tmp_path / "run", "train")[0]["skipped"] == 1
+
+
+def test_healthy_updates_are_not_looked_into(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.training.recovery.find_fault", lambda *_, **__: pytest.fail("run a second time"))
+    go(tmp_path / "run", tiny_experiment(tiny_folder, **settings(stop={"updates": 3})))
+
+
+def test_looking_for_the_fault_leaves_training_as_it_is(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The same run, with and without the search: equal weights, so equal random numbers afterwards."""
+    experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 7}))
+    poison(monkeypatch, planned(experiment, 3, 4), LAYER, nan)
+    go(tmp_path / "with", experiment)
+    monkeypatch.setattr("ziggurat.training.recovery.find_fault", lambda *_, **__: "somewhere")
+    go(tmp_path / "without", experiment)
+    assert final_bytes(tmp_path / "with", 7) == final_bytes(tmp_path / "without", 7)
+
+
+@pytest.fixture
+def diverging(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> Experiment:
+    """Updates 7, 8 and 9 fail, so that update 9 rolls back to the weights after update 4."""
+    experiment = tiny_experiment(tiny_folder, **SETTINGS)
+    poison(monkeypatch, planned(experiment, 7, 9), LAYER, nan)
+    return experiment
+
+
+def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_rate(
+    diverging: Experiment, tmp_path: Path
+) -> None:
+    """Against updates made by hand from the checkpoint of update 4."""
+    run = tmp_path / "run"
+    _, said = go(run, diverging)
+    assert (
+        f"update 9: 3 bad updates in a row, first {LAYER}: output is NaN in the forward pass; rolled back to the "
+        "weights after update 4, on to the data that comes next, at 0.5 times the rate (1 of 3 roll backs)"
+    ) in said
+    progress = read_progress(run / "last")
+    assert (progress.update, progress.schedule_update, progress.roll_backs) == (14, 9, 1)
+    assert (progress.skipped, progress.skipped_in_a_row, progress.rate_factor) == (3, 0, 0.5)
+
+    store, training = Store.open(diverging.data.store), diverging.training
+    learner = Learner(diverging, store, torch.device("cpu"))
+    good = load_checkpoint(run / "checkpoints" / "step-00000004")
+    learner.restore(good, run)
+    groups = loader_of(diverging, store).groups(LoaderState(0, 9))
+    random = torch.get_rng_state()
+    try:
+        restore_random_state(good.random)
+        for t in range(5, 10):
+            rate = 0.5 * learning_rate(training.schedule, t, d_model=16)
+            batches = next(groups).batches
+            train_update(learner.model, batches, learner.optimiser, training.loss, rate=rate, clip_norm=None)
+    finally:
+        torch.set_rng_state(random)
+    found = weights_of(run, UPDATES)
+    assert all(torch.equal(found[name], p) for name, p in learner.model.state_dict().items() if name in found)
+
+
+def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experiment: Experiment) -> None:
+    """Train, and die inside the update of that number: nothing more is saved."""
+    count = 0
+
+    def killed(*args: Any, **options: Any) -> UpdateResult:
+        nonlocal count
+        count += 1
+        if count == update:
+            raise KeyboardInterrupt
+        return train_update(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ziggurat.training.recovery.train_update", killed)
+        with pytest.raises(KeyboardInterrupt):
+            go(run, experiment)
+
+
+def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
+    diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go(tmp_path / "whole", diverging)
+    expected = final_bytes(tmp_path / "whole", UPDATES)
+    for moment in (2, 8, 9, 10, 12):
+        run = tmp_path / f"killed-{moment}"
+        killed_at(monkeypatch, moment, run, diverging)
+        go(run, diverging, resume=True)
+        assert final_bytes(run, UPDATES) == expected, f"killed at update {moment}"
+    run = tmp_path / "stopped"
+    for stop in (3, 7, 9, 10, UPDATES):  # also in the middle of the bad updates
+        go(run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 3)
+    assert final_bytes(run, UPDATES) == expected
+
+
+def test_before_the_first_checkpoint_it_rolls_back_to_the_start(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The starting weights, and an optimiser without moments."""
+    changes = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 5}, "patience": {"non_finite": 2}}
+    experiment = tiny_experiment(tiny_folder, **settings(**changes))
+    poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
+    _, said = go(tmp_path / "run", experiment)
+    assert "rolled back to the weights after update 0" in said
+    folders = [folder.name for folder in checkpoint_folders(tmp_path / "run")]
+    assert folders == ["step-00000005", "step-00000006"]  # the start has made way for the first good one
+    steps = read_tensors(tmp_path / "run" / "last" / "state" / "optimiser.safetensors")
+    assert {float(value) for name, value in steps.items() if name.endswith("/step")} == {3.0}
+
+
+def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The good one stays, although newer ones would push it out."""
+    changes = {"stop": {"updates": 9}, "checkpoint": {"every_updates": 2, "keep_last": 1}}
+    experiment = tiny_experiment(tiny_folder, **settings(**changes, patience={"non_finite": 5}))
+    poison(monkeypatch, planned(experiment, 3, 7), LAYER, nan)
+    _, said = go(tmp_path / "run", experiment)
+    assert "update 7: 5 bad updates in a row" in said
+    assert "rolled back to the weights after update 2," in said
+
+
+def test_a_damaged_or_infinite_good_checkpoint_is_passed_over(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    experiment = tiny_experiment(tiny_folder, **settings(checkpoint={"every_updates": 2}, stop={"updates": 8}))
+    poison(monkeypatch, planned(experiment, 7, 9), LAYER, nan)
+    run = tmp_path / "run"
+    go(run, experiment)
+    file = run / "checkpoints" / "step-00000006" / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    longer = tiny_experiment(tiny_folder, **settings(checkpoint={"every_updates": 2}, stop={"updates": 9}))
+    _, said = go(run, longer, resume=True)
+    assert "CHECKPOINT DAMAGED" in said
+    assert "rolled back to the weights after update 4," in said
+
+
+def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divergence = {"action": "roll_back", "max_roll_backs": 2, "rate_factor": 0.1}
+    experiment = tiny_experiment(tiny_folder, **settings(divergence=divergence, patience={"non_finite": 2}))
+    poison(monkeypatch, planned(experiment, 6, 14), LAYER, nan)
+    said = io.StringIO()
+    with pytest.raises(TrainingError) as error:
+        train(tmp_path / "run", experiment, console=Console(file=said, width=1000))
+    assert "2 updates in a row had a non-finite loss or gradient, or a loss spike" in str(error.value)
+    assert f"the first of them update 10; first {LAYER}: output is NaN in the forward pass" in str(error.value)
+    assert "The run had rolled back 2 times already." in str(error.value)
+    assert "Lower `training.schedule.peak`" in str(error.value)
+    assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
+
+
+def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_again(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    growth = {"stages": [{"layers": 1, "updates": 5}], "keep_stages": False}
+    experiment = tiny_experiment(tiny_folder, **settings(growth=growth))
+    poison(monkeypatch, planned(experiment, 6, 8), "decoder.layers.0.ffn.in_proj", nan)
+    _, said = go(tmp_path / "run", experiment)
+    assert said.count("the encoder grows from 1 to 2 layers") == 2
+    assert "rolled back to the weights after update 4," in said
+    assert read_progress(tmp_path / "run" / "last").stage == 1
+    killed_at(monkeypatch, 9, tmp_path / "parts", experiment)
+    go(tmp_path / "parts", experiment, resume=True)
+    assert final_bytes(tmp_path / "parts", UPDATES) == final_bytes(tmp_path / "run", UPDATES)
+
+
+def test_a_loss_spike_is_skipped_and_counted_apart(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    divergence = {"loss_spike": 1.5, "window": 3}
+    experiment = tiny_experiment(
+        tiny_folder,
+        **settings(divergence=divergence, stop={"updates": 6}, checkpoint={"every_updates": 1}, log_every_updates=6),
+    )
+    bad = planned(experiment, 2, 2) + planned(experiment, 5, 5)  # update 2 comes before there is a median
+    poison(monkeypatch, bad, "decoder.final_norm", lambda output: output * -20)
+    run = tmp_path / "run"
+    _, said = go(run, experiment)
+    assert "update 5: loss of" in said
+    assert "nats per target token is far above its running median: run again, every state and gradient is" in said
+    assert said.count("update skipped") == 1
+    before, after = weights_of(run, 4), weights_of(run, 5)
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    (record,) = records(run, "train")
+    assert (record["skipped"], record["spikes"], record["rejected"]) == (1, 1, 0)
+    losses = read_progress(run / "last").losses
+    assert len(losses) == 3
+    assert max(losses) < 7  # that of the spike is not among them
+
+
+def test_the_median_survives_a_resume(tiny_folder: Path, tmp_path: Path) -> None:
+    """Half of all losses are above their median, so with a factor of just over 1 many updates are spikes."""
+    changes = {"divergence": {"loss_spike": 1.001, "window": 4}, "patience": {"non_finite": 50}}
+    schedule = {"kind": "constant", "peak": 1e-30, "warmup_updates": 0, "initial": 0.0}
+    for name, stops in (("whole", [12]), ("parts", [5, 12])):
+        for stop in stops:
+            experiment = tiny_experiment(tiny_folder, **settings(**changes, stop={"updates": stop}, schedule=schedule))
+            train(tmp_path / name, experiment, resume=(tmp_path / name).exists(), console=QUIET)
+    whole, parts = (read_progress(tmp_path / name / "last") for name in ("whole", "parts"))
+    assert 2 <= whole.spikes <= 7
+    assert (whole.losses, whole.spikes, whole.skipped) == (parts.losses, parts.spikes, parts.skipped)
+
+
+def no_memory(_output: Tensor) -> Tensor:
+    raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4096 bytes.")
+
+
+def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"checkpoint": {"every_updates": 1}, "patience": {"out_of_memory": 3}, "log_every_updates": 4}
+    experiment = tiny_experiment(tiny_folder, **settings(**changes, stop={"updates": 4}))
+    monkeypatch.setattr("ziggurat.training.loop.refuse_too_large", lambda *_: None)
+    with monkeypatch.context() as patch:
+        poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
+        _, said = go(tmp_path / "run", experiment)
+    assert "update 3: out of memory on " in said
+    assert "4.0 KiB more wanted, with " in said
+    assert "update skipped (2 in all, 2 in a row)" in said
+    before, after, later = (weights_of(tmp_path / "run", update) for update in (1, 3, 4))
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert not all(torch.equal(before[name], later[name]) for name in before)
+    progress = read_progress(tmp_path / "run" / "last")
+    assert (progress.out_of_memory, progress.out_of_memory_in_a_row, progress.skipped) == (2, 0, 0)
+    assert records(tmp_path / "run", "train")[0]["out_of_memory"] == 2
+    poison(monkeypatch, planned(experiment, 2, 9), LAYER, no_memory)
+    with pytest.raises(TrainingError, match=r"3 updates in a row did not fit into memory.* `training\.batch\.max_tok"):
+        go(tmp_path / "ended", experiment)
+
+
+def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -> None:
+    experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 4}, divergence={}))
+    go(tmp_path / "run", experiment)
+    path = tmp_path / "run" / "last" / "meta.json"
+    meta = json.loads(path.read_text())
+    assert meta["format"] == CHECKPOINT_FORMAT == 3
+    new = ["fault", "spikes", "losses", "roll_backs", "rate_factor", "good", "out_of_memory", "out_of_memory_in_a_row"]
+    meta["progress"] = {key: value for key, value in meta["progress"].items() if key not in new}
+    path.write_text(json.dumps({**meta, "format": 2}))
+    longer = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}))  # rolls back from now on
+    go(tmp_path / "run", longer, resume=True)
+    progress = read_progress(tmp_path / "run" / "last")
+    assert (progress.update, progress.rate_factor, progress.good) == (6, 1.0, "step-00000004")
+
+
+def test_the_key_of_older_runs_is_read(tiny_folder: Path) -> None:
+    text = (
+        dump(tiny_experiment(tiny_folder))
+        .replace("    non_finite: 20\n", "")
+        .replace("  patience:\n", "  patience: {}\n")
+    )
+    old = text.replace("  stop:\n", "  stop:\n    non_finite: 7\n")
+    without = old.replace("  patience: {}\n    out_of_memory: 5\n", "")
+    assert parse_experiment(without, "old.yaml").training.patience.non_finite == 7
+    with pytest.raises(ConfigError, match=r"`stop\.non_finite` is now called `patience\.non_finite`"):
+        parse_experiment(without, "old.yaml", ["training.patience.non_finite=8"])
+
+
+def test_keys_without_effect_are_noticed(tiny_folder: Path) -> None:
+    experiment = tiny_experiment(tiny_folder, divergence={"rate_factor": 0.1, "window": 7})
+    said = " ".join(notices(experiment))
+    assert "`training.divergence.rate_factor` is set" in said
+    assert "`training.divergence.window` is set" in said
+    experiment = tiny_experiment(tiny_folder, divergence={"action": "roll_back", "rate_factor": 0.1})
+    assert not notices(experiment)

@@ -1,0 +1,182 @@
+"""Divergence: whether a loss is a spike, and where the first number that is not finite came from.
+
+Nothing here runs while training is healthy, but for one comparison of the loss where `training.divergence.loss_spike`
+is set. When an update fails, its batches are run once more from the same random state, so under the same dropout masks,
+with hooks on every module and every parameter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ziggurat.config.divergence import DivergenceConfig
+from ziggurat.config.train import LossConfig
+from ziggurat.data.loader import Batch
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.capacity import Shortage, within_memory
+from ziggurat.training.checkpoint import random_state, restore_random_state
+from ziggurat.training.step import add_gradients
+
+__all__ = ["all_finite", "find_fault", "highest_nll", "remember_loss"]
+
+
+def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
+    """Return the loss above which an update is a spike, nats per target token; infinity while none can be.
+
+    Args:
+        losses: of the latest updates taken (`Progress.losses`).
+        config: factor above their median, and how many of them it takes.
+    """
+    if config.loss_spike is None or len(losses) < config.window:
+        return math.inf
+    return config.loss_spike * median(losses[-config.window :])
+
+
+def remember_loss(losses: Sequence[float], nll: float, config: DivergenceConfig) -> list[float]:
+    """Return `losses` with that of one more update taken, cut to the window; none while spikes are not looked for."""
+    return [*losses, nll][-config.window :] if config.loss_spike is not None else []
+
+
+def all_finite(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether no floating-point tensor holds NaN or an infinity."""
+    return all(_kind(tensor) is None for tensor in tensors.values())
+
+
+def find_fault(
+    model: Seq2Seq,
+    batches: Sequence[Batch],
+    config: LossConfig,
+    *,
+    precision: str,
+    random: Mapping[str, Tensor],
+) -> str:
+    """Return in words which layer and tensor an update failed at first.
+
+    A parameter that is itself not finite is named before all else. Then the update is run again: the first module whose
+    input or output is not finite, then the loss, then the first gradient in the order of the backward pass, which is
+    where it arose. When all of them are finite (a norm that overflows, a loss spike) it is the largest gradient.
+
+    Args:
+        model: with the weights that the update met; its gradients are dropped, all else is left as found.
+        batches: of that update.
+        config: loss of training.
+        precision: `training.precision`.
+        random: state of the generators before that update (ziggurat.training.checkpoint.random_state).
+    """
+    for name, parameter in model.named_parameters():
+        if kind := _kind(parameter.detach()):
+            return f"parameter {name} is {kind}"
+    now = random_state()
+    watch = _Watch(model)
+    try:
+        restore_random_state(dict(random))
+        with watch, _eagerly(model):
+            short = within_memory(lambda: _again(model, batches, config, precision, watch), model.device)
+        return f"not looked for where: {short}" if isinstance(short, Shortage) else watch.fault() or _largest(model)
+    finally:
+        restore_random_state(now)
+        model.zero_grad(set_to_none=True)
+
+
+def _again(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, precision: str, watch: _Watch) -> None:
+    """Run the batches of an update again, up to the first that shows a fault."""
+    model.train()
+    model.zero_grad(set_to_none=True)
+    tokens, sentences = sum(b.target_tokens for b in batches), sum(b.sentences for b in batches)
+    for batch in batches:
+        sums = add_gradients(model, batch, config, precision, tokens=tokens, sentences=sentences)
+        watch.see_loss(sums.objective)
+        if watch.fault() is not None:
+            return
+
+
+class _Watch:
+    """Hooks, while the context is open, that remember the first number that is not finite."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self._model = model
+        self._forward: str | None = None
+        self._loss: str | None = None
+        self._gradient: str | None = None
+        self._handles: list[RemovableHandle] = []
+
+    def fault(self) -> str | None:
+        """Return what was seen first, in words."""
+        return self._forward or self._loss or self._gradient
+
+    def __enter__(self) -> None:
+        for name, module in self._model.named_modules():
+            self._handles.append(module.register_forward_pre_hook(partial(self._enters, name)))
+            self._handles.append(module.register_forward_hook(partial(self._leaves, name)))
+        for name, parameter in self._model.named_parameters():
+            if parameter.requires_grad:
+                hook = partial(self._accumulated, name)
+                self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def see_loss(self, objective: Tensor) -> None:
+        """Take the loss of a batch, whose forward and backward pass are over."""
+        if kind := _kind(objective):
+            self._loss = f"the loss is {kind}, though all states are finite: the projection to the vocabulary overflows"
+
+    def _enters(self, name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        # The stream comes first; what follows it may be a bias, which is -inf at hidden positions.
+        if self._forward is None and (kind := _first_kind(inputs[:1])):
+            self._forward = f"{name}: input is {kind} in the forward pass"
+
+    def _leaves(self, name: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Any) -> None:
+        if self._forward is None and (kind := _first_kind(output)):
+            self._forward = f"{name or 'the model'}: output is {kind} in the forward pass"
+
+    def _accumulated(self, name: str, parameter: Tensor) -> None:
+        if self._gradient is None and parameter.grad is not None and (kind := _kind(parameter.grad)):
+            self._gradient = f"gradient of {name} is {kind}"
+
+
+def _kind(tensor: Tensor) -> str | None:
+    """Return what the tensor holds that is not finite, NaN first; None: nothing."""
+    if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
+        return None
+    return "NaN" if bool(torch.isnan(tensor).any()) else "inf"
+
+
+def _first_kind(value: Any) -> str | None:
+    """Like _kind, for a tensor or a tuple or list that holds some."""
+    if isinstance(value, Tensor):
+        return _kind(value.detach())
+    if isinstance(value, tuple | list):
+        return next((kind for part in value if (kind := _first_kind(part))), None)
+    return None
+
+
+def _largest(model: nn.Module) -> str:
+    """Return which parameter has the largest gradient."""
+    norms = {name: float(p.grad.double().norm()) for name, p in model.named_parameters() if p.grad is not None}
+    name = max(norms, key=lambda n: norms[n])
+    share = norms[name] ** 2 / max(sum(norm**2 for norm in norms.values()), 1e-300)
+    return (
+        f"run again, every state and gradient is finite; the largest gradient is that of {name} "
+        f"(norm {norms[name]:.3g}, {100 * share:.0f} % of the sum of squares)"
+    )
+
+
+@contextlib.contextmanager
+def _eagerly(model: nn.Module) -> Iterator[None]:
+    """Context without compiled layers, whose inner modules would not be seen."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield

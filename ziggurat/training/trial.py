@@ -1,0 +1,182 @@
+"""Trials before the first update: whether the largest batches fit into memory, and how large they may be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config.train import BatchConfig
+from ziggurat.data.batching import round_up
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Batch, Loader
+from ziggurat.data.table import PairTable
+from ziggurat.errors import ConfigError, TrainingError
+from ziggurat.training.capacity import Shortage, limited_to_available_memory, readable, within_memory
+from ziggurat.training.learner import Learner
+from ziggurat.training.profile import every_branch_present
+from ziggurat.training.recovery import largest_shape
+from ziggurat.training.step import add_gradients
+
+__all__ = [
+    "BUDGET_STEP",
+    "TooLarge",
+    "fit_batches",
+    "largest_batches",
+    "largest_budget",
+    "refuse_too_large",
+    "try_batches",
+]
+
+BUDGET_STEP = 256
+"""`training.batch.fit` looks among the multiples of so many tokens."""
+
+
+class TooLarge(NamedTuple):
+    """A batch for which memory is too short."""
+
+    batch: Batch
+    shortage: Shortage
+
+
+def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoch: int) -> list[Batch]:
+    """Return the batches of an epoch that need the most memory, one of each kind; the place in the data stays.
+
+    The first has the most padded tokens, which the layers' states go by; the second, where it is another one, the most
+    pairs of a source and a target position, which the attention matrices go by.
+    """
+    plan = loader.plan(epoch)
+    sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
+    pairs, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
+    source, target = (
+        round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
+        for lengths in (table.source_lengths, table.target_lengths)
+    )
+    most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
+    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(plan[number], epoch)]
+
+
+def try_batches(learner: Learner, batches: Sequence[Batch], config: TrainingConfig) -> TooLarge | None:
+    """Run batches forward and backward, with room for the optimiser's moments taken; return what is too large.
+
+    Weights, moments, random state and mode are left as found; no gradient is left. Every layer is present, also those
+    that LayerDrop would leave out.
+    """
+    model, optimiser, device = learner.model, learner.optimiser, learner.device
+    tried = list(batches) * (2 if config.batch.accumulate > 1 else 1)  # from the second on, gradients take room too
+    reached: list[Batch] = []
+
+    def run() -> None:
+        reserve = optimiser.reserve()
+        for batch in tried:
+            reached.append(batch)
+            tokens, sentences = batch.target_tokens, batch.sentences
+            add_gradients(model, batch, config.loss, config.precision, tokens=tokens, sentences=sentences)
+            if config.batch.accumulate == 1:
+                optimiser.zero_grad()
+        del reserve
+
+    cuda = [device] if device.type == "cuda" else []
+    with torch.random.fork_rng(devices=cuda), every_branch_present(model), limited_to_available_memory(device):
+        short = within_memory(run, device)
+        optimiser.zero_grad()
+    return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
+
+
+def loader_of(experiment: Experiment, store: Store) -> Loader:
+    """Return what a run of `experiment` reads its batches from. Raises DataError as Loader does."""
+    return Loader(
+        store.train,
+        store.source,
+        store.target,
+        experiment.training.batch,
+        seed=experiment.training.seed,
+        temperature=experiment.data.sampling_temperature,
+        regularisation=experiment.data.subword.regularisation,
+    )
+
+
+def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, epoch: int) -> None:
+    """Try the largest batches of an epoch. Raises TrainingError naming one that does not fit, and the ways out."""
+    config = experiment.training
+    batches = largest_batches(loader, learner.store.train, config.batch.length_multiple, epoch)
+    if failed := try_batches(learner, batches, config):
+        raise TrainingError(_said(failed, learner, config.batch.max_tokens))
+
+
+def _said(failed: TooLarge, learner: Learner, max_tokens: int) -> str:
+    weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
+    gradients = sum(p.numel() * p.element_size() for p in learner.optimiser.parameters)
+    fixed = weights + gradients + learner.optimiser.moment_bytes
+    return (
+        f"a batch of {largest_shape([failed.batch])} (padding included), the largest to come, does not fit into "
+        f"memory: {failed.shortage}; weights, gradients and moments alone take {readable(fixed)}. Lower "
+        f"`training.batch.max_tokens` ({max_tokens}; `training.batch.accumulate` keeps updates as large), let "
+        "`training.batch.fit: true` find it, set `training.precision: bf16`, or take a smaller model"
+    )
+
+
+def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple[Experiment, str]:
+    """Find the largest `training.batch.max_tokens` whose largest batches fit; return the configuration with it.
+
+    It no longer says `fit`. The text tells what was found. Raises ConfigError when `training.batch.fit_limit` leaves no
+    room for the longest pair, TrainingError when not even the smallest budget fits.
+    """
+    table, config = store.train, experiment.training
+    batch, multiple = config.batch, config.batch.length_multiple
+    longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1
+    longest = int(round_up(np.array([longest]), multiple)[0])
+    lowest = int(round_up(np.array([longest]), BUDGET_STEP)[0])
+    # Beyond the whole corpus in one batch a larger budget changes nothing.
+    whole = -(-len(table) * longest // BUDGET_STEP)
+    limit = min(batch.fit_limit // BUDGET_STEP, whole) * BUDGET_STEP
+    if batch.fit_limit < lowest:
+        raise ConfigError(
+            f"`training.batch.fit_limit: {batch.fit_limit}` is too low: the longest pair has {longest} tokens; set "
+            f"it to {lowest} at least, or lower `data.filters.max_pieces` and prepare again"
+        )
+    failures: list[TooLarge] = []
+
+    def settings(budget: int) -> Experiment:
+        unused = {key: BatchConfig.model_fields[key].default for key in ("fit", "fit_limit", "fit_margin")}
+        section = batch.model_copy(update={"max_tokens": budget, **unused})
+        return experiment.model_copy(update={"training": config.model_copy(update={"batch": section})})
+
+    def fits(budget: int) -> bool:
+        loader = loader_of(settings(budget), store)
+        failed = try_batches(learner, largest_batches(loader, table, multiple, epoch=0), config)
+        failures.extend([failed] if failed else [])
+        return failed is None
+
+    found = largest_budget(fits, lowest, max(lowest, limit))
+    if found is None:
+        raise TrainingError(_said(failures[-1], learner, lowest))
+    used = max(lowest, int(found * (1 - batch.fit_margin)) // BUDGET_STEP * BUDGET_STEP)
+    why = f"{found + BUDGET_STEP:,} do not" if failures else "more was not tried"
+    return settings(used), (
+        f"`training.batch.fit`: batches of {found:,} tokens fit into memory, {why}; `training.batch.max_tokens` is "
+        f"{used:,} (`fit_margin: {batch.fit_margin:g}`)"
+    )
+
+
+def largest_budget(fits: Callable[[int], bool], lowest: int, limit: int) -> int | None:
+    """Return the largest budget from `lowest` to `limit` that fits, by doubling, then bisection; None: none does.
+
+    All are multiples of BUDGET_STEP; where one does not fit, no larger one may.
+    """
+    if not fits(lowest):
+        return None
+    good, bad = lowest, limit + BUDGET_STEP
+    while good < limit:
+        budget = min(2 * good, limit)
+        if not fits(budget):
+            bad = budget
+            break
+        good = budget
+    while bad - good > BUDGET_STEP:
+        middle = (good + bad) // 2 // BUDGET_STEP * BUDGET_STEP
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
