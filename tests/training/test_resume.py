@@ -148,7 +148,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     stop = experiment.training.stop.model_copy(update={"updates": 16})
     go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
     newest = checkpoint_folders(run)[-1]
-    for damaged in ("state/optimiser.safetensors", "model.safetensors"):
+    for damaged in ("state/optimiser/shard-00000.safetensors", "model.safetensors"):
         file = newest / damaged
         content = bytearray(file.read_bytes())
         content[-3] ^= 1  # one bit

@@ -19,16 +19,13 @@ from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
-from ziggurat.models.directory import weights
 from ziggurat.training.allocator import keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
     Progress,
     checkpoint_folders,
     latest_checkpoint,
-    prune,
     restore_random_state,
-    save_checkpoint,
 )
 from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended
@@ -36,7 +33,9 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.profile import profile_admin
 from ziggurat.training.progress import ProgressLine, Window
+from ziggurat.training.retention import clear_leftovers, set_aside
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
+from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import UpdateResult, train_update
@@ -94,7 +93,6 @@ class _Training:
         self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
         refuse_endless(config.stop, validates=has_dev)
         self.progress = Progress()
-        self.saved_update = -1
         self.origin = ""
 
     def begin(self) -> None:
@@ -111,8 +109,7 @@ class _Training:
 
     def _go(self, resume: bool) -> TrainingResult:
         torch.manual_seed(self.config.seed)
-        if resume:
-            self._resume()
+        resumed = resume and self._resume()
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
         model = self.experiment.model
@@ -121,7 +118,7 @@ class _Training:
         self.log.say(f"{shape}, {parameters:,} parameters, {pairs:,} training pairs")
         threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
         self.log.say(f"{self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
-        fresh = self.saved_update < 0 and not self.origin
+        fresh = not resumed and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
         for notice in notices(self.experiment):
@@ -129,10 +126,10 @@ class _Training:
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun = self.progress.update
-        metrics = MetricsWriter(self.run, update=self.progress.update, tensorboard=self.config.tensorboard)
+        metrics = MetricsWriter(self.run, self.log, update=begun, tensorboard=self.config.tensorboard)
         try:
-            with GracefulStop() as stop, ProgressLine(self.console, self.config) as line:
-                reason = self._train(stop, line, metrics)
+            with GracefulStop() as stop, ProgressLine(self.console, self.config) as line, self._saver() as saver:
+                reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()
         p = self.progress
@@ -142,18 +139,22 @@ class _Training:
                 f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}", "yellow"
             )
         else:
-            self.log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training)")
+            waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
+            self.log.say(f"stopped after update {p.update}: {reason} ({waited})")
         if stop.received is not None:
             self.log.say(f"to go on: `ziggurat train --run {self.run} --resume`")
         if stop.received is None:
             self._average()
         return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.received)
 
-    def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter) -> str:
+    def _saver(self) -> Saver:
+        return Saver(self.run, self.config, self.store, self.progress, self.log)
+
+    def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter, saver: Saver) -> str:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
-        window = Window(self.loader)
+        window = Window(self.loader, saver)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
         reason = finished(p, config)
         if reason is None and (self.run / "averaged").exists():
@@ -180,6 +181,7 @@ class _Training:
             p.seconds = time.perf_counter() - started
             self._count_skipped(result)
             window.add(result)
+            saver.poll()
             line.update(p, window)
             if p.update == begun + 1:  # a sign of life, long before the first record
                 after = " after resuming" if begun else ""
@@ -187,11 +189,11 @@ class _Training:
             if p.update % config.log_every_updates == 0:
                 metrics.write("train", p.update, window.record(p, rate))
                 line.say(window.line(p, rate, config.stop), self.log)
-                window = Window(self.loader)
+                window = Window(self.loader, saver)
             validated = self.validator is not None and p.update % config.validation.every_updates == 0
             if validated:
                 self._validate(metrics, line)
-                window = Window(self.loader)
+                window = Window(self.loader, saver)
             p.seconds = time.perf_counter() - started
             reason = finished(p, config)
             if reason is not None and self.validator is not None and not validated:
@@ -202,9 +204,10 @@ class _Training:
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
             scheduled = validated or due or p.update % config.checkpoint.every_updates == 0
             if scheduled or reason is not None:
-                self._save(interim=not scheduled)
+                saver.save(self.learner, interim=not scheduled)
                 last_save_seconds = p.seconds
             if p.skipped_in_a_row >= config.stop.non_finite:
+                saver.wait()
                 raise diverged(p, [folder.name for folder in checkpoint_folders(self.run)])
         return reason
 
@@ -254,31 +257,14 @@ class _Training:
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
         line.say(text, self.log, "bold" if better else None)
 
-    def _save(self, *, interim: bool) -> None:
-        """Write a checkpoint, unless there is one of this update; `interim`: no schedule asked for it."""
-        p, kept = self.progress, self.config.checkpoint
-        if self.saved_update == p.update:
-            return
-        if interim:
-            p.interim.append(f"step-{p.update:08d}")
-        learner = self.learner
-        state = weights(learner.model), learner.optimiser.state()
-        save_checkpoint(self.run, p, *state, self.store.fingerprint, learner.encoder_layers)
-        self.saved_update = p.update
-        prune(
-            self.run,
-            p,
-            keep_last=kept.keep_last,
-            keep_best=kept.keep_best,
-            smaller_is_better=self.config.validation.metric == "loss",
-        )
-
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Go back to the newest whole checkpoint; False when there is none yet."""
+        clear_leftovers(self.run)
         checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
         if checkpoint is None:
             self.log.say("no checkpoint yet: starting from the beginning")
             self.begin()
-            return
+            return False
         if checkpoint.store != self.store.fingerprint:
             raise CheckpointError(
                 f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
@@ -287,8 +273,10 @@ class _Training:
         self.learner.restore(checkpoint, self.run)
         restore_random_state(checkpoint.random)
         self.progress = checkpoint.progress
-        self.saved_update = checkpoint.progress.update
+        for folder in set_aside(self.run, after=checkpoint.progress.update):
+            self.log.say(f"the damaged checkpoint is {folder} now", "yellow")
         self.log.say(f"resumed after update {checkpoint.progress.update}")
+        return True
 
     def _average(self) -> None:
         wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))
