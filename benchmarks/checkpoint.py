@@ -3,7 +3,8 @@
     python -m benchmarks.checkpoint [--every 20] [--updates 60] [--tokens 4096] [--folder FOLDER] [--json]
 
 Transformer base, 6+6 layers, vocabulary 32,000, Adam, fp32, CPU: weights and moments of 63 million parameters, 0.76 GB
-a checkpoint. The two ways take turns, `--every` updates each with one save, in one process and on one model. Written to `--folder` (default: a temporary one), so the disk there is what is measured.
+a checkpoint. The two ways take turns, `--every` updates each with one save, in one process and on one model. Files are
+written to `--folder` (default: a temporary one), so the disk there is what is measured.
 
 `waited` is the time that `save` took. `lost` also counts what the writing thread takes from the updates beside it: the
 time of a turn less that of as many updates without any saving, which take a turn of their own in every round. The
@@ -56,8 +57,8 @@ class Learner:
 def experiment(folder: Path, tokens: int) -> Experiment:
     """Return transformer-base on a few thousand embedded pairs, prepared in `folder`."""
     pairs = list(generate(4000, seed=1))
-    for side in ("qlo", "qhi"):
-        (folder / f"train.{side}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
+    for side, language in enumerate(("qlo", "qhi")):
+        (folder / f"train.{language}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
     corpus = f"[{{source: {folder}/train.qlo, target: {folder}/train.qhi}}]"
     overrides = ["data.source_language=qlo", "data.target_language=qhi", f"data.store={folder}/store"]
     overrides += [f"data.train={corpus}", "data.dev=[]", "data.subword={vocabulary_size: 400}"]
