@@ -12,15 +12,16 @@ import torch
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, records
 from ziggurat.config.data import CorpusConfig
-from ziggurat.config.train import StopConfig, TrainingConfig
+from ziggurat.config.train import CheckpointConfig, StopConfig, TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights, regular_checkpoints
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, prune, save_checkpoint
+from ziggurat.training.checkpoint import Progress, checkpoint_folders, save_checkpoint
 from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.retention import prune
 from ziggurat.training.step import UpdateResult, train_update
 from ziggurat.training.stopping import time_left
 from ziggurat.training.validate import Validation, Validator, position_limit
@@ -121,7 +122,7 @@ def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Pat
     for stop, kept in ((6, "24"), (5, "245")):  # the last one of a finished run counts
         config = TrainingConfig(stop=StopConfig(updates=stop))
         assert [folder.name[-1] for folder in regular_checkpoints(tmp_path, config)] == list(kept)
-    prune(tmp_path, progress, keep_last=1, keep_best=0, smaller_is_better=True)
+    prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["4", "5"]
     assert progress.interim == ["step-00000005"]
 

@@ -6,6 +6,7 @@ import io
 import multiprocessing
 import os
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -17,10 +18,11 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment
-from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.run import reopen_run
+from ziggurat.training.step import train_update
 
 UPDATES = 40
 SETTINGS: dict[str, Any] = {
@@ -73,7 +75,7 @@ def test_sigkill_at_twenty_random_moments(
     began = time.perf_counter()
     assert not killed_after(300, tmp_path / "timed", experiment)
     length = time.perf_counter() - began
-    seed = random.SystemRandom().randrange(10**6)
+    seed = random.SystemRandom().randrange(10**6)  # another one every time; test_kills.py has recorded ones
     moments = random.Random(seed)
     kills = 0
     for number in range(40):
@@ -148,7 +150,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     stop = experiment.training.stop.model_copy(update={"updates": 16})
     go(run, experiment.model_copy(update={"training": experiment.training.model_copy(update={"stop": stop})}))
     newest = checkpoint_folders(run)[-1]
-    for damaged in ("state/optimiser.safetensors", "model.safetensors"):
+    for damaged in ("state/optimiser/shard-00000.safetensors", "model.safetensors"):
         file = newest / damaged
         content = bytearray(file.read_bytes())
         content[-3] ^= 1  # one bit
@@ -183,6 +185,99 @@ def test_a_run_is_not_overwritten_and_not_shared(
         go(run, experiment, resume=True)
     with pytest.raises(ConfigError, match="no run to resume"):
         reopen_run(run / "nothing", [])
+
+
+def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    """Neither a new run nor a resumed one; the first goes on undisturbed."""
+    run = tmp_path / "run"
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    endless = experiment.training.model_copy(
+        update={"stop": experiment.training.stop.model_copy(update={"updates": 10**6})}
+    )
+    long = experiment.model_copy(update={"training": endless})
+    child = context.Process(target=_child, args=(str(run), long.model_dump_json(), False))
+    child.start()
+    try:
+        for _ in range(600):
+            if checkpoint_folders(run):
+                break
+            time.sleep(0.1)
+        with pytest.raises(ConfigError, match="already holds a run"):
+            go(run, experiment)
+        with pytest.raises(CheckpointError, match="another process is training in this folder"):
+            go(run, experiment, resume=True)
+        assert child.is_alive()
+    finally:
+        child.terminate()
+        child.join(60)
+    assert child.exitcode == 0
+    assert load_checkpoint(checkpoint_folders(run)[-1]).progress.update > 0
+
+
+def test_a_store_replaced_under_a_live_run(
+    experiment: Experiment,
+    uninterrupted: tuple[dict[str, bytes], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The run has the old data mapped and ends as ever, loudly; it cannot be resumed on the new ones."""
+    from ziggurat.data.prepare import prepare
+
+    mine = tiny_experiment(tmp_path, **SETTINGS)
+    prepare(mine.data)
+    updates = 0
+
+    def replace(*arguments: Any, **options: Any) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates == 12:
+            file = tmp_path / "train.qlo"
+            file.write_text(file.read_text().replace("a", "e"))
+            prepare(mine.data, force=True)
+        return train_update(*arguments, **options)
+
+    monkeypatch.setattr("ziggurat.training.loop.train_update", replace)
+    output = io.StringIO()
+    run = tmp_path / "run"
+    train(run, mine, console=Console(file=output, width=500))
+    assert output.getvalue().count("THE STORE WAS REPLACED") == 1
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+    with pytest.raises(CheckpointError, match="is not the one this run was trained on"):
+        go(run, mine, resume=True)
+
+
+def test_a_store_changed_in_place_ends_the_run(
+    experiment: Experiment,
+    uninterrupted: tuple[dict[str, bytes], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before a checkpoint is made of what was learned from damaged data; restored, the run ends as ever."""
+    mine = tiny_experiment(tmp_path, **SETTINGS)
+    shutil.copytree(experiment.data.store, mine.data.store)
+    file = next(Path(mine.data.store).glob("train-*.arrow"))
+    whole = file.read_bytes()
+    updates = 0
+
+    def change(*arguments: Any, **options: Any) -> Any:
+        nonlocal updates
+        updates += 1
+        if updates == 12:
+            with file.open("r+b") as handle:
+                handle.seek(-9, os.SEEK_END)
+                handle.write(b"\xff")
+        return train_update(*arguments, **options)
+
+    monkeypatch.setattr("ziggurat.training.loop.train_update", change)
+    run = tmp_path / "run"
+    with pytest.raises(DataError, match=f"{file.name}: changed while it was being read"):
+        go(run, mine)
+    assert checkpoint_folders(run)[-1].name == "step-00000010"
+    with file.open("r+b") as handle:
+        handle.write(whole)
+    go(run, mine, resume=True)
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
 def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, bytes], Path]) -> None:

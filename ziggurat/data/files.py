@@ -36,6 +36,16 @@ COMPRESSIONS = tuple(_MAGIC)
 """File name endings that mean a compressed stream."""
 
 
+def _umask() -> int:
+    """Return the process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+_UMASK = _umask()  # once: setting it in one thread would change what another is creating
+
+
 class _Decompressor(Protocol):
     """What zlib, lzma and zstandard have in common: one member (frame) at a time."""
 
@@ -193,20 +203,13 @@ def atomic_file(path: Path) -> Iterator[BinaryIO]:
         with os.fdopen(handle, "wb") as file:
             yield file
             file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+            os.fchmod(file.fileno(), 0o666 & ~_UMASK)
             os.fsync(file.fileno())
         os.replace(name, path)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name)
         raise
-
-
-def _umask() -> int:
-    """Return the process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
 
 
 def holds_only(folder: Path, names: Pattern[str]) -> bool:

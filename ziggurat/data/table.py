@@ -161,15 +161,22 @@ class _Batch:
 
 
 class _Shard:
-    """One Arrow file, mapped when it is first asked for."""
+    """One Arrow file, mapped at once and read when it is first asked for.
+
+    A mapped file stays what it is for this process when another store takes its place.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        try:
+            self._file = pa.memory_map(str(path))
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read ({error}); {_DAMAGED}") from None
 
     @cached_property
     def _contents(self) -> tuple[list[_Batch], list[int]]:
         try:
-            reader = pa.ipc.open_file(pa.memory_map(str(self._path)))
+            reader = pa.ipc.open_file(self._file)
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         except (pa.ArrowException, OSError) as error:
             raise DataError(f"{self._path}: damaged ({error}); {_DAMAGED}") from None

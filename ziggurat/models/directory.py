@@ -8,20 +8,21 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, cast
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
+import xxhash
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.data.files import holds_only, write_atomically
+from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import read_tensors, write_tensors
 
 __all__ = [
     "CONFIG_FILE",
@@ -29,8 +30,12 @@ __all__ = [
     "OpenedModel",
     "load_weights",
     "may_become_model_directory",
+    "meta_checksum",
     "open_model",
+    "read_meta",
     "read_tensors",
+    "read_weights",
+    "verify",
     "weights",
     "write_model_directory",
     "write_tensors",
@@ -40,7 +45,6 @@ MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.yaml"
 META_FILE = "meta.json"
 CHECKPOINTS = "checkpoints"
-WEIGHTS_FORMAT = "1"
 
 
 @dataclass(frozen=True)
@@ -77,26 +81,50 @@ def weights(model: nn.Module) -> dict[str, Tensor]:
     return {name: parameter.detach() for name, parameter in model.named_parameters()}
 
 
-def write_tensors(path: Path, tensors: Mapping[str, Tensor]) -> None:
-    """Write a safetensors file atomically."""
-    on_cpu = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
-    write_atomically(path, save(on_cpu, metadata={"format": WEIGHTS_FORMAT}))
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Read `model.safetensors` of a model directory or a checkpoint; a checkpoint's is checked against its checksum.
+
+    Raises CheckpointError: missing, damaged, too new.
+    """
+    if (path.parent / META_FILE).is_file():
+        verify(path, read_meta(path.parent)["checksums"][path.name])
+    return read_tensors(path)
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's `meta.json`, whatever its format version.
+
+    Raises CheckpointError when the file is missing or damaged: in format 3 it has a checksum of its own.
+    """
+    path = folder / META_FILE
     try:
-        with safe_open(path, framework="pt", device="cpu") as file:
-            version = (file.metadata() or {}).get("format")
-            if version != WEIGHTS_FORMAT:
-                raise CheckpointError(
-                    f"{path}: weights format {version}, but this version of ziggurat reads {WEIGHTS_FORMAT}"
-                )
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: no such file") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None
+        document = json.loads(path.read_text("utf-8"))
+        whole = "progress" in document and MODEL_FILE in document["checksums"]
+        if document["format"] == 3:
+            whole = whole and document["checksum"] == meta_checksum(document)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{path}: damaged")
+    return cast(dict[str, Any], document)
+
+
+def meta_checksum(document: Mapping[str, Any]) -> str:
+    """Return the checksum of the content of a `meta.json`, its own `checksum` left out."""
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return str(xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest())
+
+
+def verify(path: Path, expected: str) -> None:
+    """Raise CheckpointError when the file is missing or its fingerprint is another one."""
+    try:
+        actual = fingerprint(path)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
+    if actual != expected:
+        raise CheckpointError(f"{path}: damaged (checksum {actual}, expected {expected})")
 
 
 @torch.no_grad()
@@ -145,7 +173,7 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     experiment = _experiment(weights_file.parent, root)
     source, target = load_tokenizers(root)
     model = build_model(experiment.model, source.size, target.size)
-    load_weights(model, read_tensors(weights_file), str(weights_file))
+    load_weights(model, read_weights(weights_file), str(weights_file))
     return OpenedModel(model.to(place).eval(), experiment, root, weights_file, _origin(Path(path), weights_file))
 
 
@@ -187,10 +215,7 @@ def _experiment(folder: Path, root: Path) -> Experiment:
     if (folder / CONFIG_FILE).is_file():
         return load_experiment(folder / CONFIG_FILE)
     experiment = load_experiment(root / CONFIG_FILE)
-    try:
-        layers = json.loads((folder / META_FILE).read_text("utf-8")).get("encoder_layers")
-    except (OSError, ValueError):
-        raise CheckpointError(f"{folder / META_FILE}: missing or damaged") from None
+    layers = read_meta(folder).get("encoder_layers")
     if layers in (None, experiment.model.encoder.layers):
         return experiment
     return experiment.model_copy(update={"model": at_depth(experiment.model, layers)})

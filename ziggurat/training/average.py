@@ -15,7 +15,7 @@ from ziggurat.models.directory import (
     CONFIG_FILE,
     MODEL_FILE,
     may_become_model_directory,
-    read_tensors,
+    read_weights,
     write_model_directory,
 )
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
@@ -32,10 +32,10 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
     """
     if not files:
         raise CheckpointError("nothing to average")
-    first = read_tensors(files[0])
+    first = read_weights(files[0])
     total = {name: tensor.to(torch.float64) for name, tensor in first.items()}
     for path in files[1:]:
-        tensors = read_tensors(path)
+        tensors = read_weights(path)
         if {k: v.shape for k, v in tensors.items()} != {k: v.shape for k, v in first.items()}:
             raise CheckpointError(f"{path} and {files[0]} are not checkpoints of one architecture")
         for name, tensor in tensors.items():

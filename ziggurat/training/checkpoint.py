@@ -1,11 +1,13 @@
-"""Checkpoints of a run: atomic, checksummed, pruned; a damaged one is named and passed over.
+"""Checkpoints of a run: atomic and checksummed; a damaged one is named and passed over.
 
 checkpoints/step-00001000/
-  model.safetensors            weights
-  state/optimiser.safetensors  moments, by parameter name
-  state/random.safetensors     torch's generators
-  meta.json                    position, counters, checksums of the files above
-best, last                     links to checkpoints
+  model.safetensors                        weights
+  state/optimiser/shard-00000.safetensors  moments, by parameter name; one file per process
+  state/random.safetensors                 torch's generators
+  meta.json                                position, counters, checksums of the files above and of itself
+best, last                                 links to checkpoints
+
+Format 2 had one `state/optimiser.safetensors` and no checksum of `meta.json`, format 1 no growth; both still open.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import contextlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
@@ -22,18 +24,21 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ziggurat.data.files import fingerprint, write_atomically
-from ziggurat.errors import CheckpointError, DataError
-from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, read_tensors, write_tensors
+from ziggurat.data.files import write_atomically
+from ziggurat.errors import CheckpointError
+from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, meta_checksum, read_meta, verify
+from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.training.shards import read_shards, write_shards
 
 __all__ = [
     "CHECKPOINT_FORMAT",
     "Checkpoint",
     "Progress",
     "checkpoint_folders",
+    "delete_checkpoint",
     "latest_checkpoint",
+    "link",
     "load_checkpoint",
-    "prune",
     "random_state",
     "read_progress",
     "restore_random_state",
@@ -41,8 +46,10 @@ __all__ = [
 ]
 
 CHECKPOINT_FORMAT = 3
-_OPTIMISER = "state/optimiser.safetensors"
-_RANDOM = "state/random.safetensors"
+_STATE = "state"
+_OPTIMISER = f"{_STATE}/optimiser"
+_OPTIMISER_BEFORE_3 = f"{_STATE}/optimiser.safetensors"
+_RANDOM = f"{_STATE}/random.safetensors"
 
 
 @dataclass
@@ -134,36 +141,60 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
 def save_checkpoint(
     run: Path,
     progress: Progress,
-    weights: dict[str, Tensor],
-    optimiser: dict[str, Tensor],
+    weights: Mapping[str, Tensor],
+    optimiser: Mapping[str, Tensor],
     store: str,
     encoder_layers: int,
+    random: Mapping[str, Tensor] | None = None,
 ) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `store` is the fingerprint of the training data, `encoder_layers` the depth of this stage. Returns the folder.
+    `store` is the fingerprint of the training data, `encoder_layers` the depth of this stage, `random` what
+    `random_state` returned (default: what it returns now). Returns the folder. Raises CheckpointError when it cannot
+    be written: nothing of it is left then, and the checkpoints before it are as they were.
     """
     folder = run / CHECKPOINTS / f"step-{progress.update:08d}"
     building = folder.with_name(f".{folder.name}.tmp")
-    shutil.rmtree(building, ignore_errors=True)
-    (building / "state").mkdir(parents=True)
-    files = {MODEL_FILE: weights, _OPTIMISER: optimiser, _RANDOM: random_state()}
-    for name, tensors in files.items():
-        write_tensors(building / name, tensors)
-    meta = {
-        "format": CHECKPOINT_FORMAT,
-        "progress": asdict(progress),
-        "store": store,
-        "encoder_layers": encoder_layers,
-        "checksums": {name: fingerprint(building / name) for name in files},
-    }
-    write_atomically(building / META_FILE, json.dumps(meta, indent=1).encode())
-    if folder.exists():  # the same update again, after a resume from an older checkpoint
-        _delete(folder)
-    os.replace(building, folder)
-    _sync_folder(folder.parent)
-    _link(run / "last", folder)
+    files = {MODEL_FILE: weights, _RANDOM: random_state() if random is None else random}
+    try:
+        shutil.rmtree(building, ignore_errors=True)
+        (building / _OPTIMISER).mkdir(parents=True)
+        checksums = {name: write_tensors(building / name, tensors) for name, tensors in files.items()}
+        shards = write_shards(building / _OPTIMISER, optimiser)
+        checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
+        meta = {
+            "format": CHECKPOINT_FORMAT,
+            "progress": asdict(progress),
+            "store": store,
+            "encoder_layers": encoder_layers,
+            "checksums": checksums,
+        }
+        meta["checksum"] = meta_checksum(meta)
+        write_atomically(building / META_FILE, json.dumps(meta, indent=1).encode())
+        for part in (_OPTIMISER, _STATE, ""):
+            _sync_folder(building / part)
+        if folder.exists():  # the same update again, after a resume from an older checkpoint
+            delete_checkpoint(folder)
+        os.replace(building, folder)
+        _sync_folder(folder.parent)
+        link(run / "last", folder)
+    except OSError as error:
+        size = sum(t.numel() * t.element_size() for part in (*files.values(), optimiser) for t in part.values())
+        raise CheckpointError(_unwritten(folder, size, error)) from None
+    finally:
+        shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+def _unwritten(folder: Path, size: int, error: OSError) -> str:
+    """Say why a checkpoint of `size` bytes could not be written, and what to do about it."""
+    free = ""
+    with contextlib.suppress(OSError):
+        free = f", {shutil.disk_usage(folder.parent).free / 1e6:,.1f} MB are free there"
+    return (
+        f"{folder}: cannot be written: {error.strerror or error}. A checkpoint takes {size / 1e6:,.1f} MB{free}. "
+        "The checkpoints before it are whole: make room (or lower `training.checkpoint.keep_last`), then `--resume`"
+    )
 
 
 def checkpoint_folders(run: Path) -> list[Path]:
@@ -180,16 +211,15 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
     meta = _read_meta(folder)
     for name, expected in meta.checksums.items():
-        try:
-            actual = fingerprint(folder / name)
-        except DataError as error:
-            raise CheckpointError(str(error)) from None
-        if actual != expected:
-            raise CheckpointError(f"{folder / name}: damaged (checksum {actual}, expected {expected})")
+        verify(folder / name, expected)
+    for shard in (folder / _OPTIMISER).glob("*.safetensors"):
+        if f"{_OPTIMISER}/{shard.name}" not in meta.checksums:
+            raise CheckpointError(f"{shard}: not of this checkpoint; remove it")
+    one_file = meta.format < 3
     return Checkpoint(
         meta.progress,
         read_tensors(folder / MODEL_FILE),
-        read_tensors(folder / _OPTIMISER),
+        read_tensors(folder / _OPTIMISER_BEFORE_3) if one_file else read_shards(folder / _OPTIMISER),
         read_tensors(folder / _RANDOM),
         meta.store,
     )
@@ -211,30 +241,7 @@ def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | No
     return None
 
 
-def prune(run: Path, progress: Progress, *, keep_last: int, keep_best: int, smaller_is_better: bool) -> None:
-    """Delete checkpoints that are neither among the newest nor among the best, and mend the link `best`.
-
-    The one that the run would roll back to stays too.
-
-    `progress.scores` and `progress.interim` lose the names that are gone.
-    """
-    folders = checkpoint_folders(run)
-    regular = [folder for folder in folders if folder.name not in progress.interim]
-    scores = {folder: progress.scores[folder.name] for folder in folders if folder.name in progress.scores}
-    ranked = sorted(scores, key=lambda f: (scores[f] if smaller_is_better else -scores[f], f.name))
-    kept = {*regular[-keep_last:], *folders[-1:], *ranked[:keep_best]}
-    kept |= {folder for folder in folders if folder.name == progress.good}
-    for folder in folders:
-        if folder not in kept:
-            _delete(folder)
-    if ranked and keep_best:
-        _link(run / "best", ranked[0])
-    names = {folder.name for folder in kept}
-    progress.scores = {name: score for name, score in progress.scores.items() if name in names}
-    progress.interim = [name for name in progress.interim if name in names]
-
-
-def _delete(folder: Path) -> None:
+def delete_checkpoint(folder: Path) -> None:
     """Remove a checkpoint; renamed first, so that a kill on the way leaves no half checkpoint under its name."""
     doomed = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(doomed, ignore_errors=True)
@@ -242,38 +249,35 @@ def _delete(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
+def link(name: Path, folder: Path) -> None:
+    """Point the link `name` at `folder`, atomically, relative so that a run can be moved."""
+    temporary = name.with_name(f".{name.name}.tmp")
+    with contextlib.suppress(FileNotFoundError):
+        temporary.unlink()
+    temporary.symlink_to(os.path.relpath(folder, name.parent), target_is_directory=True)
+    os.replace(temporary, name)
+
+
 class _Meta(NamedTuple):
     """Content of `meta.json`."""
 
+    format: int
     progress: Progress
     store: str
     checksums: dict[str, str]
 
 
 def _read_meta(folder: Path) -> _Meta:
-    path = folder / META_FILE
+    document, path = read_meta(folder), folder / META_FILE
+    version = document["format"]
+    if version not in range(1, CHECKPOINT_FORMAT + 1):
+        raise CheckpointError(f"{path}: checkpoint format {version}, this version reads 1 to {CHECKPOINT_FORMAT}")
+    if version == 1:  # before growth: the schedule counted every update
+        document["progress"]["schedule_update"] = document["progress"]["update"]
     try:
-        document = json.loads(path.read_text("utf-8"))
-        if document["format"] == 1:  # before growth: the schedule counted every update
-            document["progress"]["schedule_update"] = document["progress"]["update"]
-        elif document["format"] not in (2, CHECKPOINT_FORMAT):  # 2: before roll backs; their counters start at zero
-            raise CheckpointError(
-                f"{path}: checkpoint format {document['format']}, this version reads 1 to {CHECKPOINT_FORMAT}"
-            )
-        return _Meta(Progress(**document["progress"]), document["store"], dict(document["checksums"]))
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
+        return _Meta(version, Progress(**document["progress"]), document["store"], dict(document["checksums"]))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None
-
-
-def _link(link: Path, folder: Path) -> None:
-    """Point `link` at `folder`, atomically, relative so that a run can be moved."""
-    temporary = link.with_name(f".{link.name}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    temporary.symlink_to(os.path.relpath(folder, link.parent), target_is_directory=True)
-    os.replace(temporary, link)
 
 
 def _sync_folder(folder: Path) -> None:

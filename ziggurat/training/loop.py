@@ -19,15 +19,12 @@ from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
-from ziggurat.models.directory import weights
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
     Progress,
     latest_checkpoint,
-    prune,
     restore_random_state,
-    save_checkpoint,
 )
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended
 from ziggurat.training.learner import Learner
@@ -35,7 +32,9 @@ from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.profile import profile_admin
 from ziggurat.training.progress import ProgressLine, Window
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
+from ziggurat.training.retention import clear_leftovers, set_aside
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
+from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
@@ -88,7 +87,6 @@ class _Training:
         if not config.batch.fit:
             self.loader = loader_of(experiment, store)
         self.progress = Progress()
-        self.saved_update = -1
         self.origin = self.fitted = ""
 
     def begin(self) -> None:
@@ -112,8 +110,7 @@ class _Training:
 
     def _go(self, resume: bool) -> TrainingResult:
         torch.manual_seed(self.config.seed)
-        if resume:
-            self._resume()
+        resumed = resume and self._resume()
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
         model = self.experiment.model
@@ -123,7 +120,7 @@ class _Training:
         self.log.say(f"{shape}, {parameters:,} parameters, {pairs:,} training pairs")
         threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
         self.log.say(f"{self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
-        fresh = self.saved_update < 0 and not self.origin
+        fresh = not resumed and not self.origin
         if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
             self.log.say(profiled)
         if self.fitted:
@@ -132,12 +129,11 @@ class _Training:
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
-        self.recovery = Recovery(self.run, self.learner, self.config, self.log)
         begun = self.progress.update
-        metrics = MetricsWriter(self.run, update=self.progress.update, tensorboard=self.config.tensorboard)
+        metrics = MetricsWriter(self.run, self.log, update=begun, tensorboard=self.config.tensorboard)
         try:
-            with GracefulStop() as stop, ProgressLine(self.console, self.config) as line:
-                reason = self._train(stop, line, metrics)
+            with GracefulStop() as stop, ProgressLine(self.console, self.config) as line, self._saver() as saver:
+                reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()
         p = self.progress
@@ -147,34 +143,40 @@ class _Training:
                 f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}", "yellow"
             )
         else:
-            self.log.say(f"stopped after update {p.update}: {reason} ({duration(p.seconds)} of training)")
+            waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
+            self.log.say(f"stopped after update {p.update}: {reason} ({waited})")
         if stop.received is not None:
             self.log.say(f"to go on: `ziggurat train --run {self.run} --resume`")
         if stop.received is None:
             self._average()
         return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.received)
 
-    def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter) -> str:
+    def _saver(self) -> Saver:
+        return Saver(self.run, self.config, self.store, self.progress, self.log)
+
+    def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter, saver: Saver) -> str:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
-        window = Window(self.loader)
+        window = Window(self.loader, saver)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
         reason = finished(p, config)
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
         begun = p.update
-        if reason is None and self.recovery.rolls_back and p.good is None:
-            self._save(interim=True, good=True)  # something to go back to from the start
+        recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
+        if reason is None and recovery.rolls_back and p.good is None:
+            saver.save(self.learner, interim=True, good=True)  # something to go back to from the start
         while reason is None:
             while stage_ended(p, config):
                 self._grow()
             group = next(groups)
             rate = next_rate(p, config, self.experiment.model.d_model)
-            result = self.recovery.update(p, group, rate)
+            result = recovery.update(p, group, rate)
             p.seconds = time.perf_counter() - started
             window.add(result)
+            saver.poll()
             line.update(p, window)
             if p.update == begun + 1:  # a sign of life, long before the first record
                 after = " after resuming" if begun else ""
@@ -182,11 +184,11 @@ class _Training:
             if p.update % config.log_every_updates == 0:
                 metrics.write("train", p.update, window.record(p, rate))
                 line.say(window.line(p, rate, config.stop), self.log)
-                window = Window(self.loader)
+                window = Window(self.loader, saver)
             validated = self.validator is not None and p.update % config.validation.every_updates == 0
             if validated:
                 self._validate(metrics, line)
-                window = Window(self.loader)
+                window = Window(self.loader, saver)
             p.seconds = time.perf_counter() - started
             reason = finished(p, config)
             if reason is not None and self.validator is not None and not validated:
@@ -198,9 +200,10 @@ class _Training:
             counted = validated or p.update % config.checkpoint.every_updates == 0
             if counted or due or reason is not None:
                 # A run must roll back to the same weights however often it was stopped, whatever the clock says.
-                self._save(interim=not (counted or due), good=counted and p.skipped_in_a_row == 0)
+                good = counted and p.skipped_in_a_row == 0 and recovery.rolls_back
+                saver.save(self.learner, interim=not (counted or due), good=good)
                 last_save_seconds = p.seconds
-            refuse_to_go_on(p, config, self.run)
+            refuse_to_go_on(p, config, self.run, saver.wait)
         return reason
 
     def _grow(self) -> None:
@@ -238,36 +241,14 @@ class _Training:
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
         line.say(text, self.log, "bold" if better else None)
 
-    def _save(self, *, interim: bool, good: bool = False) -> None:
-        """Write a checkpoint, unless there is one of this update; `interim`: no schedule asked for it.
-
-        `good`: the run may roll back to it.
-        """
-        p, kept = self.progress, self.config.checkpoint
-        if good and self.recovery.rolls_back:
-            p.good = f"step-{p.update:08d}"
-        if self.saved_update == p.update:
-            return
-        if interim:
-            p.interim.append(f"step-{p.update:08d}")
-        learner = self.learner
-        state = weights(learner.model), learner.optimiser.state()
-        save_checkpoint(self.run, p, *state, self.store.fingerprint, learner.encoder_layers)
-        self.saved_update = p.update
-        prune(
-            self.run,
-            p,
-            keep_last=kept.keep_last,
-            keep_best=kept.keep_best,
-            smaller_is_better=self.config.validation.metric == "loss",
-        )
-
-    def _resume(self) -> None:
+    def _resume(self) -> bool:
+        """Go back to the newest whole checkpoint; False when there is none yet."""
+        clear_leftovers(self.run)
         checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
         if checkpoint is None:
             self.log.say("no checkpoint yet: starting from the beginning")
             self.begin()
-            return
+            return False
         if checkpoint.store != self.store.fingerprint:
             raise CheckpointError(
                 f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
@@ -276,8 +257,10 @@ class _Training:
         self.learner.restore(checkpoint, self.run)
         restore_random_state(checkpoint.random)
         self.progress = checkpoint.progress
-        self.saved_update = checkpoint.progress.update
+        for folder in set_aside(self.run, after=checkpoint.progress.update):
+            self.log.say(f"the damaged checkpoint is {folder} now", "yellow")
         self.log.say(f"resumed after update {checkpoint.progress.update}")
+        return True
 
     def _average(self) -> None:
         wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))

@@ -25,9 +25,11 @@ class MetricsWriter:
         run: folder of the run.
         update: where training starts; records after it, left by a run that was killed, are removed.
         tensorboard: also write event files under `tensorboard/`.
+        log: is told once when records cannot be written; a full disk does not end a run here.
     """
 
-    def __init__(self, run: Path, *, update: int, tensorboard: bool) -> None:
+    def __init__(self, run: Path, log: RunLog, *, update: int, tensorboard: bool) -> None:
+        self._log, self._gaps = log, False
         path = run / _METRICS
         if path.exists():
             kept = [line for line in path.read_bytes().splitlines(keepends=True) if _update_of(line) <= update]
@@ -42,20 +44,31 @@ class MetricsWriter:
     def write(self, kind: str, update: int, values: Mapping[str, float | int | None]) -> None:
         """Add one record; `kind` is `train` or `validation`."""
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
-        self._file.write(json.dumps({k: v for k, v in record.items() if v is not None}) + "\n")
-        self._file.flush()
-        if self._events is not None:
-            for name, value in values.items():
-                if value is not None:
-                    self._events.add_scalar(f"{kind}/{name}", value, update)
+        try:
+            self._file.write(json.dumps({k: v for k, v in record.items() if v is not None}) + "\n")
+            self._file.flush()
+            if self._events is not None:
+                for name, value in values.items():
+                    if value is not None:
+                        self._events.add_scalar(f"{kind}/{name}", value, update)
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._gaps:
+            self._gaps = True
+            self._log.say(f"{self._file.name} or TensorBoard's file cannot be written: {error.strerror}", "bold red")
 
     def close(self) -> None:
         """Flush and close."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
-        self._file.close()
-        if self._events is not None:
-            self._events.close()
+        try:
+            with self._file:
+                self._file.flush()
+                os.fsync(self._file.fileno())
+            if self._events is not None:
+                self._events.close()
+        except OSError as error:
+            self._complain(error)
 
 
 def _update_of(line: bytes) -> float:
@@ -67,18 +80,33 @@ def _update_of(line: bytes) -> float:
 
 
 class RunLog:
-    """Says what happens, to the console (standard error) and to `log.txt` with the time."""
+    """Says what happens, to the console (standard error) and to `log.txt` with the time.
+
+    A full disk does not end a run here: the console is told once that the file has gaps.
+    """
 
     def __init__(self, run: Path, console: Console) -> None:
         self._file = (run / "log.txt").open("a", encoding="utf-8")
         self._console = console
+        self._gaps = False
 
     def say(self, message: str, style: str | None = None) -> None:
         """Print and log one line; markup in it has no meaning."""
         self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
-        self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
-        self._file.flush()
+        try:
+            self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
+            self._file.flush()
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._gaps:
+            self._gaps = True
+            self._console.print(f"{self._file.name} cannot be written: {error.strerror}", style="bold red")
 
     def close(self) -> None:
         """Close the file."""
-        self._file.close()
+        try:
+            self._file.close()
+        except OSError as error:
+            self._complain(error)

@@ -15,6 +15,7 @@ from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
 from ziggurat.training.checkpoint import Progress as RunProgress
 from ziggurat.training.metrics import RunLog
+from ziggurat.training.saving import Saver
 from ziggurat.training.step import UpdateResult
 from ziggurat.training.stopping import share_done, time_left
 
@@ -24,10 +25,11 @@ __all__ = ["ProgressLine", "Window"]
 class Window:
     """Sums over the updates since the last record."""
 
-    def __init__(self, loader: Loader) -> None:
-        self._loader = loader
+    def __init__(self, loader: Loader, saver: Saver) -> None:
+        self._loader, self._saver = loader, saver
         self._began = time.perf_counter()
         self._waited = loader.waited_seconds
+        self._saved = saver.waited_seconds
         self.updates = self.source_tokens = self.target_tokens = self.sentences = 0
         self.skipped = self.spikes = self.rejected = self.out_of_memory = 0
         self.loss = self.nll = self.grad_norm = 0.0
@@ -75,6 +77,7 @@ class Window:
             "source_tokens_per_second": round(self.source_tokens / self.seconds, 1),
             "sentences_per_update": self.sentences / n if n else None,
             "data_wait_share": round((self._loader.waited_seconds - self._waited) / self.seconds, 4),
+            "checkpoint_wait": round(self._saver.waited_seconds - self._saved, 3),
             "skipped": self.skipped,
             "spikes": self.spikes,
             "rejected": self.rejected,

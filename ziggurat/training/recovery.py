@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config import TrainingConfig
@@ -67,8 +67,11 @@ def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | Non
     )
 
 
-def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path) -> None:
-    """Raise TrainingError, with the diagnosis, when the updates of a run in folder `run` failed too often in a row."""
+def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, settle: Callable[[], None]) -> None:
+    """Raise TrainingError, with the diagnosis, when the updates of a run in folder `run` failed too often in a row.
+
+    `settle` waits for the checkpoint that is being written.
+    """
     if p.out_of_memory_in_a_row >= config.patience.out_of_memory:
         raise TrainingError(
             f"{p.out_of_memory_in_a_row} updates in a row did not fit into memory, the last of them update "
@@ -78,6 +81,7 @@ def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path) -> None:
         )
     if p.skipped_in_a_row < config.patience.non_finite:
         return
+    settle()
     kept = [folder.name for folder in checkpoint_folders(run)]
     back = config.divergence
     rolled = f" The run had rolled back {p.roll_backs} times already." if p.roll_backs else ""
@@ -107,13 +111,17 @@ class Recovery:
         learner: model and optimiser.
         config: section `training`.
         log: is told about every update that is skipped.
+        settle: waits for the checkpoint that is being written.
     """
 
-    def __init__(self, run: Path, learner: Learner, config: TrainingConfig, log: RunLog) -> None:
+    def __init__(
+        self, run: Path, learner: Learner, config: TrainingConfig, log: RunLog, settle: Callable[[], None]
+    ) -> None:
         self._run = run
         self._learner = learner
         self._config = config
         self._log = log
+        self._settle = settle
 
     @property
     def rolls_back(self) -> bool:
@@ -159,6 +167,7 @@ class Recovery:
         Updates count on, so that records and checkpoints keep their order. Skipping the data that training diverged on
         is PaLM's rule (Chowdhery et al. 2022, section 5.1).
         """
+        self._settle()
         checkpoint = next(self._good_checkpoints(p), None)
         if checkpoint is None:
             raise TrainingError(

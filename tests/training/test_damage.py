@@ -1,0 +1,190 @@
+"""Every file of a checkpoint cut short or with a bit turned; older formats; which checkpoints are passed over."""
+
+from __future__ import annotations
+
+import io
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from tests.conftest import tiny_experiment
+from tests.training.runs import QUIET, final_bytes
+from ziggurat.config import Experiment
+from ziggurat.config.train import CheckpointConfig
+from ziggurat.errors import CheckpointError
+from ziggurat.models.directory import open_model
+from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.training.average import mean_weights
+from ziggurat.training.checkpoint import (
+    Progress,
+    checkpoint_folders,
+    load_checkpoint,
+    random_state,
+    read_progress,
+    save_checkpoint,
+)
+from ziggurat.training.loop import train
+from ziggurat.training.retention import prune, set_aside
+
+FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "state/random.safetensors", "meta.json")
+PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25})
+
+
+@pytest.fixture
+def checkpoint(tmp_path: Path) -> Path:
+    state = {"w/step": torch.tensor(6.0), "w/exp_avg": torch.linspace(0, 1, 40)}
+    return save_checkpoint(tmp_path, PROGRESS, {"w": torch.linspace(-1, 1, 40)}, state, "store", 2)
+
+
+@pytest.fixture(scope="module")
+def experiment(tiny_folder: Path) -> Experiment:
+    return tiny_experiment(tiny_folder, stop={"updates": 6}, checkpoint={"every_updates": 2, "keep_last": 3})
+
+
+@pytest.fixture(scope="module")
+def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of six updates with checkpoints of updates 2, 4 and 6."""
+    run = tmp_path_factory.mktemp("whole") / "run"
+    train(run, experiment, console=QUIET)
+    return run
+
+
+def flip(file: Path, byte: int, bit: int = 0) -> None:
+    content = bytearray(file.read_bytes())
+    content[byte] ^= 1 << bit
+    file.write_bytes(content)
+
+
+def test_the_files_of_a_checkpoint(checkpoint: Path) -> None:
+    assert {str(p.relative_to(checkpoint)) for p in checkpoint.rglob("*") if p.is_file()} == set(FILES)
+    assert load_checkpoint(checkpoint).progress == PROGRESS
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_cut_short_or_missing_is_named(name: str, checkpoint: Path) -> None:
+    file = checkpoint / name
+    content = file.read_bytes()
+    for length in (0, 1, 8, len(content) // 2, len(content) - 1):
+        file.write_bytes(content[:length])
+        with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+            load_checkpoint(checkpoint)
+    file.write_bytes(content + b" ")
+    if name != "meta.json":  # a blank after the document means nothing
+        with pytest.raises(CheckpointError, match=f"{name}: damaged"):
+            load_checkpoint(checkpoint)
+    file.unlink()
+    with pytest.raises(CheckpointError, match=name):
+        load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_every_turned_bit_is_found(name: str, checkpoint: Path) -> None:
+    """One bit of every byte of `meta.json`, and of bytes all over the files of tensors."""
+    file = checkpoint / name
+    content = file.read_bytes()
+    step = 1 if name == "meta.json" else max(1, len(content) // 60)
+    for byte in (*range(0, len(content), step), len(content) - 1):
+        flip(file, byte, byte % 8)
+        with pytest.raises(CheckpointError, match=f"{name}: "):
+            load_checkpoint(checkpoint)
+        file.write_bytes(content)
+    load_checkpoint(checkpoint)
+
+
+@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("how", ["cut", "turned"])
+def test_a_run_goes_on_from_the_checkpoint_before(
+    name: str, how: str, experiment: Experiment, whole: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    file = run / "checkpoints" / "step-00000006" / name
+    if how == "cut":
+        file.write_bytes(file.read_bytes()[:-9])
+    else:
+        flip(file, len(file.read_bytes()) // 2)
+    said = io.StringIO()
+    train(run, experiment, resume=True, console=Console(file=said, width=500))
+    assert f"CHECKPOINT DAMAGED: {file}" in said.getvalue()
+    assert "the damaged checkpoint is" in said.getvalue()
+    assert "resumed after update 4" in said.getvalue()
+    assert final_bytes(run, 6) == final_bytes(whole, 6)
+    assert [f.name[-1] for f in checkpoint_folders(run)] == ["2", "4", "6"]
+
+
+def test_a_damaged_model_is_not_translated_with_or_averaged(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    file = run / "checkpoints" / "step-00000006" / "model.safetensors"
+    open_model(run, which="last")
+    flip(file, -5)
+    with pytest.raises(CheckpointError, match=r"step-00000006.*model\.safetensors: damaged"):
+        open_model(run, which="6")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors: damaged"):
+        mean_weights([run / "checkpoints" / "step-00000004" / "model.safetensors", file])
+
+
+def test_a_shard_of_another_checkpoint_is_refused(checkpoint: Path) -> None:
+    shard = checkpoint / "state" / "optimiser" / "shard-00000.safetensors"
+    shutil.copy(shard, shard.with_name("shard-00001.safetensors"))
+    with pytest.raises(CheckpointError, match="not of this checkpoint"):
+        load_checkpoint(checkpoint)
+
+
+def as_before(checkpoint: Path, version: int) -> None:
+    """Turn a checkpoint into what formats 1 and 2 were: one file of moments, `meta.json` without its own checksum."""
+    from ziggurat.data.files import fingerprint
+
+    shards = checkpoint / "state" / "optimiser"
+    moments = read_tensors(shards / "shard-00000.safetensors")
+    shutil.rmtree(shards)
+    write_tensors(checkpoint / "state" / "optimiser.safetensors", moments)
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    names = ("model.safetensors", "state/optimiser.safetensors", "state/random.safetensors")
+    meta |= {"format": version, "checksums": {name: fingerprint(checkpoint / name) for name in names}}
+    del meta["checksum"]
+    if version == 1:
+        del meta["encoder_layers"]
+        for key in ("stage", "schedule_update", "rejected", "gradient_norms"):
+            del meta["progress"][key]
+    (checkpoint / "meta.json").write_text(json.dumps(meta, indent=1))
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_runs_of_older_formats_go_on(version: int, experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    shutil.rmtree(run / "checkpoints" / "step-00000006")
+    for folder in checkpoint_folders(run):
+        as_before(folder, version)
+    assert read_progress(checkpoint_folders(run)[-1]).schedule_update == 4
+    assert open_model(run, which="4").model.vocabulary_size == 400
+    train(run, experiment, resume=True, console=QUIET)
+    assert final_bytes(run, 6) == final_bytes(whole, 6)
+    flip(run / "checkpoints" / "step-00000004" / "state" / "optimiser.safetensors", -1)
+    with pytest.raises(CheckpointError, match=r"optimiser\.safetensors: damaged"):
+        load_checkpoint(run / "checkpoints" / "step-00000004")
+
+
+def test_a_newer_format_is_refused_by_its_number(checkpoint: Path) -> None:
+    meta = json.loads((checkpoint / "meta.json").read_text())
+    (checkpoint / "meta.json").write_text(json.dumps({**meta, "format": 4, "checksum": "?"}))
+    with pytest.raises(CheckpointError, match="checkpoint format 4, this version reads 1 to 3"):
+        load_checkpoint(checkpoint)
+
+
+def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
+    """With the newest one damaged and one kept, training on must not delete the one that it went on from."""
+    for update in (14, 16):
+        save_checkpoint(tmp_path, Progress(update=update), {"w": torch.ones(1)}, {}, "store", 2)
+    assert set_aside(tmp_path, after=14) == [tmp_path / "checkpoints" / "damaged-step-00000016"]
+    assert (tmp_path / "last").resolve().name == "step-00000014"
+    assert set_aside(tmp_path, after=14) == []
+    progress = Progress(update=15)
+    save_checkpoint(tmp_path, progress, {"w": torch.ones(1)}, {}, "store", 2, random_state())
+    prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
+    assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]

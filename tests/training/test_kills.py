@@ -1,0 +1,78 @@
+"""Fifty SIGKILLs at recorded moments of live `ziggurat train` processes: nothing is lost, not a bit."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import tiny_config
+from tests.training.runs import final_bytes
+from ziggurat.cli import main
+from ziggurat.training.checkpoint import checkpoint_folders
+
+UPDATES = 30
+SEEDS = range(50)
+"""Seed n gives the moment of kill n as a share of the time that a whole run takes."""
+
+
+def _ziggurat(arguments: list[str], output: str) -> None:
+    """Be `ziggurat` with these arguments, its output in a file."""
+    with Path(output).open("ab") as file:
+        os.dup2(file.fileno(), 1)
+        os.dup2(file.fileno(), 2)
+    main(arguments)
+
+
+def lived(seconds: float | None, config: Path, run: Path) -> int | None:
+    """Start or resume the run in a process of its own, killed after so long; None: its exit status when it ended."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    begun = (run / "checkpoints").is_dir()
+    arguments = ["train", "--run", str(run), *(["--resume"] if begun else [str(config)])]
+    child = context.Process(target=_ziggurat, args=(arguments, f"{run}.txt"))
+    child.start()
+    child.join(seconds)
+    killed = child.is_alive()
+    child.kill()
+    child.join()
+    return None if killed else child.exitcode
+
+
+@pytest.mark.slow
+def test_fifty_kills_of_runs_that_write_their_checkpoints_asynchronously(tiny_folder: Path, tmp_path: Path) -> None:
+    """One run is killed over and over until it is done, then the next one, all compared with one that never was."""
+    settings = {
+        "threads": 1,
+        "stop": {"updates": UPDATES},
+        "checkpoint": {"every_updates": 1, "keep_last": 2, "asynchronous": True},
+        "validation": {"every_updates": 9, "max_sentences": 2},
+        "batch": {"max_tokens": 150, "accumulate": 2},
+    }
+    config = tiny_config(tmp_path, tiny_folder, **settings)
+    assert lived(None, config, tmp_path / "warm") == 0  # starts the fork server, which takes seconds
+    began = time.perf_counter()
+    assert lived(None, config, tmp_path / "whole") == 0
+    length = time.perf_counter() - began
+    expected = final_bytes(tmp_path / "whole", UPDATES)
+    seeds, killed, number = list(SEEDS), 0, 0
+    while seeds:
+        number += 1
+        assert number <= 4 * len(SEEDS), "runs end before they are killed"
+        run, status = tmp_path / f"run-{number}", None
+        while status is None:
+            moment = random.Random(seeds[0]).uniform(0.0, 0.9) * length if seeds else None
+            status = lived(moment, config, run)
+            if status is None:
+                seeds, killed = seeds[1:], killed + 1
+        said = Path(f"{run}.txt").read_text()
+        assert status == 0, said
+        assert "DAMAGED" not in said, "a kill leaves no damaged checkpoint, only whole ones"
+        assert final_bytes(run, UPDATES) == expected, f"run {number}, after {killed} kills"
+        assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(tmp_path / "whole")]
+        assert not list((run / "checkpoints").glob(".*"))
+    assert killed == len(SEEDS)

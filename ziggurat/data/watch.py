@@ -1,0 +1,51 @@
+"""Notices when the files of an open store change under the process that reads them."""
+
+from __future__ import annotations
+
+import os
+
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import fingerprint
+from ziggurat.errors import DataError
+
+__all__ = ["StoreWatch"]
+
+
+class StoreWatch:
+    """What the files of `store` were when it was opened; `check` compares, at the price of one `stat` a file.
+
+    Another store in its place (`prepare --force`, a removed folder) does not touch a process that has the old files
+    mapped; the same file with other content does.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen = {name: _identity(os.stat(store.path / name)) for name in store.manifest["files"]}
+
+    def check(self) -> str | None:
+        """Return, for people, what took the store's place; None when it is untouched.
+
+        Raises DataError naming a file whose content was changed where it lies.
+        """
+        for name, seen in self._seen.items():
+            path = self._store.path / name
+            try:
+                now = _identity(os.stat(path))
+            except OSError:
+                return f"{path} is gone"
+            if now == seen:
+                continue
+            if now[:2] != seen[:2]:
+                return f"{path} is another file now"
+            if fingerprint(path) != self._store.manifest["files"][name]["xxh3_128"]:
+                raise DataError(
+                    f"{path}: changed while it was being read, so updates since the last checkpoint may have seen "
+                    "damaged data; restore the store, then `--resume`"
+                )
+            self._seen[name] = now
+        return None
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Device and file number; size and time of the last change."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

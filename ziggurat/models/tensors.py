@@ -1,0 +1,86 @@
+"""Safetensors files: written tensor by tensor with their checksum on the way, read whole. No pickle is read."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+import xxhash
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ziggurat.data.files import atomic_file
+from ziggurat.errors import CheckpointError
+
+__all__ = ["WEIGHTS_FORMAT", "read_tensors", "write_tensors"]
+
+WEIGHTS_FORMAT = "1"
+"""Value of `format` in the header of every file that this package writes."""
+
+_BLOCK_BYTES = 1 << 22
+_TYPES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:
+    """Write a safetensors file atomically; return the fingerprint of its bytes (ziggurat.data.files.fingerprint).
+
+    safetensors' own `save` holds the whole file in memory, twice over in version 0.8; here the tensors' memory goes to
+    the file as it is, and the interpreter's lock is free meanwhile, so that training goes on beside it. `metadata`
+    joins the header. Raises OSError when the file cannot be written; there is no trace of it then.
+    """
+    digest = xxhash.xxh3_128()
+    with atomic_file(path) as file:
+        for block in _blocks(tensors, {"format": WEIGHTS_FORMAT, **(metadata or {})}):
+            digest.update(block)
+            file.write(block)
+    return str(digest.hexdigest())
+
+
+def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Iterator[bytes | memoryview]:
+    """Yield the bytes of a safetensors file: length of the header, header, tensors, widest elements first."""
+    names = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # keeps every tensor aligned
+    header: dict[str, object] = {"__metadata__": metadata}
+    offset = 0
+    for name in names:
+        tensor = tensors[name]
+        end = offset + tensor.numel() * tensor.element_size()
+        header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    yield len(text).to_bytes(8, "little")
+    yield text
+    for name in names:
+        on_cpu = tensors[name].detach().cpu().contiguous()
+        content = on_cpu.reshape(-1).view(torch.uint8).numpy().data
+        for start in range(0, len(content), _BLOCK_BYTES):
+            yield content[start : start + _BLOCK_BYTES]
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            version = (file.metadata() or {}).get("format")
+            if version != WEIGHTS_FORMAT:
+                raise CheckpointError(
+                    f"{path}: weights format {version}, but this version of ziggurat reads {WEIGHTS_FORMAT}"
+                )
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: no such file") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None

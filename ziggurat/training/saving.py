@@ -1,0 +1,202 @@
+"""Saving while training: a run's checkpoints are written behind its back, one at a time."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import TrainingConfig
+from ziggurat.data.corpus import Store
+from ziggurat.data.watch import StoreWatch
+from ziggurat.errors import CheckpointError
+from ziggurat.models.directory import weights
+from ziggurat.training.checkpoint import Progress, random_state, save_checkpoint
+from ziggurat.training.learner import Learner
+from ziggurat.training.metrics import RunLog
+from ziggurat.training.retention import prune
+
+__all__ = ["Buffers", "Saver"]
+
+
+class Buffers:
+    """CPU memory that tensors are copied to, the same every time; page-locked for tensors of a GPU."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, Tensor] = {}
+
+    def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return copies of `tensors`, good until the next call; memory of names that are gone is freed."""
+        kept: dict[str, Tensor] = {}
+        for name, tensor in tensors.items():
+            buffer = self._kept.get(name)
+            if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
+                contiguous = torch.contiguous_format
+                buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, memory_format=contiguous)
+            kept[name] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
+        if any(tensor.is_cuda for tensor in tensors.values()):
+            torch.cuda.synchronize()
+        self._kept = kept
+        return kept
+
+
+@dataclass(frozen=True)
+class _Snapshot:
+    """A run as it was after one update: nothing here changes while it is written."""
+
+    progress: Progress
+    weights: Mapping[str, Tensor]
+    optimiser: Mapping[str, Tensor]
+    random: Mapping[str, Tensor]
+    encoder_layers: int
+
+
+class Saver:
+    """Writes the checkpoints of a run and deletes those that are no longer asked for.
+
+    With `training.checkpoint.asynchronous`, `save` waits for the one before to be on disk, copies the tensors and
+    returns; a thread does the rest. An error there is raised by the next call of any method, or on leaving the context,
+    which waits for what is under way.
+
+    Args:
+        run: folder of the run.
+        config: `training` section.
+        store: data of the run; when its files change under way, `save` notices.
+        progress: the run's; names of deleted checkpoints are taken out of it.
+        log: where trouble is told that does not end the run.
+
+    Attributes:
+        waited_seconds: how long training has waited for checkpoints.
+    """
+
+    def __init__(self, run: Path, config: TrainingConfig, store: Store, progress: Progress, log: RunLog) -> None:
+        self.waited_seconds = 0.0
+        self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
+        self._smaller_is_better = config.validation.metric == "loss"
+        self._store, self._watch = store.fingerprint, StoreWatch(store)
+        self._replaced: str | None = None
+        self._saved_update = progress.update
+        self._buffers = Buffers(), Buffers()
+        self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
+        self._writing: tuple[Progress, Future[Progress]] | None = None
+        self._failed: CheckpointError | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            self.finish()
+        except CheckpointError as unwritten:
+            if error is None:
+                raise
+            if unwritten is not error:  # the run ends with its own error
+                self._log.say(f"CHECKPOINT NOT WRITTEN: {unwritten}", "bold red")
+        finally:
+            self._writer.shutdown()
+
+    def save(self, learner: Learner, *, interim: bool, good: bool = False) -> None:
+        """Take a checkpoint, unless there is one of this update; `interim`: no schedule asked for it.
+
+        `good`: the run may roll back to it.
+
+        Raises CheckpointError when the one before, or without `asynchronous` this one, could not be written and
+        `training.checkpoint.on_error` is `stop`; DataError when a file of the store has been changed.
+        """
+        began = time.perf_counter()
+        if good:
+            self._progress.good = f"step-{self._progress.update:08d}"
+        self._judge(self._settle())
+        if self._saved_update != self._progress.update:
+            self._check_store()
+            if interim:
+                self._progress.interim.append(f"step-{self._progress.update:08d}")
+            snapshot = self._snapshot(learner)
+            self._writing = snapshot.progress, self._writer.submit(self._write, snapshot)
+            self._saved_update = self._progress.update
+            if not self._kept.asynchronous:
+                self._judge(self._settle())
+        self.waited_seconds += time.perf_counter() - began
+
+    def poll(self) -> None:
+        """Notice the end of a write without waiting for it. Raises CheckpointError as `save` does."""
+        if self._writing is not None and self._writing[1].done():
+            self._judge(self._settle())
+
+    def wait(self) -> None:
+        """Wait until nothing is under way; an error is kept for `finish`."""
+        began = time.perf_counter()
+        self._settle()
+        self.waited_seconds += time.perf_counter() - began
+
+    def finish(self) -> None:
+        """Wait until nothing is under way. Raises CheckpointError when the newest checkpoint could not be written."""
+        self.wait()
+        if self._failed is not None:
+            raise self._failed
+
+    def _snapshot(self, learner: Learner) -> _Snapshot:
+        tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
+            weights(learner.model),
+            learner.optimiser.state(),
+        )
+        if self._kept.asynchronous:
+            tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
+        return _Snapshot(copy.deepcopy(self._progress), *tensors, random_state(), learner.encoder_layers)
+
+    def _write(self, s: _Snapshot) -> Progress:
+        """Write one checkpoint, then delete others; return the progress without the names of those."""
+        save_checkpoint(self._run, s.progress, s.weights, s.optimiser, self._store, s.encoder_layers, s.random)
+        pruned = copy.copy(s.progress)
+        try:
+            prune(self._run, pruned, self._kept, smaller_is_better=self._smaller_is_better)
+        except OSError as error:
+            raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
+        return pruned
+
+    def _settle(self) -> CheckpointError | None:
+        """Wait for the write under way, if any, and take in how it ended; return what went wrong."""
+        if self._writing is None:
+            return None
+        (before, future), self._writing = self._writing, None
+        try:
+            after = future.result()
+        except CheckpointError as error:
+            self._saved_update, self._failed = -1, error
+            return error
+        self._failed = None
+        gone = (before.scores.keys() - after.scores.keys()) | (set(before.interim) - set(after.interim))
+        p = self._progress
+        p.scores = {name: score for name, score in p.scores.items() if name not in gone}
+        p.interim = [name for name in p.interim if name not in gone]
+        return None
+
+    def _judge(self, error: CheckpointError | None) -> None:
+        """Raise `error`, or say it, as `on_error` asks for."""
+        if error is None:
+            return
+        if self._kept.on_error == "stop":
+            raise error
+        self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")
+        self._log.say("training goes on, as `training.checkpoint.on_error: continue` says", "bold red")
+
+    def _check_store(self) -> None:
+        """Say once that another store lies where the run's was."""
+        replaced = self._watch.check()
+        if replaced is not None and self._replaced is None:
+            self._log.say(
+                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with them; to "
+                "resume the run, put the old store back",
+                "bold red",
+            )
+        self._replaced = replaced

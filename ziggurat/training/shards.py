@@ -1,0 +1,149 @@
+"""Training state in shards: each process writes its part as safetensors, any number of processes read it.
+
+torch.distributed.checkpoint plans who writes which slice of which tensor, agrees on errors and reads the slices back.
+Its own writers are not used: FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and
+HuggingFaceStorageWriter assembles a process's whole shard in memory before it writes it (filesystem.py,
+`stream.write(save(tensor_dict, ...))`) and syncs no checksum with it. The files here have the headers that
+HuggingFaceStorageReader reads: `DCP_SHARDING_INFO` says where in its tensor each slice begins.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors import SafetensorError
+from torch import Tensor
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner, DefaultSavePlanner
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
+from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
+from torch.futures import Future
+
+from ziggurat.errors import CheckpointError
+from ziggurat.models.tensors import write_tensors
+
+__all__ = ["read_shards", "write_shards"]
+
+# Said on every save and load of a single process, which is what is meant there.
+warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable or uninitialized")
+
+
+def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, str]:
+    """Write `tensors` into `folder`, `shard-00000.safetensors` by the first process and so on; return checksums.
+
+    All processes of `group` (default: every one) call it together, each with its own view of the same tensors: of a
+    DTensor each writes its slice, of an ordinary tensor one process writes the whole. The tensors are on the CPU.
+
+    Returns file name -> fingerprint of every process's file, on the first process of the group; elsewhere nothing.
+    Raises OSError, on every process alike, when one of them cannot write.
+    """
+    writer = _ShardWriter(folder)
+    planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+    try:
+        save(dict(tensors), storage_writer=writer, planner=planner, process_group=group, no_dist=_alone())
+    except CheckpointException as error:
+        raise _cause(error) from None
+    return writer.checksums
+
+
+def read_shards(folder: Path, group: dist.ProcessGroup | None = None) -> dict[str, Tensor]:
+    """Read every tensor of `folder` whole, however many processes wrote it and read it now.
+
+    Raises CheckpointError when a file is missing or damaged.
+    """
+    try:
+        reader = HuggingFaceStorageReader(str(folder))
+        found = reader.read_metadata().state_dict_metadata
+        tensors: dict[str, Any] = {
+            name: torch.empty(entry.size, dtype=entry.properties.dtype)
+            for name, entry in found.items()
+            if isinstance(entry, TensorStorageMetadata)
+        }
+        if tensors:
+            planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
+            load(tensors, storage_reader=reader, planner=planner, process_group=group, no_dist=_alone())
+    except CheckpointException as error:
+        raise CheckpointError(f"{folder}: damaged ({_cause(error)})") from None
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise CheckpointError(f"{folder}: damaged or missing ({error})") from None
+    return tensors
+
+
+def _alone() -> bool:
+    return not (dist.is_available() and dist.is_initialized())
+
+
+def _cause(error: CheckpointException) -> BaseException:
+    """Return what went wrong on the first process that failed."""
+    return error.failures[min(error.failures)][0]
+
+
+class _ShardWriter(StorageWriter):
+    """Writes one safetensors file per process.
+
+    Attributes:
+        checksums: name of each file -> its fingerprint; filled on the first process when all have written.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.checksums: dict[str, str] = {}
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Nothing is kept between checkpoints: a writer serves one."""
+
+    def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Every process does the same."""
+
+    def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
+        """Make the folder."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        return plan
+
+    def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
+        """Give each process the name of its file."""
+        names = (f"shard-{number:05d}.safetensors" for number in range(len(plans)))
+        return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
+
+    def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
+        """Write this process's slices; one without any writes no file."""
+        slices: dict[str, Tensor] = {}
+        begins: dict[str, dict[str, list[int]]] = {}
+        for item in plan.items:
+            assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
+            assert item.index.fqn not in slices, f"{item.index.fqn}: more than one slice in one process"
+            part = planner.resolve_data(item)
+            assert isinstance(part, Tensor)
+            slices[item.index.fqn] = part
+            begins[item.index.fqn] = {"saved_offsets": list(item.tensor_data.chunk.offsets)}
+        results = []
+        if slices:
+            header = {"DCP_SHARDING_INFO": json.dumps(begins, sort_keys=True), "DCP_VERSION": "1.0"}
+            checksum = write_tensors(self.folder / plan.storage_data, slices, header)
+            sizes = {name: part.numel() * part.element_size() for name, part in slices.items()}
+            written = (plan.storage_data, checksum)
+            results = [WriteResult(item.index, sizes[item.index.fqn], written) for item in plan.items]
+        done: Future[list[WriteResult]] = Future()
+        done.set_result(results)
+        return done
+
+    def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
+        """Gather the checksums; the headers say all that a reader needs."""
+        self.checksums = dict(written.storage_data for part in results for written in part)
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Folders only, and those are given to the constructor."""
+        return False
