@@ -1,14 +1,15 @@
 """Peak memory of training: 60-12 base under 8 GiB, and a deep encoder whose memory grows with the root of its depth.
 
-    python -m benchmarks.memory [--part base deep] [--moments fp32 bf16] [--depths 100 250 500 1000]
+    python -m benchmarks.memory [--part base deep] [--moments fp32 bf16] [--depths 100 250 500 1000] [--no-compact]
                                 [--base-recompute 1] [--recompute segments] [--device cpu] [--json]
 
 Every figure is of a child process of its own. `base`: a 60-12 Transformer of width 512 with a vocabulary of 32,000 on
 both sides, an update of one sentence pair, which makes the moments, and one of 3,584 tokens a side, all in fp32; peak
 resident memory of the whole process. `deep`: encoders of width 64 with one decoder layer, one forward and backward pass
 of 4,088 tokens a side; what they take above libraries, parameters and gradients, and how much of it there is per square
-root of depth, relative to the first depth. On a CUDA device both are what torch has allocated at its peak. Exit status
-1 if a limit is missed.
+root of depth, relative to the first depth. On a CUDA device both are what torch has allocated at its peak. With
+`--no-compact` the process keeps freed memory, as training does without `training.recompute.compact`. Exit status 1 if a
+limit is missed.
 """
 
 from __future__ import annotations
@@ -60,8 +61,8 @@ def random_batch(tokens: int, vocabulary: int) -> Any:
     return collate(*sides, np.arange(pairs), SpecialIds(0, 3, 1, 2, 3))
 
 
-def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, recompute: Any, device: str) -> Any:
-    """Return a model as training makes it."""
+def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: dict[str, Any]) -> Any:
+    """Return a model as training makes it, with the allocator as training sets it."""
     import torch
 
     from ziggurat.config.model import ModelConfig
@@ -69,14 +70,16 @@ def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, reco
     from ziggurat.models.build import build_model, set_recompute
     from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 
-    if recompute is None:
-        keep_freed_memory()
-    else:
+    if o["compact"]:
         give_back_freed_memory()
+    else:
+        keep_freed_memory()
     choices = {"d_model": width, "d_ff": 4 * width, "heads": heads}
     depths = {"encoder": {"layers": layers[0]}, "decoder": {"layers": layers[1]}}
-    model = build_model(ModelConfig.model_validate({**choices, **depths}), vocabulary, vocabulary).to(device).train()
-    set_recompute(model, RecomputeConfig(encoder=recompute, decoder=recompute))
+    model = (
+        build_model(ModelConfig.model_validate({**choices, **depths}), vocabulary, vocabulary).to(o["device"]).train()
+    )
+    set_recompute(model, RecomputeConfig(encoder=o["recompute"], decoder=o["recompute"]))
     torch.manual_seed(1)
     return model
 
@@ -88,7 +91,7 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
     from ziggurat.training.optim import Optimiser
     from ziggurat.training.step import train_update
 
-    model = built((60, 12), 512, 8, 32_000, o["recompute"], o["device"])
+    model = built((60, 12), 512, 8, 32_000, o)
     optimiser = Optimiser(model, model_slots(model), OptimiserConfig(moments=o["moments"]))
     losses: list[float] = []
 
@@ -118,7 +121,7 @@ def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
     from ziggurat.models.build import count_parameters
     from ziggurat.training.step import batch_loss
 
-    model = built((o["depth"], 1), 64, 4, 1000, o["recompute"], o["device"])
+    model = built((o["depth"], 1), 64, 4, 1000, o)
 
     def both_ways(tokens: int) -> float:
         batch = random_batch(tokens, 1000).to(model.device)
@@ -152,12 +155,12 @@ def base(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
     """Measure 60-12 base with each kind of moments; return the rows, and whether all are within the limit."""
     rows = []
     for moments in o.moments:
-        options = {"moments": moments, "recompute": o.base_recompute, "updates": o.updates, "device": o.device}
-        row = {"moments": moments, **in_child("base", **options)}
+        options = {"recompute": o.base_recompute, "compact": o.compact, "updates": o.updates, "device": o.device}
+        row = {"moments": moments, **in_child("base", moments=moments, **options)}
         rows.append(row)
         say(
             f"60-12 base, {row['parameters'] / 1e6:.0f}M parameters, {row['tokens']:,} tokens, {o.device} fp32, "
-            f"recompute {o.base_recompute}, moments {moments} ({row['moments_bytes'] / GIB:.2f} GiB): "
+            f"recompute {o.base_recompute}, compact {o.compact}, moments {moments} ({row['moments_bytes'] / GIB:.2f} GiB): "
             f"peak {row['peak_bytes'] / GIB:.2f} GiB, {row['seconds']:.0f} s per update"
         )
     return rows, all(row["peak_bytes"] < LIMIT for row in rows)
@@ -166,10 +169,12 @@ def base(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
 def deep(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
     """Measure every depth; return the rows, and whether memory grows no faster than the square root of depth."""
     rows: list[dict[str, Any]] = []
-    say(f"encoders of width 64, {DEEP_TOKENS:,} tokens a side, {o.device} fp32, recompute {o.recompute}")
+    say(
+        f"encoders of width 64, {DEEP_TOKENS:,} tokens a side, {o.device} fp32, recompute {o.recompute}, compact {o.compact}"
+    )
     say("layers  parameters and gradients  above them  per root of depth   seconds")
     for depth in o.depths:
-        row = in_child("deep", depth=depth, recompute=o.recompute, device=o.device)
+        row = in_child("deep", depth=depth, recompute=o.recompute, compact=o.compact, device=o.device)
         row["per_root"] = row["above_bytes"] / depth**0.5
         row["ratio"] = row["per_root"] / (rows[0]["per_root"] if rows else row["per_root"])
         rows.append(row)
@@ -193,6 +198,7 @@ def main() -> None:
     parser.add_argument("--depths", type=int, nargs="+", default=[100, 250, 500, 1000])
     parser.add_argument("--base-recompute", type=rule, default=1)
     parser.add_argument("--recompute", type=rule, default="segments")
+    parser.add_argument("--compact", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ...")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--child", type=json.loads, help=argparse.SUPPRESS)

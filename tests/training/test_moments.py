@@ -12,15 +12,20 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
 
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes
 from tests.training.test_optim import fill_gradients, optimiser_of, tiny
 from ziggurat.config.train import OptimiserConfig
+from ziggurat.data.corpus import Store
+from ziggurat.models import recompute
 from ziggurat.models.build import model_slots
 from ziggurat.models.grow import grow_moments
+from ziggurat.models.transformer import Encoder
 from ziggurat.training import moments
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
 from ziggurat.training.moments import NarrowAdam, rounded
 from ziggurat.training.optim import Optimiser
@@ -292,3 +297,30 @@ def test_a_run_resumed_gives_the_same_weights_and_may_change_what_it_recomputes(
     assert final_bytes(parts, 10) == final_bytes(whole, 10)
     kept = load_checkpoint(checkpoint_folders(parts)[-1]).optimiser
     assert {v.dtype for v in kept.values()} == {torch.float32, torch.bfloat16}
+
+
+def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The model is made anew where it grows; the encoder's runs come before the decoder's."""
+    calls: list[tuple[range, bool]] = []
+
+    def spy(function: Any, layers: range, *inputs: Any, use_reentrant: bool) -> Any:
+        calls.append((layers, isinstance(function.__self__, Encoder)))
+        return checkpoint(function, layers, *inputs, use_reentrant=use_reentrant)
+
+    monkeypatch.setattr(recompute, "checkpoint", spy)
+    settings: dict[str, Any] = {
+        "growth": {"stages": [{"layers": 1, "updates": 1}]},
+        "optimiser": {"moments": "bf16"},
+        "recompute": {"encoder": 1, "decoder": 2},
+        "seed": 5,
+        "stop": {"updates": 2},
+    }
+    experiment = tiny_experiment(tiny_folder, **settings)
+    train(tmp_path / "run", experiment, console=QUIET)
+    first, second, top = range(1), range(1, 2), range(1, 2)
+    assert calls == [(first, True), (top, False), (first, True), (second, True), (top, False)]
+    (part,) = Learner(experiment, Store.open(experiment.data.store), torch.device("cpu")).optimiser.parts
+    assert isinstance(part, NarrowAdam)
+    assert part.seed == 5

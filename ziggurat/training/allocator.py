@@ -49,8 +49,9 @@ def give_back_freed_memory() -> bool:
     """Tell glibc's allocator to map every block of 256 KiB or more by itself; False where there is no glibc.
 
     Where layers are recomputed, blocks that stay and blocks that are freed at once take turns, and the heap closes few
-    of the holes between: torch asks for aligned blocks, and a freed one is too small for another of its size. Without
-    this, up to three times the memory was resident that the tensors had (benchmarks/README.md).
+    of the holes between: torch asks for aligned blocks, and a freed one is too small for another of its size, so that
+    up to three times the memory is resident that tensors have. Page faults of fresh blocks take up to half as much time
+    again as the update itself (benchmarks/README.md has both).
     """
     _State.values = _GIVING_BACK
     return _set(_GIVING_BACK)

@@ -75,10 +75,7 @@ class _Training:
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
-        if config.recompute.any:
-            give_back_freed_memory()
-        else:
-            keep_freed_memory()
+        (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()
         self.learner = Learner(experiment, store, self.device)
         limit = position_limit(experiment, store)
         has_dev = store.dev is not None and len(store.dev) > 0
