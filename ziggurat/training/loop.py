@@ -98,7 +98,8 @@ class _Training:
             self.loader = loader_of(self.experiment, self.store)
             if self.validator is not None:
                 self.validator.config = self.config
-        refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
+        else:
+            refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
         self.log = RunLog(self.run, self.console)
@@ -161,7 +162,9 @@ class _Training:
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
         begun = p.update
-        if reason is None and self.recovery.rolls_back and p.good is None:
+        if not self.recovery.rolls_back:
+            p.good = None
+        elif reason is None and p.good is None:
             self._save(interim=True, good=True)  # something to go back to from the start
         while reason is None:
             while stage_ended(p, config):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config import TrainingConfig
@@ -107,13 +107,22 @@ class Recovery:
         learner: model and optimiser.
         config: section `training`.
         log: is told about every update that is skipped.
+        agree: for several processes (ziggurat.training.capacity.within_memory).
     """
 
-    def __init__(self, run: Path, learner: Learner, config: TrainingConfig, log: RunLog) -> None:
+    def __init__(
+        self,
+        run: Path,
+        learner: Learner,
+        config: TrainingConfig,
+        log: RunLog,
+        agree: Callable[[bool], bool] = bool,
+    ) -> None:
         self._run = run
         self._learner = learner
         self._config = config
         self._log = log
+        self._agree = agree
 
     @property
     def rolls_back(self) -> bool:
@@ -134,6 +143,7 @@ class Recovery:
             guard=Guard(
                 AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
                 highest_nll(p.losses, config.divergence),
+                self._agree,
             ),
             precision=config.precision,
         )

@@ -59,11 +59,13 @@ def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoc
     return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(plan[number], epoch)]
 
 
-def try_batches(learner: Learner, batches: Sequence[Batch], config: TrainingConfig) -> TooLarge | None:
+def try_batches(
+    learner: Learner, batches: Sequence[Batch], config: TrainingConfig, agree: Callable[[bool], bool] = bool
+) -> TooLarge | None:
     """Run batches forward and backward, with room for the optimiser's moments taken; return what is too large.
 
     Weights, moments, random state and mode are left as found; no gradient is left. Every layer is present, also those
-    that LayerDrop would leave out.
+    that LayerDrop would leave out. `agree`: for several processes (ziggurat.training.capacity.within_memory).
     """
     model, optimiser, device = learner.model, learner.optimiser, learner.device
     tried = list(batches) * (2 if config.batch.accumulate > 1 else 1)  # from the second on, gradients take room too
@@ -81,7 +83,7 @@ def try_batches(learner: Learner, batches: Sequence[Batch], config: TrainingConf
 
     cuda = [device] if device.type == "cuda" else []
     with torch.random.fork_rng(devices=cuda), every_branch_present(model), limited_to_available_memory(device):
-        short = within_memory(run, device)
+        short = within_memory(run, device, agree)
         optimiser.zero_grad()
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
 
@@ -155,6 +157,8 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     if found is None:
         raise TrainingError(_said(failures[-1], learner, lowest))
     used = max(lowest, int(found * (1 - batch.fit_margin)) // BUDGET_STEP * BUDGET_STEP)
+    while used > lowest and used < found and not fits(used):  # trials of one shape can differ where memory is in pieces
+        used -= BUDGET_STEP
     why = f"{found + BUDGET_STEP:,} do not" if failures else "more was not tried"
     return settings(used), (
         f"`training.batch.fit`: batches of {found:,} tokens fit into memory, {why}; `training.batch.max_tokens` is "
