@@ -45,6 +45,7 @@ def out_of_memory(error: BaseException) -> bool:
 _SAID_WITHOUT_MEMORY = (
     "DefaultCPUAllocator",
     "std::bad_alloc",
+    "could not create a primitive",  # oneDNN, which does not say why; a shape that it cannot do is refused earlier
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
