@@ -37,9 +37,18 @@ def out_of_memory(error: BaseException) -> bool:
     """Whether it is Python's, C++'s, torch's CPU allocator's (a plain RuntimeError) or the GPU's way of saying so."""
     if isinstance(error, MemoryError):
         return True
-    said = str(error)
-    from_cpu = isinstance(error, RuntimeError) and ("DefaultCPUAllocator" in said or "std::bad_alloc" in said)
-    return from_cpu or type(error).__name__ == "OutOfMemoryError"  # torch's, by name: torch stays unimported
+    if type(error).__name__ == "OutOfMemoryError":  # torch's, by name: torch stays unimported
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID_WITHOUT_MEMORY)
+
+
+_SAID_WITHOUT_MEMORY = (
+    "DefaultCPUAllocator",
+    "std::bad_alloc",
+    "could not create a primitive",  # oneDNN, which does not say why; a shape that it cannot do is refused earlier
+    "CUDA error: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+)
 
 
 def printable(text: str, limit: int = 80) -> str:

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import torch
 
-from ziggurat.errors import out_of_memory
+from ziggurat.errors import out_of_memory, printable
 from ziggurat.training.allocator import return_freed_memory, returning_freed_memory
 
 __all__ = ["Shortage", "available_memory", "limited_to_available_memory", "readable", "within_memory"]
@@ -30,17 +30,19 @@ class Shortage:
         wanted: bytes of the piece that was refused, or None where the allocator does not say.
         in_use: bytes in use by then: tensors on a GPU, the largest resident size of the process on a CPU.
         here: False when it was another process that ran out.
+        said: the error's own words.
     """
 
     wanted: int | None
     in_use: int
     here: bool = True
+    said: str = ""
 
     def __str__(self) -> str:
         if not self.here:
             return "another process ran out of memory"
-        more = readable(self.wanted) if self.wanted is not None else "some"
-        return f"{more} more wanted, with {readable(self.in_use)} in use"
+        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.said or "more wanted"
+        return f"{more}, with {readable(self.in_use)} in use"
 
 
 def within_memory(
@@ -63,7 +65,7 @@ def within_memory(
     except Exception as error:
         if not out_of_memory(error):
             raise
-        shortage = Shortage(_wanted(str(error)), _in_use(device))
+        shortage = Shortage(_wanted(str(error)), _in_use(device), said=printable(str(error), 200))
     if agree(shortage is not None):
         result = None
         gc.collect()  # frames of the traceback hold activations in cycles
@@ -98,11 +100,12 @@ def readable(size: int) -> str:
 
 
 @contextlib.contextmanager
-def limited_to_available_memory(device: torch.device) -> Iterator[None]:
+def limited_to_available_memory(device: torch.device, share: float = 1.0) -> Iterator[None]:
     """Let allocations on a CPU fail at what the machine, or this process's control group, still has free.
 
     Linux promises more memory than there is and kills the process that uses it; under this limit on its address space
-    a trial that is too large raises an error instead. What was allocated goes back to the system when it is freed.
+    a trial that is too large raises an error instead; with `share`, already at that part of what is free. What was
+    allocated goes back to the system when it is freed.
     Nothing happens on other devices or where nothing is known.
     """
     available, size = available_memory(), _address_space()
@@ -110,8 +113,8 @@ def limited_to_available_memory(device: torch.device) -> Iterator[None]:
         yield
         return
     before = soft, hard = resource.getrlimit(resource.RLIMIT_AS)
-    limits = [limit for limit in (size + available, soft, hard) if limit != resource.RLIM_INFINITY]
-    resource.setrlimit(resource.RLIMIT_AS, (min(limits), hard))
+    rooms = [available, *(limit - size for limit in (soft, hard) if limit != resource.RLIM_INFINITY)]
+    resource.setrlimit(resource.RLIMIT_AS, (size + max(0, int(share * min(rooms))), hard))
     try:
         with returning_freed_memory():
             yield

@@ -96,7 +96,8 @@ class _Training:
             self.loader = loader_of(self.experiment, self.store)
             if self.validator is not None:
                 self.validator.config = self.config
-        refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
+        else:
+            refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
         self.log = RunLog(self.run, self.console)
@@ -163,7 +164,9 @@ class _Training:
             shutil.rmtree(self.run / "averaged")
         begun = p.update
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
-        if reason is None and recovery.rolls_back and p.good is None:
+        if not recovery.rolls_back:
+            p.good = None
+        elif reason is None and p.good is None:
             saver.save(self.learner, interim=True, good=True)  # something to go back to from the start
         while reason is None:
             while stage_ended(p, config):

@@ -112,16 +112,24 @@ class Recovery:
         config: section `training`.
         log: is told about every update that is skipped.
         settle: waits for the checkpoint that is being written.
+        agree: for several processes (ziggurat.training.capacity.within_memory).
     """
 
     def __init__(
-        self, run: Path, learner: Learner, config: TrainingConfig, log: RunLog, settle: Callable[[], None]
+        self,
+        run: Path,
+        learner: Learner,
+        config: TrainingConfig,
+        log: RunLog,
+        settle: Callable[[], None],
+        agree: Callable[[bool], bool] = bool,
     ) -> None:
         self._run = run
         self._learner = learner
         self._config = config
         self._log = log
         self._settle = settle
+        self._agree = agree
 
     @property
     def rolls_back(self) -> bool:
@@ -142,6 +150,7 @@ class Recovery:
             guard=Guard(
                 AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
                 highest_nll(p.losses, config.divergence),
+                self._agree,
             ),
             precision=config.precision,
         )
