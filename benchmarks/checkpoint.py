@@ -1,6 +1,6 @@
 """What saving costs training: the share of its time that it waits for checkpoints, asynchronous beside synchronous.
 
-    python -m benchmarks.checkpoint [--every 20] [--updates 60] [--tokens 4096] [--folder FOLDER] [--json]
+    python -m benchmarks.checkpoint [--every 20] [--updates 40] [--tokens 1024] [--folder FOLDER] [--json]
 
 Transformer base, 6+6 layers, vocabulary 32,000, Adam, fp32, CPU: weights and moments of 63 million parameters, 0.76 GB
 a checkpoint. The two ways take turns, `--every` updates each with one save, in one process and on one model. Files are
@@ -134,8 +134,8 @@ def summary(measured: dict[str, Any]) -> dict[str, dict[str, float]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--every", type=int, default=20)
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--tokens", type=int, default=4096)
+    parser.add_argument("--updates", type=int, default=40)
+    parser.add_argument("--tokens", type=int, default=1024)
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--json", action="store_true")
     o = parser.parse_args()

@@ -187,6 +187,7 @@ def test_asynchronous_runs_leave_what_synchronous_ones_do(
             assert file.read_bytes() == (twin / file.relative_to(folder)).read_bytes()
         mine, its = (json.loads((f / "meta.json").read_text())["progress"] for f in (folder, twin))
         assert {**mine, "seconds": 0} == {**its, "seconds": 0}
+    assert mine["scores"].keys() <= {f.name for f in checkpoint_folders(one)}  # those of the others are forgotten
 
 
 def test_the_wait_is_recorded(tiny_folder: Path, tmp_path: Path) -> None:

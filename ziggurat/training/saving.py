@@ -63,8 +63,8 @@ class Saver:
     """Writes the checkpoints of a run and deletes those that are no longer asked for.
 
     With `training.checkpoint.asynchronous`, `save` waits for the one before to be on disk, copies the tensors and
-    returns; a thread does the rest. An error there is raised by the next call of any method, or on leaving the context,
-    which waits for what is under way.
+    returns; a thread does the rest. An error there is raised by the next `poll` or `save`, or on leaving the context,
+    which waits for what is under way. Without it, `save` returns when all is on disk.
 
     Args:
         run: folder of the run.
