@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from tests.training.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, parse_experiment
 from ziggurat.config.notices import notices
 from ziggurat.data.corpus import Store
+from ziggurat.data.files import fingerprint
 from ziggurat.data.loader import LoaderState
 from ziggurat.errors import ConfigError, TrainingError
-from ziggurat.models.directory import read_tensors
+from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.checkpoint import (
     CHECKPOINT_FORMAT,
     checkpoint_folders,
@@ -294,7 +296,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
 ) -> None:
     changes = {"checkpoint": {"every_updates": 1}, "patience": {"out_of_memory": 3}, "log_every_updates": 4}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, stop={"updates": 4}))
-    monkeypatch.setattr("ziggurat.training.loop.refuse_too_large", lambda *_: None)
+    monkeypatch.setattr("ziggurat.training.loop.refuse_too_large", lambda *_, **__: None)
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
         _, said = go(tmp_path / "run", experiment)
@@ -315,11 +317,18 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
 def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 4}, divergence={}))
     go(tmp_path / "run", experiment)
-    path = tmp_path / "run" / "last" / "meta.json"
+    folder = tmp_path / "run" / "last"
+    path = folder / "meta.json"
     meta = json.loads(path.read_text())
     assert meta["format"] == CHECKPOINT_FORMAT == 3
     new = ["fault", "spikes", "losses", "roll_backs", "rate_factor", "good", "out_of_memory", "out_of_memory_in_a_row"]
     meta["progress"] = {key: value for key, value in meta["progress"].items() if key not in new}
+    before = load_checkpoint(folder).optimiser
+    shutil.rmtree(folder / "state" / "optimiser")
+    write_tensors(folder / "state" / "optimiser.safetensors", before)
+    files = ("model.safetensors", "state/optimiser.safetensors", "state/random.safetensors")
+    del meta["checksum"]
+    meta["checksums"] = {name: fingerprint(folder / name) for name in files}
     path.write_text(json.dumps({**meta, "format": 2}))
     longer = tiny_experiment(tiny_folder, **settings(stop={"updates": 6}))  # rolls back from now on
     go(tmp_path / "run", longer, resume=True)

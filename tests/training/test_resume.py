@@ -237,7 +237,7 @@ def test_a_store_replaced_under_a_live_run(
             prepare(mine.data, force=True)
         return train_update(*arguments, **options)
 
-    monkeypatch.setattr("ziggurat.training.loop.train_update", replace)
+    monkeypatch.setattr("ziggurat.training.recovery.train_update", replace)
     output = io.StringIO()
     run = tmp_path / "run"
     train(run, mine, console=Console(file=output, width=500))
@@ -269,7 +269,7 @@ def test_a_store_changed_in_place_ends_the_run(
                 handle.write(b"\xff")
         return train_update(*arguments, **options)
 
-    monkeypatch.setattr("ziggurat.training.loop.train_update", change)
+    monkeypatch.setattr("ziggurat.training.recovery.train_update", change)
     run = tmp_path / "run"
     with pytest.raises(DataError, match=f"{file.name}: changed while it was being read"):
         go(run, mine)

@@ -277,13 +277,13 @@ def test_the_kernel_refuses_a_file(tiny_folder: Path, tmp_path: Path, files_limi
     checkpoint = {"every_updates": 3, "on_error": "continue", "asynchronous": False}
     updates = iter(range(1, 10))
     with pytest.MonkeyPatch.context() as patch:
-        from ziggurat.training.loop import train_update
+        from ziggurat.training.step import train_update
 
         def update(*arguments: Any, **options: Any) -> Any:
             limit(next(updates))
             return train_update(*arguments, **options)
 
-        patch.setattr("ziggurat.training.loop.train_update", update)
+        patch.setattr("ziggurat.training.recovery.train_update", update)
         train(
             run, tiny_experiment(tiny_folder, checkpoint=checkpoint, **settings), console=Console(file=said, width=500)
         )

@@ -18,7 +18,7 @@ from ziggurat.config import TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import weights
+from ziggurat.models.directory import CHECKPOINTS, weights
 from ziggurat.training.checkpoint import Progress, random_state, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
@@ -83,7 +83,8 @@ class Saver:
         self._smaller_is_better = config.validation.metric == "loss"
         self._store, self._watch = store.fingerprint, StoreWatch(store)
         self._replaced: str | None = None
-        self._saved_update = progress.update
+        there = (run / CHECKPOINTS / f"step-{progress.update:08d}").is_dir()
+        self._saved_update = progress.update if there else -1
         self._buffers = Buffers(), Buffers()
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
         self._writing: tuple[Progress, Future[Progress]] | None = None
