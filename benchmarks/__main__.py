@@ -12,7 +12,9 @@ def main() -> None:
     for name in QUICK:
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
-    print("== train_speed needs a prepared store and, for a ratio, a peer: see benchmarks/README.md")
+    print(
+        "== train_speed needs a prepared store and, for a ratio, a peer; memory takes minutes: see benchmarks/README.md"
+    )
 
 
 if __name__ == "__main__":
