@@ -160,8 +160,8 @@ def base(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
         rows.append(row)
         say(
             f"60-12 base, {row['parameters'] / 1e6:.0f}M parameters, {row['tokens']:,} tokens, {o.device} fp32, "
-            f"recompute {o.base_recompute}, compact {o.compact}, "
-            f"moments {moments} ({row['moments_bytes'] / GIB:.2f} GiB): "
+            f"recompute {o.base_recompute}, compact {o.compact}, moments {moments} "
+            f"({row['moments_bytes'] / GIB:.2f} GiB): "
             f"peak {row['peak_bytes'] / GIB:.2f} GiB, {row['seconds']:.0f} s per update"
         )
     return rows, all(row["peak_bytes"] < LIMIT for row in rows)
@@ -171,8 +171,8 @@ def deep(o: argparse.Namespace, say: Any) -> tuple[list[dict[str, Any]], bool]:
     """Measure every depth; return the rows, and whether memory grows no faster than the square root of depth."""
     rows: list[dict[str, Any]] = []
     say(
-        f"encoders of width 64, {DEEP_TOKENS:,} tokens a side, {o.device} fp32, "
-        f"recompute {o.recompute}, compact {o.compact}"
+        f"encoders of width 64, {DEEP_TOKENS:,} tokens a side, {o.device} fp32, recompute {o.recompute}, "
+        f"compact {o.compact}"
     )
     say("layers  parameters and gradients  above them  per root of depth   seconds")
     for depth in o.depths:

@@ -23,7 +23,7 @@ from ziggurat.models import recompute
 from ziggurat.models.build import model_slots
 from ziggurat.models.grow import grow_moments
 from ziggurat.models.transformer import Encoder
-from ziggurat.training import moments
+from ziggurat.training import loop, moments
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
@@ -309,11 +309,13 @@ def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
         calls.append((layers, isinstance(function.__self__, Encoder)))
         return checkpoint(function, layers, *inputs, use_reentrant=use_reentrant)
 
+    given_back: list[bool] = []
     monkeypatch.setattr(recompute, "checkpoint", spy)
+    monkeypatch.setattr(loop, "give_back_freed_memory", lambda: given_back.append(True))
     settings: dict[str, Any] = {
         "growth": {"stages": [{"layers": 1, "updates": 1}]},
         "optimiser": {"moments": "bf16"},
-        "recompute": {"encoder": 1, "decoder": 2},
+        "recompute": {"encoder": 1, "decoder": 2, "compact": True},
         "seed": 5,
         "stop": {"updates": 2},
     }
@@ -321,6 +323,7 @@ def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
     train(tmp_path / "run", experiment, console=QUIET)
     first, second, top = range(1), range(1, 2), range(1, 2)
     assert calls == [(first, True), (top, False), (first, True), (second, True), (top, False)]
+    assert given_back == [True]
     (part,) = Learner(experiment, Store.open(experiment.data.store), torch.device("cpu")).optimiser.parts
     assert isinstance(part, NarrowAdam)
     assert part.seed == 5

@@ -23,5 +23,5 @@ class RecomputeConfig(Section):
     decoder: Recompute = None
     """The same of the decoder."""
     compact: bool = False
-    """Give freed memory back to the system at once (CPU, glibc): what is resident is then what tensors need, up to a
-    third of what it is otherwise, but an update takes up to half as long again."""
+    """Give freed memory back to the system at once (CPU, glibc): resident is then what tensors need, where recomputed
+    layers otherwise leave up to three times as much; but an update takes up to half as long again."""
