@@ -294,7 +294,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
 ) -> None:
     changes = {"checkpoint": {"every_updates": 1}, "patience": {"out_of_memory": 3}, "log_every_updates": 4}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, stop={"updates": 4}))
-    monkeypatch.setattr("ziggurat.training.loop.refuse_too_large", lambda *_: None)
+    monkeypatch.setattr("ziggurat.training.loop.refuse_too_large", lambda *_, **__: None)
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
         _, said = go(tmp_path / "run", experiment)
