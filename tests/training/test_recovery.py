@@ -26,11 +26,13 @@ from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.checkpoint import (
     CHECKPOINT_FORMAT,
+    Progress,
     checkpoint_folders,
     load_checkpoint,
     read_progress,
     restore_random_state,
 )
+from ziggurat.training.growth import after_growth
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.schedule import learning_rate
@@ -170,7 +172,7 @@ def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
         go(run, diverging, resume=True)
         assert final_bytes(run, UPDATES) == expected, f"killed at update {moment}"
     run = tmp_path / "stopped"
-    for stop in (3, 7, 9, 10, UPDATES):  # also in the middle of the bad updates
+    for stop in (3, 6, 8, 10, UPDATES):  # before, within and after the bad updates
         go(run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 3)
     assert final_bytes(run, UPDATES) == expected
 
@@ -285,6 +287,13 @@ def test_the_median_survives_a_resume(tiny_folder: Path, tmp_path: Path) -> None
     whole, parts = (read_progress(tmp_path / name / "last") for name in ("whole", "parts"))
     assert 2 <= whole.spikes <= 7
     assert (whole.losses, whole.spikes, whole.skipped) == (parts.losses, parts.spikes, parts.skipped)
+
+
+def test_growth_forgets_the_losses_of_the_shallow_model(tiny_folder: Path) -> None:
+    training = tiny_experiment(tiny_folder, growth={"stages": [{"layers": 1, "updates": 2}]}).training
+    progress = Progress(update=2, losses=[1.0, 2.0])
+    after_growth(progress, training)
+    assert (progress.stage, progress.losses) == (1, [])
 
 
 def no_memory(_output: Tensor) -> Tensor:
