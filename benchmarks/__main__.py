@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-QUICK = ("attention_kernel", "loss_memory", "rnmt", "checkpoint", "prepare_rate", "prepare_memory")
+QUICK = ("attention_kernel", "linear_kernel", "loss_memory", "rnmt", "checkpoint", "prepare_rate", "prepare_memory")
 
 
 def main() -> None:

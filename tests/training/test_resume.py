@@ -9,6 +9,8 @@ import random
 import shutil
 import signal
 import time
+from collections.abc import Callable
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +217,18 @@ def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_p
     assert load_checkpoint(checkpoint_folders(run)[-1]).progress.update > 0
 
 
+def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have `act` called once in a run, before update `number`."""
+    updates = count(1)
+
+    def update(*arguments: Any, **options: Any) -> Any:
+        if next(updates) == number:
+            act()
+        return train_update(*arguments, **options)
+
+    monkeypatch.setattr("ziggurat.training.recovery.train_update", update)
+
+
 def test_a_store_replaced_under_a_live_run(
     experiment: Experiment,
     uninterrupted: tuple[dict[str, bytes], Path],
@@ -226,18 +240,13 @@ def test_a_store_replaced_under_a_live_run(
 
     mine = tiny_experiment(tmp_path, **SETTINGS)
     prepare(mine.data)
-    updates = 0
 
-    def replace(*arguments: Any, **options: Any) -> Any:
-        nonlocal updates
-        updates += 1
-        if updates == 12:
-            file = tmp_path / "train.qlo"
-            file.write_text(file.read_text().replace("a", "e"))
-            prepare(mine.data, force=True)
-        return train_update(*arguments, **options)
+    def replace() -> None:
+        file = tmp_path / "train.qlo"
+        file.write_text(file.read_text().replace("a", "e"))
+        prepare(mine.data, force=True)
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", replace)
+    before_update(12, replace, monkeypatch)
     output = io.StringIO()
     run = tmp_path / "run"
     train(run, mine, console=Console(file=output, width=500))
@@ -258,18 +267,13 @@ def test_a_store_changed_in_place_ends_the_run(
     shutil.copytree(experiment.data.store, mine.data.store)
     file = next(Path(mine.data.store).glob("train-*.arrow"))
     whole = file.read_bytes()
-    updates = 0
 
-    def change(*arguments: Any, **options: Any) -> Any:
-        nonlocal updates
-        updates += 1
-        if updates == 12:
-            with file.open("r+b") as handle:
-                handle.seek(-9, os.SEEK_END)
-                handle.write(b"\xff")
-        return train_update(*arguments, **options)
+    def change() -> None:
+        with file.open("r+b") as handle:
+            handle.seek(-9, os.SEEK_END)
+            handle.write(b"\xff")
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", change)
+    before_update(12, change, monkeypatch)
     run = tmp_path / "run"
     with pytest.raises(DataError, match=f"{file.name}: changed while it was being read"):
         go(run, mine)

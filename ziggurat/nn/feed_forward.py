@@ -19,7 +19,29 @@ _without_bias = partial(Linear, bias=False)
 _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
 
 
-class FeedForward(nn.Module):
+class _TwoMaps(nn.Module):
+    """What both networks have: two linear maps, dropout between them, Fixup's scalar [1] before the activation."""
+
+    shift: nn.Parameter | None
+
+    def __init__(self, in_proj: nn.Module, out_proj: nn.Module, dropout: nn.Module, *, shifted: bool) -> None:
+        super().__init__()
+        self.in_proj = in_proj
+        self.out_proj = out_proj
+        self.register_parameter("shift", nn.Parameter(torch.zeros(1)) if shifted else None)
+        self.dropout = dropout
+
+    def _shifted(self, inner: Tensor) -> Tensor:
+        return inner if self.shift is None else inner + self.shift
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of every parameter of its own but the first map's."""
+        yield from linear_slots(self, "out_proj", Role.FFN_OUT)
+        if self.shift is not None:
+            yield Slot(self.shift, Role.WIRING, "shift")
+
+
+class FeedForward(_TwoMaps):
     """dropout(activation(x W_1 + b_1)) W_2 + b_2: Vaswani et al. 2017, equation 2.
 
     Args:
@@ -31,8 +53,6 @@ class FeedForward(nn.Module):
         shifted: add one trained scalar, from 0, before the activation (Fixup).
     """
 
-    shift: nn.Parameter | None
-
     def __init__(
         self,
         d_model: int,
@@ -43,30 +63,22 @@ class FeedForward(nn.Module):
         linear: Callable[[int, int], nn.Module] = Linear,
         shifted: bool = False,
     ) -> None:
-        super().__init__()
-        self.in_proj = linear(d_model, d_ff)
-        self.out_proj = linear(d_ff, d_model)
-        self.register_parameter("shift", nn.Parameter(torch.zeros(1)) if shifted else None)
+        super().__init__(linear(d_model, d_ff), linear(d_ff, d_model), dropout, shifted=shifted)
         self.activation = _ACTIVATIONS[activation]
-        self.dropout = dropout
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
-        inner: Tensor = self.in_proj(x)
-        if self.shift is not None:
-            inner = inner + self.shift
+        inner = self._shifted(self.in_proj(x))
         y: Tensor = self.out_proj(self.dropout(self.activation(inner)))
         return y
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""
         yield from linear_slots(self, "in_proj", Role.FFN_IN)
-        yield from linear_slots(self, "out_proj", Role.FFN_OUT)
-        if self.shift is not None:
-            yield Slot(self.shift, Role.WIRING, "shift")
+        yield from super().slots()
 
 
-class GatedFeedForward(nn.Module):
+class GatedFeedForward(_TwoMaps):
     """SwiGLU: dropout(silu(x W_1) * x W_3) W_2, no biases: Shazeer 2020, equation 6.
 
     The inner width is 2/3 d_ff, rounded up to a multiple of gcd(64, d_ff), so that it has as many parameters as the
@@ -80,8 +92,6 @@ class GatedFeedForward(nn.Module):
         shifted: add one trained scalar, from 0, before the activation (Fixup).
     """
 
-    shift: nn.Parameter | None
-
     def __init__(
         self,
         d_model: int,
@@ -91,20 +101,14 @@ class GatedFeedForward(nn.Module):
         linear: Callable[[int, int], nn.Module] = _without_bias,
         shifted: bool = False,
     ) -> None:
-        super().__init__()
         step = math.gcd(64, d_ff)
         width = -(-2 * d_ff // (3 * step)) * step
-        self.in_proj = linear(d_model, 2 * width)
-        self.out_proj = linear(width, d_model)
-        self.register_parameter("shift", nn.Parameter(torch.zeros(1)) if shifted else None)
-        self.dropout = dropout
+        super().__init__(linear(d_model, 2 * width), linear(width, d_model), dropout, shifted=shifted)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         opened, carried = self.in_proj(x).chunk(2, dim=-1)
-        if self.shift is not None:
-            opened = opened + self.shift
-        y: Tensor = self.out_proj(self.dropout(F.silu(opened) * carried))
+        y: Tensor = self.out_proj(self.dropout(F.silu(self._shifted(opened)) * carried))
         return y
 
     def slots(self) -> Iterator[Slot]:
@@ -113,6 +117,4 @@ class GatedFeedForward(nn.Module):
         gate, value = weight.chunk(2)
         yield Slot(gate, Role.FFN_IN, "in_proj.weight[gate]")
         yield Slot(value, Role.FFN_IN, "in_proj.weight[value]")
-        yield from linear_slots(self, "out_proj", Role.FFN_OUT)
-        if self.shift is not None:
-            yield Slot(self.shift, Role.WIRING, "shift")
+        yield from super().slots()
