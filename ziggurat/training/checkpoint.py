@@ -112,12 +112,20 @@ class Progress:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to go on as if nothing had happened."""
+    """Everything needed to go on as if nothing had happened.
+
+    Attributes:
+        progress: where the run stands.
+        weights: parameters by name.
+        optimiser: its state, `<parameter>/<moment>` (ziggurat.training.optim).
+        random: what `random_state` returned.
+        store: fingerprint of the training data.
+    """
 
     progress: Progress
-    weights: dict[str, Tensor]
-    optimiser: dict[str, Tensor]
-    random: dict[str, Tensor]
+    weights: Mapping[str, Tensor]
+    optimiser: Mapping[str, Tensor]
+    random: Mapping[str, Tensor]
     store: str
 
 
@@ -129,7 +137,7 @@ def random_state() -> dict[str, Tensor]:
     return state
 
 
-def restore_random_state(state: dict[str, Tensor]) -> None:
+def restore_random_state(state: Mapping[str, Tensor]) -> None:
     """Put torch's generators back into a saved state."""
     torch.set_rng_state(state["cpu"])
     if torch.cuda.is_available():
@@ -138,34 +146,25 @@ def restore_random_state(state: dict[str, Tensor]) -> None:
             torch.cuda.set_rng_state(generator, device)
 
 
-def save_checkpoint(
-    run: Path,
-    progress: Progress,
-    weights: Mapping[str, Tensor],
-    optimiser: Mapping[str, Tensor],
-    store: str,
-    encoder_layers: int,
-    random: Mapping[str, Tensor] | None = None,
-) -> Path:
+def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `store` is the fingerprint of the training data, `encoder_layers` the depth of this stage, `random` what
-    `random_state` returned (default: what it returns now). Returns the folder. Raises CheckpointError when it cannot
-    be written: nothing of it is left then, and the checkpoints before it are as they were.
+    `encoder_layers` is the depth of this stage. Returns the folder. Raises CheckpointError when it cannot be written:
+    nothing of it is left then, and the checkpoints before it are as they were.
     """
-    folder = run / CHECKPOINTS / f"step-{progress.update:08d}"
+    folder = run / CHECKPOINTS / f"step-{checkpoint.progress.update:08d}"
     building = folder.with_name(f".{folder.name}.tmp")
-    files = {MODEL_FILE: weights, _RANDOM: random_state() if random is None else random}
+    files = {MODEL_FILE: checkpoint.weights, _RANDOM: checkpoint.random}
     try:
         shutil.rmtree(building, ignore_errors=True)
         (building / _OPTIMISER).mkdir(parents=True)
         checksums = {name: write_tensors(building / name, tensors) for name, tensors in files.items()}
-        shards = write_shards(building / _OPTIMISER, optimiser)
+        shards = write_shards(building / _OPTIMISER, checkpoint.optimiser)
         checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
         meta = {
             "format": CHECKPOINT_FORMAT,
-            "progress": asdict(progress),
-            "store": store,
+            "progress": asdict(checkpoint.progress),
+            "store": checkpoint.store,
             "encoder_layers": encoder_layers,
             "checksums": checksums,
         }
@@ -179,7 +178,9 @@ def save_checkpoint(
         _sync_folder(folder.parent)
         link(run / "last", folder)
     except OSError as error:
-        size = sum(t.numel() * t.element_size() for part in (*files.values(), optimiser) for t in part.values())
+        size = sum(
+            t.numel() * t.element_size() for part in (*files.values(), checkpoint.optimiser) for t in part.values()
+        )
         raise CheckpointError(_unwritten(folder, size, error)) from None
     finally:
         shutil.rmtree(building, ignore_errors=True)

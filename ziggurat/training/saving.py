@@ -6,7 +6,6 @@ import copy
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,7 +18,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
 from ziggurat.models.directory import CHECKPOINTS, weights
-from ziggurat.training.checkpoint import Progress, random_state, save_checkpoint
+from ziggurat.training.checkpoint import Checkpoint, Progress, random_state, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.retention import prune
@@ -46,17 +45,6 @@ class Buffers:
             torch.cuda.synchronize()
         self._kept = kept
         return kept
-
-
-@dataclass(frozen=True)
-class _Snapshot:
-    """A run as it was after one update: nothing here changes while it is written."""
-
-    progress: Progress
-    weights: Mapping[str, Tensor]
-    optimiser: Mapping[str, Tensor]
-    random: Mapping[str, Tensor]
-    encoder_layers: int
 
 
 class Saver:
@@ -123,7 +111,7 @@ class Saver:
             if interim:
                 self._progress.interim.append(f"step-{self._progress.update:08d}")
             snapshot = self._snapshot(learner)
-            self._writing = snapshot.progress, self._writer.submit(self._write, snapshot)
+            self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.encoder_layers)
             self._saved_update = self._progress.update
             if not self._kept.asynchronous:
                 self._judge(self._settle())
@@ -146,18 +134,19 @@ class Saver:
         if self._failed is not None:
             raise self._failed
 
-    def _snapshot(self, learner: Learner) -> _Snapshot:
+    def _snapshot(self, learner: Learner) -> Checkpoint:
+        """Return the run as it is now; nothing in it changes while it is written."""
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
             weights(learner.model),
             learner.optimiser.state(),
         )
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
-        return _Snapshot(copy.deepcopy(self._progress), *tensors, random_state(), learner.encoder_layers)
+        return Checkpoint(copy.deepcopy(self._progress), *tensors, random_state(), self._store)
 
-    def _write(self, s: _Snapshot) -> Progress:
+    def _write(self, s: Checkpoint, encoder_layers: int) -> Progress:
         """Write one checkpoint, then delete others; return the progress without the names of those."""
-        save_checkpoint(self._run, s.progress, s.weights, s.optimiser, self._store, s.encoder_layers, s.random)
+        save_checkpoint(self._run, s, encoder_layers)
         pruned = copy.copy(s.progress)
         try:
             prune(self._run, pruned, self._kept, smaller_is_better=self._smaller_is_better)
