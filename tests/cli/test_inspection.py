@@ -150,8 +150,10 @@ def test_a_recipe_says_what_was_published_until_it_is_changed(ziggurat: Ziggurat
 
 
 def test_sizes_come_from_the_folder_the_store_or_the_configuration(
-    ziggurat: Ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path
+    ziggurat: Ziggurat, trained: Path, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.chdir(tmp_path)  # away from what `make demo` leaves in the repository
+
     def vocabulary(*arguments: object) -> tuple[int, int, str]:
         result = ziggurat("inspect", *arguments, "--json")
         assert result.status == 0, result.err
