@@ -32,12 +32,12 @@ from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.prepare import prepare
-from ziggurat.models.build import build_model, model_slots
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.training.allocator import keep_freed_memory
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.saving import Saver
 from ziggurat.training.step import train_update
 
@@ -49,7 +49,7 @@ WAYS = ("none", "asynchronous", "synchronous")
 class Learner:
     """What a saver asks for."""
 
-    model: Seq2Seq
+    parallel: Parallel
     optimiser: Optimiser
     encoder_layers: int
 
@@ -77,8 +77,8 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
     config = experiment(folder, tokens)
     store, training = Store.open(config.data.store), config.training
     model = build_model(config.model, VOCABULARY, VOCABULARY)
-    optimiser = Optimiser(model, model_slots(model), training.optimiser)
-    learner: Any = Learner(model, optimiser, 6)
+    optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
+    learner: Any = Learner(Parallel(model, training.loss), optimiser, 6)
     groups = Loader(store.train, store.source, store.target, training.batch, seed=1).groups()
     progress = Progress()
     run = folder / "run"
@@ -93,7 +93,7 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
         saver = savers.get(way)
         before, began = saver.waited_seconds if saver else 0.0, time.perf_counter()
         for number in range(length):
-            train_update(model, next(groups).batches, optimiser, training.loss, rate=1e-5, clip_norm=1.0)
+            train_update(learner.parallel, next(groups).batches, optimiser, rate=1e-5, clip_norm=1.0)
             progress.update += 1
             if number == 0 and saver is not None:  # early in the turn, so that the thread writes beside updates
                 saver.save(learner, interim=False)

@@ -53,7 +53,7 @@ def random_batch(tokens: int, vocabulary: int) -> Any:
     """Return sentence pairs of `LENGTH` tokens a side, `tokens` in all."""
     import numpy as np
 
-    from ziggurat.data.loader import SpecialIds, collate
+    from ziggurat.data.collate import SpecialIds, collate
 
     generator = np.random.default_rng(1)
     pairs = tokens // LENGTH
@@ -87,18 +87,19 @@ def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: d
 def measure_base(o: dict[str, Any]) -> dict[str, Any]:
     """Train a few updates of the 60-12 base model."""
     from ziggurat.config.train import LossConfig, OptimiserConfig
-    from ziggurat.models.build import count_parameters, model_slots
+    from ziggurat.models.build import count_parameters, parameter_roles
     from ziggurat.training.optim import Optimiser
+    from ziggurat.training.parallel import Parallel
     from ziggurat.training.step import train_update
 
     model = built((60, 12), 512, 8, 32_000, o)
-    optimiser = Optimiser(model, model_slots(model), OptimiserConfig(moments=o["moments"]))
+    optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig(moments=o["moments"]))
     losses: list[float] = []
 
     def update(tokens: int) -> float:
         """Return the seconds that an update takes."""
         batch, began = random_batch(tokens, 32_000), time.perf_counter()
-        losses.append(train_update(model, [batch], optimiser, LossConfig(), rate=1e-4, clip_norm=1.0).loss)
+        losses.append(train_update(Parallel(model, LossConfig()), [batch], optimiser, rate=1e-4, clip_norm=1.0).loss)
         return time.perf_counter() - began
 
     update(LENGTH)  # makes the moments, so that every further update is as large as any
@@ -119,7 +120,7 @@ def measure_deep(o: dict[str, Any]) -> dict[str, Any]:
 
     from ziggurat.config.train import LossConfig
     from ziggurat.models.build import count_parameters
-    from ziggurat.training.step import batch_loss
+    from ziggurat.training.objective import batch_loss
 
     model = built((o["depth"], 1), 64, 4, 1000, o)
 

@@ -24,13 +24,14 @@ from torch.nn import functional as F
 
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.data.loader import Batch, SpecialIds, collate
-from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.models.build import build_model, count_parameters, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
 from ziggurat.nn.recurrence import CELL_CLIP, EPSILON
 from ziggurat.training.allocator import keep_freed_memory
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.step import train_update
 
 VOCABULARY, SHORTEST, LONGEST = 8000, 18, 22
@@ -78,7 +79,7 @@ def sentence_pairs(count: int) -> Batch:
 
 def seconds(model: Seq2Seq, optimiser: Optimiser, batch: Batch) -> float:
     began = time.process_time()
-    train_update(model, [batch], optimiser, LossConfig(), rate=1e-4, clip_norm=None)
+    train_update(Parallel(model, LossConfig()), [batch], optimiser, rate=1e-4, clip_norm=None)
     return time.process_time() - began
 
 
@@ -97,7 +98,7 @@ def measure(width: int, depth: int, sentences: int, rounds: int) -> dict[str, fl
         }
     )
     model = build_model(config, VOCABULARY, VOCABULARY)
-    optimiser, batch = Optimiser(model, model_slots(model), OptimiserConfig()), sentence_pairs(sentences)
+    optimiser, batch = Optimiser(model, parameter_roles(model), OptimiserConfig()), sentence_pairs(sentences)
     times: dict[str, list[float]] = {"ours": [], "plain": []}
     for turn in range(rounds + 1):
         for name, found in times.items():

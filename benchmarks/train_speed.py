@@ -69,9 +69,10 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
     from ziggurat.data.loader import Loader
-    from ziggurat.models.build import build_model, model_slots
+    from ziggurat.models.build import build_model, parameter_roles
     from ziggurat.training.allocator import keep_freed_memory
     from ziggurat.training.optim import Optimiser
+    from ziggurat.training.parallel import Parallel
     from ziggurat.training.step import train_update
 
     keep_freed_memory()
@@ -89,7 +90,8 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
     )
     training, opened = experiment.training, Store.open(store)
     model = build_model(experiment.model, opened.source.size, opened.target.size)
-    optimiser = Optimiser(model, model_slots(model), training.optimiser)
+    optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
+    parallel = Parallel(model, training.loss, training.precision)
     groups = Loader(opened.train, opened.source, opened.target, training.batch, seed=training.seed).groups()
     began, updates, tokens, work = time.perf_counter(), 0, 0, 0.0
     counting, busy, own = False, 0.0, 0.0
@@ -101,9 +103,7 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
         elif counting and now - began >= seconds and updates >= 3:
             break
         group = next(groups)
-        result = train_update(
-            model, group.batches, optimiser, training.loss, rate=1e-5, clip_norm=1.0, precision=training.precision
-        )
+        result = train_update(parallel, group.batches, optimiser, rate=1e-5, clip_norm=1.0)
         updates, tokens = updates + 1, tokens + result.target_tokens
         for batch in group.batches:
             work += operations(shape, batch.source_mask.sum(1).tolist(), batch.target_mask.sum(1).tolist())

@@ -13,11 +13,12 @@ from torch import Tensor, nn
 
 from tests.composition import covering, model, refused_by_rnmt, refused_pairs
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.data.loader import Batch
-from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.data.collate import Batch
+from ziggurat.models.build import build_model, count_parameters, parameter_roles
 from ziggurat.models.directory import load_weights, read_tensors, weights, write_tensors
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.step import train_update
 
 VOCABULARY = 13
@@ -51,8 +52,8 @@ def one_update(built: Seq2Seq, batch: Batch) -> None:
         for name, p in built.named_parameters()
         if p.requires_grad
     ]
-    optimiser = Optimiser(built, model_slots(built), OptimiserConfig())
-    result = train_update(built, [batch], optimiser, LossConfig(), rate=1e-2, clip_norm=None)
+    optimiser = Optimiser(built, parameter_roles(built), OptimiserConfig())
+    result = train_update(Parallel(built, LossConfig()), [batch], optimiser, rate=1e-2, clip_norm=None)
     for hook in hooks:
         hook.remove()
     assert result.finite

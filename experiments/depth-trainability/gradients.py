@@ -18,8 +18,8 @@ from methods import DEPTHS, METHODS, UNEQUAL, common
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
 from ziggurat.models.build import build_model
+from ziggurat.training.objective import batch_loss
 from ziggurat.training.profile import profile_admin, profile_batch
-from ziggurat.training.step import batch_loss
 
 
 def norms(store: str, depth: tuple[int, int], method: str) -> tuple[list[float], list[float]]:

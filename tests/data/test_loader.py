@@ -17,7 +17,8 @@ import torch
 from ziggurat.config.data import RegularisationConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.background import Background
-from ziggurat.data.loader import Batch, Group, Loader, LoaderState, SpecialIds, collate, fixed_batches
+from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.loader import Group, Loader, LoaderState, fixed_batches
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.errors import DataError
 
@@ -81,7 +82,7 @@ def contents(groups: list[Group]) -> list[object]:
     return [
         (
             g.state_after,
-            [(b.source.tolist(), b.target_in.tolist(), b.target_out.tolist(), b.indices.tolist()) for b in g.batches],
+            [(b.source.tolist(), b.target_out.tolist(), b.indices.tolist(), b.seed) for b in g.batches],
         )
         for g in groups
     ]
@@ -337,3 +338,23 @@ def test_program_that_forgets_the_iterator_still_ends() -> None:
         "sys.exit(next(ahead) + 7)\n"
     )
     assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 7
+
+
+def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
+    """Distinct for every batch of two epochs and every part of a split one, the same however an update is cut."""
+    sampling = RegularisationConfig(source=True, target=True)
+
+    def seeds(accumulate: int, seed: int = 1) -> list[int]:
+        batch = BatchConfig(max_tokens=120, length_multiple=4, accumulate=accumulate)
+        groups = Loader(table, SOURCE, TARGET, batch, seed=seed, regularisation=sampling).groups()
+        found: list[int] = []
+        while True:
+            group = next(groups)
+            found.extend(b.seed for b in group.batches)
+            if group.state_after.epoch == 2:
+                break
+        return found
+
+    assert seeds(1) == seeds(3)
+    assert len(set(seeds(1))) == len(seeds(1)) > 20
+    assert not set(seeds(1)) & set(seeds(1, seed=2))

@@ -28,7 +28,7 @@ from ziggurat.models import recompute
 from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.recompute import Run, runs
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.step import batch_loss
+from ziggurat.training.objective import batch_loss
 
 V = 20
 DROPOUT = {"residual": 0.1, "attention": 0.1, "activation": 0.1, "embedding": 0.1}

@@ -31,14 +31,16 @@ from ziggurat.decoding.beam import SearchSettings, beam_search
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.score import ModelScorer
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import build_model, count_parameters, model_slots
+from ziggurat.models.build import build_model, count_parameters, model_slots, parameter_roles
 from ziggurat.models.rnmt import RnmtEncoder, build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.dropout import Dropout
 from ziggurat.training.average import average_run
 from ziggurat.training.loop import train
+from ziggurat.training.objective import batch_loss
 from ziggurat.training.optim import Optimiser
-from ziggurat.training.step import batch_loss, train_update
+from ziggurat.training.parallel import Parallel
+from ziggurat.training.step import train_update
 
 WIDTH, HEADS = 8, 2
 VARIANTS = {
@@ -265,8 +267,10 @@ def test_training_learns_a_batch_by_heart() -> None:
     dropout = {"residual": 0.0, "embedding": 0.0, "transparent": 0.0}
     config = configured(d_model=16, memory="transparent", encoder={"layers": 3}, decoder={"layers": 2}, dropout=dropout)
     model = build_model(config, V, V)
-    optimiser, loss = Optimiser(model, model_slots(model), OptimiserConfig()), LossConfig(label_smoothing=0.0)
-    losses = [train_update(model, batches([7]), optimiser, loss, rate=2e-2, clip_norm=None).loss for _ in range(80)]
+    optimiser, loss = Optimiser(model, parameter_roles(model), OptimiserConfig()), LossConfig(label_smoothing=0.0)
+    losses = [
+        train_update(Parallel(model, loss), batches([7]), optimiser, rate=2e-2, clip_norm=None).loss for _ in range(80)
+    ]
     assert losses[0] > 2.0
     assert losses[-1] < 0.3
 

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import numpy as np
 
-from ziggurat.data.loader import Batch, SpecialIds, collate
+from ziggurat.data.collate import Batch, SpecialIds, collate
 
 __all__ = ["LENGTHS", "batches"]
 

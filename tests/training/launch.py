@@ -1,46 +1,92 @@
-"""Runs a function of a test module in several processes, as torchrun would start them, over gloo."""
+"""Runs a function of a test module in several processes, as torchrun would start them, over gloo.
+
+They are forked from a server that has imported torch already, which saves each of them seconds.
+"""
 
 from __future__ import annotations
 
+import importlib
+import multiprocessing
 import os
+import signal
 import socket
-import subprocess
 import sys
+import tempfile
+import time
+import traceback
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
+from typing import NamedTuple
 
-__all__ = ["finish", "launch", "run_together"]
+__all__ = ["ROOT", "Started", "finish", "launch", "run_together"]
 
 ROOT = Path(__file__).resolve().parents[2]
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(["ziggurat.training.loop", "torch.distributed.fsdp", "torch.distributed.tensor"])
 
 
-def launch(module: str, function: str, count: int, *arguments: str) -> list[subprocess.Popen[str]]:
+class Started(NamedTuple):
+    """A process and what it writes."""
+
+    process: ForkServerProcess
+    output: Path
+    errors: Path
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send it a signal."""
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+
+def _main(module: str, function: str, arguments: tuple[str, ...], environment: dict[str, str], files: list[str]) -> None:
+    for number, file in enumerate(files, start=1):
+        os.dup2(os.open(file, os.O_WRONLY), number)
+    os.environ.update(environment)
+    import torch
+
+    torch.set_num_threads(1)
+    try:
+        getattr(importlib.import_module(module), function)(*arguments)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(1)
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+
+
+def launch(module: str, function: str, count: int, *arguments: str) -> list[Started]:
     """Start `function(*arguments)` of `module` in `count` processes."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    code = f"import sys; from {module} import {function}; {function}(*sys.argv[1:])"
-    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count), "OMP_NUM_THREADS": "1"}
-    return [
-        subprocess.Popen(
-            [sys.executable, "-c", code, *arguments],
-            env={**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank), "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+    shared = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "WORLD_SIZE": str(count)}
+    folder, started = Path(tempfile.mkdtemp()), []
+    for rank in range(count):
+        files = [folder / f"{rank}.out", folder / f"{rank}.err"]
+        for file in files:
+            file.touch()
+        environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+        process = _CONTEXT.Process(
+            target=_main, args=(module, function, arguments, environment, [str(file) for file in files])
         )
-        for rank in range(count)
-    ]
+        process.start()
+        started.append(Started(process, *files))
+    return started
 
 
-def finish(started: list[subprocess.Popen[str]], timeout: float = 120.0) -> list[tuple[int, str, str]]:
+def finish(started: list[Started], timeout: float = 240.0) -> list[tuple[int, str, str]]:
     """Wait for them; return status, output and errors of each, by rank."""
+    end = time.monotonic() + timeout
     try:
-        ended = [process.communicate(timeout=timeout) for process in started]
+        for one in started:
+            one.process.join(max(0.0, end - time.monotonic()))
+            assert one.process.exitcode is not None, f"still running: {one.errors.read_text()}"
     finally:
-        for process in started:
-            process.kill()
-    return [(process.returncode, *texts) for process, texts in zip(started, ended, strict=True)]
+        for one in started:
+            one.process.kill()
+            one.process.join()
+    return [(one.process.exitcode or 0, one.output.read_text(), one.errors.read_text()) for one in started]
 
 
 def run_together(module: str, function: str, count: int, *arguments: str) -> list[str]:

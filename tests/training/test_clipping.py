@@ -18,6 +18,7 @@ from ziggurat.training import clipping
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
 from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.loop import train
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.recovery import count_skipped
 from ziggurat.training.step import Guard, train_update
 
@@ -83,7 +84,12 @@ def test_an_update_that_is_not_admitted_changes_nothing_and_is_counted_apart() -
     before = [p.detach().clone() for p in model.parameters()]
     sums = [1.0, 0.01, 0.01**2]  # the usual norm is tiny
     result = train_update(
-        model, batches([7]), optimiser, LossConfig(), rate=1e-2, clip_norm=None, guard=Guard(AdaptiveClipper(sums))
+        Parallel(model, LossConfig()),
+        batches([7]),
+        optimiser,
+        rate=1e-2,
+        clip_norm=None,
+        guard=Guard(AdaptiveClipper(sums)),
     )
     assert result.finite
     assert not result.admitted
@@ -105,7 +111,12 @@ def test_a_non_finite_norm_is_not_counted_in_the_statistics() -> None:
         model.decoder.layers[0].get_parameter("ffn.in_proj.weight")[0, 0] = float("nan")  # type: ignore[union-attr]
     sums = [0.0, 0.0, 0.0]
     result = train_update(
-        model, batches([7]), optimiser, LossConfig(), rate=1e-2, clip_norm=None, guard=Guard(AdaptiveClipper(sums))
+        Parallel(model, LossConfig()),
+        batches([7]),
+        optimiser,
+        rate=1e-2,
+        clip_norm=None,
+        guard=Guard(AdaptiveClipper(sums)),
     )
     assert not result.finite
     assert result.admitted
@@ -120,7 +131,7 @@ def test_an_admitted_update_is_taken_as_without_a_clipper() -> None:
     clipped, other = tiny()
     for model, optimise, clipper in ((plain, optimiser, None), (clipped, other, AdaptiveClipper([0.0, 0.0, 0.0]))):
         result = train_update(
-            model, batches([7]), optimise, LossConfig(), rate=1e-2, clip_norm=None, guard=Guard(clipper)
+            Parallel(model, LossConfig()), batches([7]), optimise, rate=1e-2, clip_norm=None, guard=Guard(clipper)
         )
         assert result.admitted
         assert count_skipped(Progress(), result) is None

@@ -16,7 +16,7 @@ from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment
 from ziggurat.config.train import CheckpointConfig
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import open_model
+from ziggurat.models.directory import meta_checksum, open_model
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.average import mean_weights
 from ziggurat.training.checkpoint import (
@@ -24,23 +24,20 @@ from ziggurat.training.checkpoint import (
     Progress,
     checkpoint_folders,
     load_checkpoint,
-    random_state,
     read_progress,
     save_checkpoint,
 )
 from ziggurat.training.loop import train
 from ziggurat.training.retention import prune, set_aside
 
-FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "state/random.safetensors", "meta.json")
+FILES = ("model.safetensors", "state/optimiser/shard-00000.safetensors", "meta.json")
 PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_update=4, scores={"step-00000004": 2.25})
 
 
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     state = {"w/step": torch.tensor(6.0), "w/exp_avg": torch.linspace(0, 1, 40)}
-    return save_checkpoint(
-        tmp_path, Checkpoint(PROGRESS, {"w": torch.linspace(-1, 1, 40)}, state, random_state(), "store"), 2
-    )
+    return save_checkpoint(tmp_path, Checkpoint(PROGRESS, {"w": torch.linspace(-1, 1, 40)}, state, "store"), 2)
 
 
 @pytest.fixture(scope="module")
@@ -139,17 +136,21 @@ def test_a_shard_of_another_checkpoint_is_refused(checkpoint: Path) -> None:
 
 
 def as_before(checkpoint: Path, version: int) -> None:
-    """Turn a checkpoint into what formats 1 and 2 were: one file of moments, `meta.json` without its own checksum."""
+    """Turn a checkpoint into what it was: with random states, before format 3 with the moments in one file."""
     from ziggurat.data.files import fingerprint
 
-    shards = checkpoint / "state" / "optimiser"
-    moments = read_tensors(shards / "shard-00000.safetensors")
-    shutil.rmtree(shards)
-    write_tensors(checkpoint / "state" / "optimiser.safetensors", moments)
+    shards, moments = checkpoint / "state" / "optimiser", "state/optimiser/shard-00000.safetensors"
+    if version < 3:
+        write_tensors(checkpoint / "state" / "optimiser.safetensors", read_tensors(checkpoint / moments))
+        shutil.rmtree(shards)
+        moments = "state/optimiser.safetensors"
+    write_tensors(checkpoint / "state" / "random.safetensors", {"cpu": torch.get_rng_state()})
     meta = json.loads((checkpoint / "meta.json").read_text())
-    names = ("model.safetensors", "state/optimiser.safetensors", "state/random.safetensors")
+    names = ("model.safetensors", moments, "state/random.safetensors")
     meta |= {"format": version, "checksums": {name: fingerprint(checkpoint / name) for name in names}}
     del meta["checksum"]
+    if version == 3:
+        meta["checksum"] = meta_checksum(meta)
     if version == 1:
         del meta["encoder_layers"]
         for key in ("stage", "schedule_update", "rejected", "gradient_norms"):
@@ -157,7 +158,7 @@ def as_before(checkpoint: Path, version: int) -> None:
     (checkpoint / "meta.json").write_text(json.dumps(meta, indent=1))
 
 
-@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("version", [1, 2, 3])
 def test_runs_of_older_formats_go_on(version: int, experiment: Experiment, whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run, symlinks=True)
@@ -168,28 +169,26 @@ def test_runs_of_older_formats_go_on(version: int, experiment: Experiment, whole
     assert open_model(run, which="4").model.vocabulary_size == 400
     train(run, experiment, resume=True, console=QUIET)
     assert final_bytes(run, 6) == final_bytes(whole, 6)
-    flip(run / "checkpoints" / "step-00000004" / "state" / "optimiser.safetensors", -1)
-    with pytest.raises(CheckpointError, match=r"optimiser\.safetensors: damaged"):
+    flip(run / "checkpoints" / "step-00000004" / "state" / "random.safetensors", -1)
+    with pytest.raises(CheckpointError, match=r"random\.safetensors: damaged"):
         load_checkpoint(run / "checkpoints" / "step-00000004")
 
 
 def test_a_newer_format_is_refused_by_its_number(checkpoint: Path) -> None:
     meta = json.loads((checkpoint / "meta.json").read_text())
-    (checkpoint / "meta.json").write_text(json.dumps({**meta, "format": 4, "checksum": "?"}))
-    with pytest.raises(CheckpointError, match="checkpoint format 4, this version reads 1 to 3"):
+    (checkpoint / "meta.json").write_text(json.dumps({**meta, "format": 5, "checksum": "?"}))
+    with pytest.raises(CheckpointError, match="checkpoint format 5, this version reads 1 to 4"):
         load_checkpoint(checkpoint)
 
 
 def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
     """With the newest one damaged and one kept, training on must not delete the one that it went on from."""
     for update in (14, 16):
-        save_checkpoint(
-            tmp_path, Checkpoint(Progress(update=update), {"w": torch.ones(1)}, {}, random_state(), "store"), 2
-        )
+        save_checkpoint(tmp_path, Checkpoint(Progress(update=update), {"w": torch.ones(1)}, {}, "store"), 2)
     assert set_aside(tmp_path, after=14) == [tmp_path / "checkpoints" / "damaged-step-00000016"]
     assert (tmp_path / "last").resolve().name == "step-00000014"
     assert set_aside(tmp_path, after=14) == []
     progress = Progress(update=15)
-    save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, random_state(), "store"), 2)
+    save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), 2)
     prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
     assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]

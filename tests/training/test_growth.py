@@ -19,13 +19,13 @@ from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import OptimiserConfig, ScheduleConfig, StopConfig, TrainingConfig
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import build_model, model_slots, stack_residuals
+from ziggurat.models.build import build_model, parameter_roles, stack_residuals
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.average import regular_checkpoints
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, load_checkpoint, read_progress
-from ziggurat.training.growth import after_growth, carry_over, grow_model, stage_ended
+from ziggurat.training.growth import after_growth, carry_moments, carry_weights, grow_model, stage_ended
 from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.run import reopen_run
@@ -135,7 +135,7 @@ def test_12_26_moments_are_zero_after_growing_or_copied(tiny_folder: Path, tmp_p
 
 def learner(layers: int, seed: int, optimiser: str = "adam") -> tuple[Seq2Seq, Optimiser]:
     model = build_model(small_config(layers, 1), 7, 7, seed=seed)
-    return model, Optimiser(model, model_slots(model), OptimiserConfig.model_validate({"kind": optimiser}))
+    return model, Optimiser(model, parameter_roles(model), OptimiserConfig.model_validate({"kind": optimiser}))
 
 
 GROWN: list[tuple[str, int, list[int | None]]] = [
@@ -162,7 +162,8 @@ def test_12_26_copied_moments_are_those_of_the_layer_that_was_copied(
         theirs.step()
     fresh = {name: p.detach().clone() for name, p in deep.named_parameters()}
     growth = GrowthConfig.model_validate({**STAGES, "copy_strategy": strategy, "moments": "copy"})
-    carry_over(growth, shallow, theirs, deep, ours)
+    carry_weights(growth, dict(shallow.named_parameters()), old, deep)
+    carry_moments(growth, theirs.state(), old, len(sources), ours)
     before, after, weights = theirs.state(), ours.state(), dict(shallow.named_parameters())
     moments = {key.rpartition("/")[2] for key in before} - {"step"}
     assert moments == {"exp_avg", "exp_avg_sq"} | ({"momentum_buffer"} if optimiser == "muon" else set())
@@ -187,7 +188,9 @@ def test_12_26_moments_begin_anew_where_they_are_not_copied() -> None:
     for p in theirs.parameters:
         p.grad = torch.ones_like(p)
     theirs.step()
-    carry_over(GrowthConfig.model_validate(STAGES), shallow, theirs, deep, ours)
+    growth = GrowthConfig.model_validate(STAGES)
+    carry_weights(growth, dict(shallow.named_parameters()), 1, deep)
+    carry_moments(growth, theirs.state(), 1, 2, ours)
     assert theirs.state()
     assert not ours.state()
 
@@ -207,7 +210,7 @@ def test_resumed_within_a_stage_or_across_growth_gives_the_same_weights(
     )
     train(parts, experiment, resume=True)
     last = "checkpoints/step-00000009"
-    for file in ("model.safetensors", "state/optimiser/shard-00000.safetensors", "state/random.safetensors"):
+    for file in ("model.safetensors", "state/optimiser/shard-00000.safetensors"):
         ours, theirs = read_tensors(whole / last / file), read_tensors(parts / last / file)
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[k], theirs[k]) for k in ours)

@@ -19,7 +19,7 @@ from ziggurat.errors import CheckpointError, ConfigError, TrainingError
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights, regular_checkpoints
-from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, random_state, save_checkpoint
+from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, save_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.retention import prune
 from ziggurat.training.step import UpdateResult, train_update
@@ -118,7 +118,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
 def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Path) -> None:
     for update in (2, 3, 4, 5):
         progress = Progress(update=update, interim=["step-00000003", "step-00000005"])
-        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, random_state(), "store"), 2)
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), 2)
     for stop, kept in ((6, "24"), (5, "245")):  # the last one of a finished run counts
         config = TrainingConfig(stop=StopConfig(updates=stop))
         assert [folder.name[-1] for folder in regular_checkpoints(tmp_path, config)] == list(kept)

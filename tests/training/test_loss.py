@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.training.loss import Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
-from ziggurat.training.step import batch_loss
+from ziggurat.training.objective import batch_loss
 
 
 def written_out(

@@ -20,7 +20,7 @@ from tests.training.test_optim import fill_gradients, optimiser_of, tiny
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.models import recompute
-from ziggurat.models.build import model_slots
+from ziggurat.models.build import parameter_roles
 from ziggurat.models.grow import grow_moments
 from ziggurat.models.transformer import Encoder
 from ziggurat.training import loop, moments
@@ -233,7 +233,7 @@ def test_a_run_rounds_by_its_seed() -> None:
     for seed in (1, 2):
         model = tiny()
         config = OptimiserConfig(moments="bf16")
-        optimiser = Optimiser(model, model_slots(model), config, seed=seed)
+        optimiser = Optimiser(model, parameter_roles(model), config, seed=seed)
         fill_gradients(model, 1)
         optimiser.step()
         found.append(optimiser.state()["encoder.layers.0.ffn.in_proj.weight/exp_avg"])

@@ -9,7 +9,7 @@ from torch import Tensor
 from tests.small import small_config
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.errors import CheckpointError
-from ziggurat.models.build import build_model, model_slots
+from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.optim import Optimiser
 
@@ -22,7 +22,7 @@ def tiny(seed: int = 1, **more: Any) -> Seq2Seq:
 
 
 def optimiser_of(model: Seq2Seq, kind: str, **more: Any) -> Optimiser:
-    return Optimiser(model, model_slots(model), OptimiserConfig.model_validate({"kind": kind, **more}))
+    return Optimiser(model, parameter_roles(model), OptimiserConfig.model_validate({"kind": kind, **more}))
 
 
 def fill_gradients(model: Seq2Seq, seed: int) -> None:

@@ -24,7 +24,7 @@ def talk() -> None:
                     "rank": [rank, processes.count, processes.local_rank, processes.first],
                     "sums": processes.sums([1.0, rank, 0.1]),
                     "any": [processes.any(rank == 1), processes.any(False)],
-                    "of_first": processes.of_first(float(rank) + 5.0),
+                    "largest": processes.largest([float(rank), -float(rank)]),
                     "texts": processes.texts([f"größe {rank}"] * rank),
                 }
             )
@@ -53,7 +53,7 @@ def test_all_processes_hear_the_same(count: int) -> None:
     for one in said:
         assert one["sums"] == pytest.approx([count, sum(range(count)), 0.1 * count])
         assert one["any"] == [True, False]
-        assert one["of_first"] == 5.0
+        assert one["largest"] == [count - 1, 0]
         assert one["texts"] == [[f"größe {rank}"] * rank for rank in range(count)]
 
 

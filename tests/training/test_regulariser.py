@@ -15,13 +15,15 @@ from tests.training.batches import LENGTHS, batches
 from tests.training.runs import QUIET, records
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.corpus import Store
-from ziggurat.models.build import build_model, model_slots
+from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.loop import train
 from ziggurat.training.loss import sequence_loss
+from ziggurat.training.objective import batch_loss
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.regulariser import inter_similarity_penalty
-from ziggurat.training.step import UpdateResult, batch_loss, train_update
+from ziggurat.training.step import UpdateResult, train_update
 from ziggurat.training.validate import Validator
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -46,8 +48,8 @@ def loss_config(inter_sim: float, normalisation: str = "tokens") -> LossConfig:
 
 def update(sizes: list[int], config: LossConfig, model: Seq2Seq | None = None) -> tuple[UpdateResult, Seq2Seq]:
     model = model or tiny()
-    optimiser = Optimiser(model, model_slots(model), OptimiserConfig())
-    return train_update(model, batches(sizes), optimiser, config, rate=1e-2, clip_norm=None), model
+    optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig())
+    return train_update(Parallel(model, config), batches(sizes), optimiser, rate=1e-2, clip_norm=None), model
 
 
 def apart(state: list[list[float]]) -> float:
@@ -193,9 +195,9 @@ def test_training_with_it_brings_positions_together() -> None:
     for inter_sim in (0.0, 1.0):
         model = tiny()
         before = dissimilarity(model)
-        optimiser = Optimiser(model, model_slots(model), OptimiserConfig())
+        optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig())
         for _ in range(15):
-            train_update(model, batches([5]), optimiser, loss_config(inter_sim), rate=1e-2, clip_norm=None)
+            train_update(Parallel(model, loss_config(inter_sim)), batches([5]), optimiser, rate=1e-2, clip_norm=None)
         ends.append(dissimilarity(model))
     assert ends[1] < 0.5 * min(before, ends[0])
 

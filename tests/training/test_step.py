@@ -8,15 +8,16 @@ import torch
 from tests.small import small_config
 from tests.training.batches import batches
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.models.build import build_model, model_slots
+from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.step import UpdateResult, train_update
 
 
 def tiny() -> tuple[Seq2Seq, Optimiser]:
     model = build_model(small_config(1, 1, dropout={"residual": 0.0, "embedding": 0.0}), 20, 20).double()
-    return model, Optimiser(model, model_slots(model), OptimiserConfig())
+    return model, Optimiser(model, parameter_roles(model), OptimiserConfig())
 
 
 def update(
@@ -24,7 +25,7 @@ def update(
 ) -> tuple[UpdateResult, Seq2Seq]:
     model, optimiser = tiny()
     config = LossConfig.model_validate({"normalisation": normalisation})
-    result = train_update(model, batches(sizes), optimiser, config, rate=1e-2, clip_norm=clip_norm)
+    result = train_update(Parallel(model, config), batches(sizes), optimiser, rate=1e-2, clip_norm=clip_norm)
     return result, model
 
 
@@ -36,7 +37,7 @@ def test_precision_is_that_of_the_matrix_products(precision: str, used: torch.dt
     for module in model.modules():
         if isinstance(module, torch.nn.Linear):
             module.register_forward_hook(lambda _module, _inputs, output: seen.add(output.dtype))
-    train_update(model, batches([7]), optimiser, LossConfig(), rate=1e-2, clip_norm=None, precision=precision)
+    train_update(Parallel(model, LossConfig(), precision), batches([7]), optimiser, rate=1e-2, clip_norm=None)
     assert seen == {used}
     assert {p.dtype for p in model.parameters()} == {torch.float32}
 
@@ -74,7 +75,7 @@ def test_a_non_finite_update_is_skipped_whole(bad: float) -> None:
     with torch.no_grad():
         model.decoder.layers[0].get_parameter("ffn.in_proj.weight")[0, 0] = bad
     before = [p.detach().clone() for p in model.parameters()]
-    result = train_update(model, batches([7]), optimiser, LossConfig(), rate=1e-2, clip_norm=1.0)
+    result = train_update(Parallel(model, LossConfig()), batches([7]), optimiser, rate=1e-2, clip_norm=1.0)
     assert not result.finite
     assert optimiser.state() == {}
     for old, parameter in zip(before, model.parameters(), strict=True):
@@ -84,9 +85,7 @@ def test_a_non_finite_update_is_skipped_whole(bad: float) -> None:
 
 def test_training_learns_the_batch_by_heart() -> None:
     model, optimiser = tiny()
-    losses = [
-        train_update(model, batches([7]), optimiser, LossConfig(label_smoothing=0.0), rate=1e-2, clip_norm=None).loss
-        for _ in range(120)
-    ]
+    parallel = Parallel(model, LossConfig(label_smoothing=0.0))
+    losses = [train_update(parallel, batches([7]), optimiser, rate=1e-2, clip_norm=None).loss for _ in range(120)]
     assert losses[0] > 2.0
     assert losses[-1] < 0.1

@@ -29,7 +29,7 @@ from ziggurat.training.capacity import (
 )
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
-from ziggurat.training.step import add_gradients
+from ziggurat.training.objective import add_gradients
 from ziggurat.training.trial import fit_batches, largest_batches, largest_budget, loader_of, try_batches
 
 CPU = torch.device("cpu")
@@ -97,7 +97,7 @@ def test_a_trial_takes_the_room_that_an_update_takes(
         gradients.append(learner.model.output.weight.grad is not None)
         return add_gradients(*args, **options)
 
-    monkeypatch.setattr(trial, "add_gradients", watched)
+    monkeypatch.setattr("ziggurat.training.parallel.add_gradients", watched)
     batches = largest_batches(loader_of(experiment, learner.store), learner.store.train, 1, epoch=0)
     assert try_batches(learner, batches, experiment.training) is None
     assert sum(reserved) == 1

@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Section
 from ziggurat.config.checkpoint import CheckpointConfig
+from ziggurat.config.distributed import DistributedConfig
 from ziggurat.config.divergence import DivergenceConfig, PatienceConfig
 from ziggurat.config.growth import GrowthConfig
 from ziggurat.config.recompute import RecomputeConfig
@@ -35,7 +36,8 @@ class BatchConfig(Section):
     length_multiple: int = Field(default=1, ge=1)
     """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
     accumulate: int = Field(default=1, ge=1)
-    """Batches per update; the loss is normalised over all of them together."""
+    """Batches per update, over all processes together (at least one for each); the loss is normalised over all of them.
+    So what an update computes does not depend on how many processes share it."""
     fit: bool = False
     """Before a new run, find the largest `max_tokens` that fits into memory, by trial; the run's config.yaml then has
     the number found and `fit: false`."""
@@ -214,6 +216,8 @@ class TrainingConfig(Section):
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()
     """Batches."""
+    distributed: DistributedConfig = DistributedConfig()
+    """Several processes."""
     recompute: RecomputeConfig = RecomputeConfig()
     """Activation checkpointing."""
     loss: LossConfig = LossConfig()

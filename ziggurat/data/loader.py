@@ -1,17 +1,13 @@
-"""From indices to padded tensors: batches for training, resumable at every update, and for validation.
-
-The only module of ziggurat.data that needs torch.
-"""
+"""Batches for training, resumable at every update and shared out among processes, and for validation."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from xxhash import xxh32_intdigest
 
@@ -19,103 +15,12 @@ from ziggurat.config.data import RegularisationConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.background import Background
 from ziggurat.data.batching import check_fits, epoch_indices, make_batches, round_up, sorted_batches
+from ziggurat.data.collate import Batch, Ids, SpecialIds, collate
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.errors import DataError
 
-__all__ = ["Batch", "Group", "Loader", "LoaderState", "SpecialIds", "collate", "fixed_batches"]
-
-Ids = NDArray[np.int32]
-
-
-class SpecialIds(NamedTuple):
-    """The ids that frame and fill sentences."""
-
-    source_pad: int
-    source_eos: int
-    target_pad: int
-    target_bos: int
-    target_eos: int
-
-    @classmethod
-    def of(cls, source: Tokenizer, target: Tokenizer) -> SpecialIds:
-        """Take them from the tokenizers of the two sides."""
-        return cls(source.pad, source.eos, target.pad, target.bos, target.eos)
-
-
-@dataclass(frozen=True, eq=False)
-class Batch:
-    """Sentence pairs as padded tensors. Masks are True where there is a token; S and T are padded lengths."""
-
-    source: torch.Tensor
-    """`[batch, S]` int64: ids, end-of-sentence, padding."""
-    source_mask: torch.Tensor
-    """`[batch, S]` bool."""
-    target_in: torch.Tensor
-    """`[batch, T]` int64, what the decoder reads: begin-of-sentence, ids, padding."""
-    target_out: torch.Tensor
-    """`[batch, T]` int64, what it should say: ids, end-of-sentence, padding."""
-    target_mask: torch.Tensor
-    """`[batch, T]` bool, the same for `target_in` and `target_out`."""
-    indices: NDArray[np.int64]
-    """`[batch]` which pairs of the table these are."""
-    source_tokens: int
-    """Source tokens, end-of-sentence counted, padding not; known without asking a device."""
-    target_tokens: int
-    """Target tokens, likewise."""
-
-    @property
-    def sentences(self) -> int:
-        """Number of sentence pairs."""
-        return len(self.indices)
-
-    def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
-        """Return this batch with its tensors on `device`."""
-        names = ("source", "source_mask", "target_in", "target_out", "target_mask")
-        moved: dict[str, Any] = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names}
-        return replace(self, **moved)
-
-
-def collate(
-    sources: Sequence[Ids],
-    targets: Sequence[Ids],
-    indices: NDArray[np.int64],
-    special: SpecialIds,
-    length_multiple: int = 1,
-) -> Batch:
-    """Pad sentence pairs, given without begin- and end-of-sentence, into a batch.
-
-    `indices` `[batch]` are kept for reference; padded lengths are rounded up to a multiple of `length_multiple`.
-    """
-    source, source_mask = _padded(sources, special.source_pad, special.source_eos, length_multiple)
-    target_out, target_mask = _padded(targets, special.target_pad, special.target_eos, length_multiple)
-    # One to the right, with the end replaced by padding: what is known before each token of target_out.
-    target_in = np.full_like(target_out, special.target_pad)
-    target_in[:, 0] = special.target_bos
-    target_in[:, 1:] = np.where(target_mask[:, 1:], target_out[:, :-1], special.target_pad)
-    return Batch(
-        source=torch.from_numpy(source),
-        source_mask=torch.from_numpy(source_mask),
-        target_in=torch.from_numpy(target_in),
-        target_out=torch.from_numpy(target_out),
-        target_mask=torch.from_numpy(target_mask),
-        indices=indices,
-        source_tokens=int(source_mask.sum()),
-        target_tokens=int(target_mask.sum()),
-    )
-
-
-def _padded(
-    sentences: Sequence[Ids], pad: int, eos: int, length_multiple: int
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Stack sentences `[batch, width]`, each followed by `eos` and padding, and say where the tokens are."""
-    lengths = np.fromiter(map(len, sentences), dtype=np.int32, count=len(sentences))
-    width = int(round_up(lengths.max() + 1, length_multiple))
-    places = np.arange(width)
-    padded = np.full((len(sentences), width), pad, dtype=np.int64)
-    padded[places < lengths[:, None]] = np.concatenate(sentences)
-    padded[np.arange(len(sentences)), lengths] = eos
-    return padded, places <= lengths[:, None]
+__all__ = ["Group", "Loader", "LoaderState", "fixed_batches"]
 
 
 class LoaderState(NamedTuple):
@@ -129,7 +34,8 @@ class Group(NamedTuple):
     """What one update is made of."""
 
     batches: list[Batch]
-    """`accumulate` batches; fewer at the end of an epoch, more where sampled segmentations had to be split."""
+    """This process's part of `accumulate` batches, at least one: an idle one where there are fewer batches than
+    processes. Fewer at the end of an epoch, more where sampled segmentations had to be split."""
     state_after: LoaderState
     """Where to go on after this update."""
 
@@ -137,7 +43,8 @@ class Group(NamedTuple):
 class Loader:
     """Batches for training: endless, prepared ahead in a background thread, resumable at every update.
 
-    The order depends on the lengths, the corpora, the settings here and `seed`; not on time, threads or devices.
+    The order depends on the lengths, the corpora, the settings here and `seed`; not on time, threads, devices or the
+    number of processes: of the batches of an update, process r of n has number r, r + n, and so on.
 
     Args:
         table: training pairs.
@@ -148,6 +55,8 @@ class Loader:
         temperature: `data.sampling_temperature`.
         regularisation: sample segmentations anew in every epoch; None: take the stored ones.
         prefetch: groups prepared ahead, at least 1.
+        rank: number of this process, from 0.
+        count: processes that share the batches.
 
     Raises: DataError when there is no pair, a pair does not fit into a batch, or there is no text to sample from.
     """
@@ -163,6 +72,8 @@ class Loader:
         temperature: float = 1.0,
         regularisation: RegularisationConfig | None = None,
         prefetch: int = 8,
+        rank: int = 0,
+        count: int = 1,
     ) -> None:
         if len(table) == 0:
             raise DataError("the store holds no training pair; run `ziggurat prepare` with a corpus in data.train")
@@ -180,6 +91,7 @@ class Loader:
         self._temperature = temperature
         self._regularisation = regularisation
         self._prefetch = prefetch
+        self._rank, self._count = rank, count
         self._planned: tuple[int, list[NDArray[np.int64]]] | None = None
 
     def plan(self, epoch: int) -> list[NDArray[np.int64]]:
@@ -229,15 +141,23 @@ class Loader:
                     f"training.batch or training.seed changed since the checkpoint; restore them or start a new run"
                 )
             while position < len(plan):
-                chosen = plan[position : position + self._batch.accumulate]
-                position += len(chosen)
-                batches = [batch for indices in chosen for batch in self.load(indices, epoch)]
+                end = min(position + self._batch.accumulate, len(plan))
+                mine = range(position + self._rank, end, self._count)
+                batches = [batch for number in mine for batch in self.load(epoch, number)]
+                if not batches:
+                    batches = [self.load(epoch, position)[0].idle()]
+                position = end
                 after = LoaderState(epoch, position) if position < len(plan) else LoaderState(epoch + 1)
                 yield Group(batches, after)
             epoch, position = epoch + 1, 0
 
-    def load(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
-        """Read and collate one planned batch; sampled segmentations may need several to keep the budget."""
+    def load(self, epoch: int, position: int) -> list[Batch]:
+        """Read and collate batch `position` of `epoch`; sampled segmentations may need several to keep the budget."""
+        parts = self._collated(self.plan(epoch)[position], epoch)
+        seeds = [xxh32_intdigest(f"{self._seed} {epoch} {position} {part}".encode()) for part in range(len(parts))]
+        return [replace(part, seed=seed) for part, seed in zip(parts, seeds, strict=True)]
+
+    def _collated(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
         sources, targets = self._table.pairs(indices)
         multiple, sampling = self._batch.length_multiple, self._regularisation
         if sampling is None:

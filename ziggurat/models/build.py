@@ -14,7 +14,7 @@ from torch import nn
 from ziggurat.config.model import Family, ModelConfig
 from ziggurat.config.recompute import RecomputeConfig
 from ziggurat.errors import ConfigError
-from ziggurat.init import Depth, Slot, assign_roles, constant_omega, initialise
+from ziggurat.init import Depth, Role, Slot, assign_roles, constant_omega, initialise
 from ziggurat.models.attention import decoder_layer, encoder_attention
 from ziggurat.models.layers import EncoderLayer
 from ziggurat.models.parts import Embeddings, StackParts
@@ -32,6 +32,7 @@ __all__ = [
     "compile_layers",
     "count_parameters",
     "model_slots",
+    "parameter_roles",
     "set_recompute",
     "stack_residuals",
 ]
@@ -159,6 +160,12 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
         number, decoder = layer_of.get(slot.values.data_ptr(), (0, 0))
         placed.append(dataclasses.replace(slot, layer=number, decoder=bool(decoder)))
     return placed
+
+
+def parameter_roles(model: Seq2Seq) -> dict[str, Role]:
+    """Return the role of every parameter by its name; that of the first part of a matrix made of several."""
+    role_of = {slot.values.data_ptr(): slot.role for slot in reversed(model_slots(model))}
+    return {name: role_of[parameter.data_ptr()] for name, parameter in model.named_parameters()}
 
 
 def count_parameters(model: nn.Module) -> int:

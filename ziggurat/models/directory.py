@@ -22,7 +22,7 @@ from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.models.tensors import placed_as, read_tensors, write_tensors
 
 __all__ = [
     "CONFIG_FILE",
@@ -94,13 +94,13 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `meta.json`, whatever its format version.
 
-    Raises CheckpointError when the file is missing or damaged: in format 3 it has a checksum of its own.
+    Raises CheckpointError when the file is missing or damaged: from format 3 on it has a checksum of its own.
     """
     path = folder / META_FILE
     try:
         document = json.loads(path.read_text("utf-8"))
         whole = "progress" in document and MODEL_FILE in document["checksums"]
-        if document["format"] == 3:
+        if document["format"] in (3, 4):
             whole = whole and document["checksum"] == meta_checksum(document)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
@@ -143,7 +143,7 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
             raise CheckpointError(
                 f"{name}: {key} has shape {list(tensors[key].shape)}, the configuration needs {list(parameter.shape)}"
             )
-        parameter.copy_(tensors[key])
+        parameter.copy_(placed_as(tensors[key], parameter))
 
 
 def write_model_directory(

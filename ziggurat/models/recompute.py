@@ -77,6 +77,10 @@ class Recomputing(nn.Module):
         super().__init__()
         self.recompute: Recompute = None
 
+    def units(self) -> list[nn.Module]:
+        """Return the layers that are always called as modules, and so can be gathered one by one (FSDP2)."""
+        return list(self.layers)
+
     def runs(self) -> list[Run]:
         """Return the runs of a pass over all layers; evaluation keeps nothing, so it has nothing to compute again."""
         training = self.training and torch.is_grad_enabled()

@@ -147,6 +147,10 @@ class RnmtDecoder(Recomputing):
         self.layers = nn.ModuleList(layers)
         self.attention = attention
 
+    def units(self) -> list[nn.Module]:
+        """See Recomputing; the first layer runs cell by cell, within the attention's loop."""
+        return super().units()[1:]
+
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """Return [batch, target, 2 * width] for the embedded target input `x` [batch, target, width]."""
         order = step_order(x.new_ones(x.shape[:2], dtype=torch.bool), directions=1)

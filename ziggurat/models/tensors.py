@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeGuard
 
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
+
 from ziggurat.data.files import atomic_file
 from ziggurat.errors import CheckpointError
 
-__all__ = ["WEIGHTS_FORMAT", "read_tensors", "write_tensors"]
+__all__ = ["WEIGHTS_FORMAT", "local", "placed_as", "read_tensors", "whole", "write_tensors"]
 
 WEIGHTS_FORMAT = "1"
 """Value of `format` in the header of every file that this package writes."""
@@ -32,6 +36,31 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
+    """Whether it is a DTensor; told by a method, since importing the class takes a second."""
+    return hasattr(tensor, "full_tensor")
+
+
+def local(tensor: Tensor) -> Tensor:
+    """Return what this process holds of a tensor that is cut up over processes (a DTensor), or the tensor itself."""
+    return tensor.to_local() if _is_cut_up(tensor) else tensor
+
+
+def whole(tensor: Tensor) -> Tensor:
+    """Return all of a tensor that is cut up over processes, which call this together; any other tensor itself."""
+    return tensor.full_tensor() if _is_cut_up(tensor) else tensor
+
+
+def placed_as(tensor: Tensor, like: Tensor) -> Tensor:
+    """Return a whole `tensor`, which every process has, where and cut up as `like` is, in its own dtype."""
+    on_device = tensor.to(like.device)
+    if not _is_cut_up(like):
+        return on_device
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(on_device, like.device_mesh, like.placements, src_data_rank=None)
 
 
 def write_tensors(path: Path, tensors: Mapping[str, Tensor], metadata: Mapping[str, str] | None = None) -> str:

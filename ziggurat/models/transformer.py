@@ -67,6 +67,10 @@ class _Stack(Recomputing):
         self.split = frame.split
         self.layer_drop = frame.layer_drop
 
+    def units(self) -> list[nn.Module]:
+        """See Recomputing; a history between sub-layers calls those instead of their layers."""
+        return [] if self.split else super().units()
+
     def _open(self, x: Tensor) -> Past:
         if self.entry_norm is not None:
             x = self.entry_norm(x)

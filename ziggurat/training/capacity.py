@@ -66,15 +66,22 @@ def within_memory(
         if not out_of_memory(error):
             raise
         shortage = Shortage(_wanted(str(error)), _in_use(device), said=printable(str(error), 200))
-    if agree(shortage is not None):
-        result = None
-        gc.collect()  # frames of the traceback hold activations in cycles
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
-        else:
-            return_freed_memory()
-        return shortage or Shortage(None, _in_use(device), here=False)
-    return result  # type: ignore[return-value]  # of type Result: nothing was raised
+    if shortage is not None:
+        _give_back(device)
+    if not agree(shortage is not None):
+        return result  # type: ignore[return-value]  # of type Result: nothing was raised
+    result = None
+    _give_back(device)
+    return shortage or Shortage(None, _in_use(device), here=False)
+
+
+def _give_back(device: torch.device) -> None:
+    """Free what work that broke off has left."""
+    gc.collect()  # frames of the traceback hold activations in cycles
+    if device.type == "cuda":
+        torch.cuda.empty_cache()
+    else:
+        return_freed_memory()
 
 
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}

@@ -3,11 +3,12 @@
 checkpoints/step-00001000/
   model.safetensors                        weights
   state/optimiser/shard-00000.safetensors  moments, by parameter name; one file per process
-  state/random.safetensors                 torch's generators
   meta.json                                position, counters, checksums of the files above and of itself
 best, last                                 links to checkpoints
 
-Format 2 had one `state/optimiser.safetensors` and no checksum of `meta.json`, format 1 no growth; both still open.
+There are no states of random generators: what is random in training follows from the seed and the place in the data.
+Formats that still open: 3 had such states; 2 one `state/optimiser.safetensors` and no checksum of `meta.json`; 1 no
+growth.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
-import torch
 from torch import Tensor
 
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import CheckpointError
 from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, meta_checksum, read_meta, verify
 from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.training.processes import Processes
 from ziggurat.training.shards import read_shards, write_shards
 
 __all__ = [
@@ -39,17 +40,14 @@ __all__ = [
     "latest_checkpoint",
     "link",
     "load_checkpoint",
-    "random_state",
     "read_progress",
-    "restore_random_state",
     "save_checkpoint",
 ]
 
-CHECKPOINT_FORMAT = 3
+CHECKPOINT_FORMAT = 4
 _STATE = "state"
 _OPTIMISER = f"{_STATE}/optimiser"
 _OPTIMISER_BEFORE_3 = f"{_STATE}/optimiser.safetensors"
-_RANDOM = f"{_STATE}/random.safetensors"
 
 
 @dataclass
@@ -118,73 +116,70 @@ class Checkpoint:
         progress: where the run stands.
         weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.training.optim).
-        random: what `random_state` returned.
         store: fingerprint of the training data.
     """
 
     progress: Progress
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
-    random: Mapping[str, Tensor]
     store: str
 
 
-def random_state() -> dict[str, Tensor]:
-    """Return the states of torch's generators."""
-    state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state |= {f"cuda-{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    return state
-
-
-def restore_random_state(state: Mapping[str, Tensor]) -> None:
-    """Put torch's generators back into a saved state."""
-    torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available():
-        saved = [state[k] for k in sorted(state, key=lambda k: int(k[5:] or 0) if k != "cpu" else -1) if k != "cpu"]
-        for device, generator in enumerate(saved[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(generator, device)
-
-
-def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int) -> Path:
+def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, processes: Processes | None = None) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `encoder_layers` is the depth of this stage. Returns the folder. Raises CheckpointError when it cannot be written:
-    nothing of it is left then, and the checkpoints before it are as they were.
+    `encoder_layers` is the depth of this stage. Several `processes` write together: each its moments, the first one all
+    else. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written: nothing of it is left
+    then, and the checkpoints before it are as they were.
     """
+    processes = processes or Processes()
     folder = run / CHECKPOINTS / f"step-{checkpoint.progress.update:08d}"
     building = folder.with_name(f".{folder.name}.tmp")
-    files = {MODEL_FILE: checkpoint.weights, _RANDOM: checkpoint.random}
-    try:
+
+    def begin() -> None:
         shutil.rmtree(building, ignore_errors=True)
         (building / _OPTIMISER).mkdir(parents=True)
-        checksums = {name: write_tensors(building / name, tensors) for name, tensors in files.items()}
-        shards = write_shards(building / _OPTIMISER, checkpoint.optimiser)
-        checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
-        meta = {
-            "format": CHECKPOINT_FORMAT,
-            "progress": asdict(checkpoint.progress),
-            "store": checkpoint.store,
-            "encoder_layers": encoder_layers,
-            "checksums": checksums,
-        }
-        meta["checksum"] = meta_checksum(meta)
-        write_atomically(building / META_FILE, json.dumps(meta, indent=1).encode())
-        for part in (_OPTIMISER, _STATE, ""):
-            _sync_folder(building / part)
-        if folder.exists():  # the same update again, after a resume from an older checkpoint
-            delete_checkpoint(folder)
-        os.replace(building, folder)
-        _sync_folder(folder.parent)
-        link(run / "last", folder)
+
+    def end() -> None:
+        _complete(building, folder, checkpoint, encoder_layers, shards)
+
+    try:
+        processes.first_does(begin)
+        shards = write_shards(building / _OPTIMISER, checkpoint.optimiser, processes.group)
+        processes.first_does(end)
     except OSError as error:
         size = sum(
-            t.numel() * t.element_size() for part in (*files.values(), checkpoint.optimiser) for t in part.values()
+            t.numel() * t.element_size() for part in (checkpoint.weights, checkpoint.optimiser) for t in part.values()
         )
         raise CheckpointError(_unwritten(folder, size, error)) from None
     finally:
-        shutil.rmtree(building, ignore_errors=True)
+        if processes.first:
+            shutil.rmtree(building, ignore_errors=True)
     return folder
+
+
+def _complete(
+    building: Path, folder: Path, checkpoint: Checkpoint, encoder_layers: int, shards: Mapping[str, str]
+) -> None:
+    """Write all but the moments, and give the folder its name."""
+    checksums = {MODEL_FILE: write_tensors(building / MODEL_FILE, checkpoint.weights)}
+    checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
+    meta = {
+        "format": CHECKPOINT_FORMAT,
+        "progress": asdict(checkpoint.progress),
+        "store": checkpoint.store,
+        "encoder_layers": encoder_layers,
+        "checksums": checksums,
+    }
+    meta["checksum"] = meta_checksum(meta)
+    write_atomically(building / META_FILE, json.dumps(meta, indent=1).encode())
+    for part in (_OPTIMISER, _STATE, ""):
+        _sync_folder(building / part)
+    if folder.exists():  # the same update again, after a resume from an older checkpoint
+        delete_checkpoint(folder)
+    os.replace(building, folder)
+    _sync_folder(folder.parent)
+    link(folder.parents[1] / "last", folder)
 
 
 def _unwritten(folder: Path, size: int, error: OSError) -> str:
@@ -221,7 +216,6 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         meta.progress,
         read_tensors(folder / MODEL_FILE),
         read_tensors(folder / _OPTIMISER_BEFORE_3) if one_file else read_shards(folder / _OPTIMISER),
-        read_tensors(folder / _RANDOM),
         meta.store,
     )
 

@@ -1,7 +1,7 @@
 """Divergence: whether a loss is a spike, and where the first number that is not finite came from.
 
 Nothing here runs while training is healthy, but for one comparison of the loss where `training.divergence.loss_spike`
-is set. When an update fails, its batches are run once more from the same random state, so under the same dropout masks,
+is set. When an update fails, its batches are run once more, under the same dropout masks,
 with hooks on every module and every parameter.
 """
 
@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from ziggurat.config.divergence import DivergenceConfig
 from ziggurat.config.train import LossConfig
-from ziggurat.data.loader import Batch
+from ziggurat.data.collate import Batch
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.capacity import Shortage, within_memory
-from ziggurat.training.checkpoint import random_state, restore_random_state
-from ziggurat.training.step import add_gradients
+from ziggurat.training.objective import Objective, add_gradients
 
-__all__ = ["all_finite", "find_fault", "highest_nll", "remember_loss"]
+__all__ = ["Fault", "all_finite", "find_fault", "highest_nll", "remember_loss"]
 
 
 def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
@@ -51,15 +50,26 @@ def all_finite(tensors: Mapping[str, Tensor]) -> bool:
     return all(_kind(tensor) is None for tensor in tensors.values())
 
 
+class Fault(NamedTuple):
+    """Where an update failed.
+
+    Attributes:
+        said: in words.
+        found: False when every state and gradient was finite this time, or memory was too short to look.
+    """
+
+    said: str
+    found: bool
+
+
 def find_fault(
     model: Seq2Seq,
     batches: Sequence[Batch],
     config: LossConfig,
     *,
     precision: str,
-    random: Mapping[str, Tensor],
-) -> str:
-    """Return in words which layer and tensor an update failed at first.
+) -> Fault:
+    """Return which layer and tensor an update failed at first.
 
     A parameter that is itself not finite is named before all else. Then the update is run again: the first module whose
     input or output is not finite, then the loss, then the first gradient in the order of the backward pass, which is
@@ -70,30 +80,29 @@ def find_fault(
         batches: of that update.
         config: loss of training.
         precision: `training.precision`.
-        random: state of the generators before that update (ziggurat.training.checkpoint.random_state).
     """
     for name, parameter in model.named_parameters():
         if kind := _kind(parameter.detach()):
-            return f"parameter {name} is {kind}"
-    now = random_state()
+            return Fault(f"parameter {name} is {kind}", True)
     watch = _Watch(model)
     try:
-        restore_random_state(dict(random))
         with watch, _eagerly(model):
             short = within_memory(lambda: _again(model, batches, config, precision, watch), model.device)
-        return f"not looked for where: {short}" if isinstance(short, Shortage) else watch.fault() or _largest(model)
+        if isinstance(short, Shortage):
+            return Fault(f"not looked for where: {short}", False)
+        found = watch.fault()
+        return Fault(_largest(model), False) if found is None else Fault(found, True)
     finally:
-        restore_random_state(now)
         model.zero_grad(set_to_none=True)
 
 
 def _again(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, precision: str, watch: _Watch) -> None:
     """Run the batches of an update again, up to the first that shows a fault."""
-    model.train()
+    objective = Objective(model, config).train()
     model.zero_grad(set_to_none=True)
     tokens, sentences = sum(b.target_tokens for b in batches), sum(b.sentences for b in batches)
     for batch in batches:
-        sums = add_gradients(model, batch, config, precision, tokens=tokens, sentences=sentences)
+        sums = add_gradients(objective, batch, model.device, precision, tokens=tokens, sentences=sentences)
         watch.see_loss(sums.objective)
         if watch.fault() is not None:
             return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
-import torch
+from torch import Tensor
 
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
@@ -15,18 +16,21 @@ from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import may_become_model_directory, open_model, weights, write_model_directory
 from ziggurat.models.grow import added_layers, at_depth, grow_moments, grow_weights, layer_sources
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import whole
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.schedule import peak_update
 
 __all__ = [
     "after_growth",
-    "carry_over",
+    "carry_moments",
+    "carry_weights",
     "grow_model",
     "keep_stage",
     "of_depth",
     "stage_ended",
     "stage_experiment",
+    "stage_folder",
     "stage_model",
 ]
 
@@ -74,26 +78,31 @@ def after_growth(p: Progress, config: TrainingConfig) -> None:
         p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))
 
 
-def carry_over(
-    growth: GrowthConfig, shallow: Seq2Seq, shallow_optimiser: Optimiser, model: Seq2Seq, optimiser: Optimiser
-) -> list[int]:
-    """Give the grown `model` and its new `optimiser` what the shallow ones learned; return the added layers, from 0."""
-    old, new = len(shallow.encoder.layers), len(model.encoder.layers)  # type: ignore[arg-type]
-    sources = layer_sources(growth.copy_strategy, old, new)
-    grow_weights(model, weights(shallow), old, sources)
-    if growth.moments == "copy":
-        trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
-        optimiser.load_state(grow_moments(trained, shallow_optimiser.state(), sources))
+def carry_weights(growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: int, model: Seq2Seq) -> list[int]:
+    """Give the deeper `model` the weights `shallow` of one with `layers` encoder layers; return those added, from 0."""
+    sources = layer_sources(growth.copy_strategy, layers, len(model.encoder.layers))  # type: ignore[arg-type]
+    grow_weights(model, shallow, layers, sources)
     return added_layers(sources)
 
 
-def keep_stage(run: Path, experiment: Experiment, stage: int, model: Seq2Seq) -> Path:
-    """Write the model at the end of a stage as a model directory; returns it."""
-    shallow = stage_experiment(experiment, stage)
-    folder = run / STAGES / f"{shallow.model.encoder.layers:03d}-layers"
-    with torch.no_grad():
-        write_model_directory(folder, weights(model), shallow, run)
-    return folder
+def carry_moments(
+    growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: int, deep_layers: int, optimiser: Optimiser
+) -> None:
+    """Give the deeper model's `optimiser` the state `shallow` of the other's, where `growth.moments` says so."""
+    if growth.moments == "copy":
+        sources = layer_sources(growth.copy_strategy, layers, deep_layers)
+        trained = {name: parameter for parameter, name in optimiser.names.items()}
+        optimiser.load_state(grow_moments(trained, {key: whole(value) for key, value in shallow.items()}, sources))
+
+
+def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
+    """Return where the model at the end of a stage is kept."""
+    return run / STAGES / f"{stage_model(experiment, stage).encoder.layers:03d}-layers"
+
+
+def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
+    """Write the weights at the end of a stage as a model directory."""
+    write_model_directory(stage_folder(run, experiment, stage), tensors, stage_experiment(experiment, stage), run)
 
 
 def grow_model(path: Path, out: Path, *, layers: int, strategy: CopyStrategy, which: str | None = None) -> int:

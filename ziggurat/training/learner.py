@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -11,12 +12,14 @@ from ziggurat.config.compatibility import unlike
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import build_model, compile_layers, model_slots, set_recompute
+from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
 from ziggurat.models.directory import load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
-from ziggurat.training.growth import carry_over, stage_model
+from ziggurat.training.growth import carry_moments, carry_weights, stage_model
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel, parallel
+from ziggurat.training.processes import Processes
 from ziggurat.training.profile import profile_admin
 
 __all__ = ["Learner"]
@@ -29,41 +32,57 @@ class Learner:
         experiment: configuration of the whole run.
         store: gives the sizes of the vocabularies.
         device: where the model is trained.
+        processes: all that train it.
 
     Attributes:
         stage: stage of growth, from 0.
-        model: on `device`.
+        parallel: the model, and how its gradients come about.
         optimiser: of its parameters.
     """
 
-    model: Seq2Seq
+    parallel: Parallel
     optimiser: Optimiser
 
-    def __init__(self, experiment: Experiment, store: Store, device: torch.device) -> None:
+    def __init__(
+        self, experiment: Experiment, store: Store, device: torch.device, processes: Processes | None = None
+    ) -> None:
         self.experiment = experiment
         self.store = store
         self.device = device
-        self._make(0)
+        self.processes = processes or Processes()
+        self._make(0, self._build(0))
 
-    def _make(self, stage: int) -> None:
-        self.stage = stage
-        training = self.experiment.training
-        self.model = build_model(
+    @property
+    def model(self) -> Seq2Seq:
+        """What is trained, on the device; cut up over the processes where they train so."""
+        return self.parallel.model
+
+    def _build(self, stage: int) -> Seq2Seq:
+        return build_model(
             stage_model(self.experiment, stage),
             self.store.source.size,
             self.store.target.size,
-            seed=training.seed,
-            exact_dropout=training.exact_dropout,
+            seed=self.experiment.training.seed,
+            exact_dropout=self.experiment.training.exact_dropout,
         ).to(self.device)
-        set_recompute(self.model, training.recompute)
+
+    def _make(self, stage: int, model: Seq2Seq) -> None:
+        self.stage = stage
+        training = self.experiment.training
+        set_recompute(model, training.recompute)
         if training.compile == "layers":
-            compile_layers(self.model)  # a deeper stage finds the graphs of the one before
-        self.optimiser = Optimiser(self.model, model_slots(self.model), training.optimiser, seed=training.seed)
+            compile_layers(model)  # a deeper stage finds the graphs of the one before
+        roles = parameter_roles(model)
+        self.parallel = parallel(model, training, self.processes)
+        self.optimiser = Optimiser(model, roles, training.optimiser, seed=training.seed)
 
     @property
     def encoder_layers(self) -> int:
         """Depth of the encoder now."""
-        return stage_model(self.experiment, self.stage).encoder.layers
+        return self._layers(self.stage)
+
+    def _layers(self, stage: int) -> int:
+        return stage_model(self.experiment, stage).encoder.layers
 
     def start_from(self, path: str) -> str:
         """Take the weights of a run or a model directory; return which those are, for people.
@@ -94,14 +113,25 @@ class Learner:
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:
         """Put back the weights and moments of a checkpoint, at its depth. Raises CheckpointError: it does not fit."""
         if checkpoint.progress.stage != self.stage:
-            self._make(checkpoint.progress.stage)
+            self._make(checkpoint.progress.stage, self._build(checkpoint.progress.stage))
         load_weights(self.model, checkpoint.weights, str(run))
         self.optimiser.load_state(checkpoint.optimiser)
 
     def grow(self) -> str | None:
         """Go on with the model of the next stage, which starts from the present one; return what was profiled."""
-        growth, shallow, moments = self.experiment.training.growth, self.model, self.optimiser
+        growth = self.experiment.training.growth
         assert growth is not None
-        self._make(self.stage + 1)
-        added = carry_over(growth, shallow, moments, self.model, self.optimiser)
-        return profile_admin(self.model, self.experiment, self.store, added)
+        layers, shallow = self.encoder_layers, self.optimiser
+        model = self._build(self.stage + 1)
+        added = carry_weights(growth, self.parallel.weights(), layers, model)
+        self._make(self.stage + 1, model)
+        carry_moments(growth, shallow.state(), layers, self.encoder_layers, self.optimiser)
+        return self.profile(added)
+
+    def profile(self, added: Sequence[int] | None = None) -> str | None:
+        """Profile ADMIN's omegas, or those of the encoder layers `added`; return what was found, if it is to be."""
+        with self.parallel.whole() as model:
+            found = profile_admin(model, self.experiment, self.store, added)
+            if found is not None and model is not self.model:
+                load_weights(self.model, weights(model), "the profiled model")
+        return found

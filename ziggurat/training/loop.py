@@ -6,6 +6,7 @@ import math
 import shutil
 import signal
 import time
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -24,16 +25,15 @@ from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import (
     Progress,
     latest_checkpoint,
-    restore_random_state,
 )
-from ziggurat.training.growth import after_growth, keep_stage, stage_ended
+from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
-from ziggurat.training.profile import profile_admin
+from ziggurat.training.processes import Processes, joined, lost
 from ziggurat.training.progress import ProgressLine, Window
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.retention import clear_leftovers, set_aside
-from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
+from ziggurat.training.run import create_run, owned, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
@@ -47,19 +47,32 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     """Train as `experiment` says, into the folder `run`; with `resume`, go on from its newest whole checkpoint.
 
     The result is a function of configuration, data and seed: a run killed at any moment and resumed ends with the
-    same weights, bit for bit on one machine. Raises ConfigError, DataError, CheckpointError, TrainingError.
+    same weights, bit for bit on one machine and with as many processes. Under torchrun every process calls this; the
+    folder must be the same for all of them. Raises ConfigError, DataError, CheckpointError, TrainingError.
     """
-    console = console or Console(stderr=True)
-    run = run.absolute()  # creating it may replace the folder that "." stands for
+    settings = experiment.training
+    with joined(settings.distributed.timeout_minutes, settings.device) as processes:
+        console = (console or Console(stderr=True)) if processes.first else Console(quiet=True)
+        try:
+            return _train(run.absolute(), experiment, resume, console, processes)
+        except RuntimeError as error:
+            if processes.count > 1 and lost(error):
+                raise processes.hanging(error) from error
+            raise
+
+
+def _train(run: Path, experiment: Experiment, resume: bool, console: Console, processes: Processes) -> TrainingResult:
+    """Train; `run` is an absolute path, since creating it may replace the folder that "." stands for."""
     store = Store.open(experiment.data.store)
+    refuse_idle(experiment.training.batch, processes)
     if not resume:
         refuse_existing(run)
         refuse_other_store(experiment, store)
-    training = _Training(run, experiment, store, console)  # what cannot be trained fails before it leaves a folder
+    training = _Training(run, experiment, store, console, processes)  # what cannot be trained leaves no folder
     if not resume:
         training.begin()
-        create_run(run, training.experiment, store)
-    with owned(run):
+        processes.first_does(lambda: create_run(run, training.experiment, store))
+    with owned(run) if processes.first else nullcontext():
         return training.go(resume)
 
 
@@ -68,23 +81,25 @@ class _Training:
 
     log: RunLog
 
-    def __init__(self, run: Path, experiment: Experiment, store: Store, console: Console) -> None:
+    def __init__(self, run: Path, experiment: Experiment, store: Store, console: Console, processes: Processes) -> None:
         self.run, self.experiment, self.store, self.console = run, experiment, store, console
+        self.processes = processes
         self.config = config = experiment.training
         self.device = usable_device(config.device, "training.device")
         if config.threads:
             torch.set_num_threads(config.threads)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()
-        self.learner = Learner(experiment, store, self.device)
+        self.learner = Learner(experiment, store, self.device, processes)
         limit = position_limit(experiment, store)
         has_dev = store.dev is not None and len(store.dev) > 0
-        self.validator = Validator(store, config, experiment.decoding, limit) if has_dev else None
+        self.validator = Validator(store, config, experiment.decoding, limit, processes) if has_dev else None
         refuse_endless(config.stop, validates=has_dev)
         if not config.batch.fit:
-            self.loader = loader_of(experiment, store)
+            self.loader = loader_of(experiment, store, processes)
         self.progress = Progress()
         self.origin = self.fitted = ""
+        self.signal: int | None = None
 
     def begin(self) -> None:
         """Take the weights that training starts from, and make sure that its batches fit into memory."""
@@ -93,21 +108,25 @@ class _Training:
         if self.config.batch.fit:
             self.experiment, self.fitted = fit_batches(self.experiment, self.store, self.learner)
             self.config = self.experiment.training
-            self.loader = loader_of(self.experiment, self.store)
+            self.loader = loader_of(self.experiment, self.store, self.processes)
             if self.validator is not None:
                 self.validator.config = self.config
         else:
             refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
-        self.log = RunLog(self.run, self.console)
+        self.log = RunLog(self._mine, self.console)
         try:
             return self._go(resume)
         finally:
             self.log.close()
 
+    @property
+    def _mine(self) -> Path | None:
+        """The folder of the run for the process that writes into it."""
+        return self.run if self.processes.first else None
+
     def _go(self, resume: bool) -> TrainingResult:
-        torch.manual_seed(self.config.seed)
         resumed = resume and self._resume()
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
@@ -117,9 +136,11 @@ class _Training:
         parameters, pairs = count_parameters(self.learner.model), len(self.store.train)
         self.log.say(f"{shape}, {parameters:,} parameters, {pairs:,} training pairs")
         threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
+        if self.processes.count > 1:
+            threads += f" each of {self.processes.count} processes ({self.config.distributed.kind})"
         self.log.say(f"{self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
         fresh = not resumed and not self.origin
-        if fresh and (profiled := profile_admin(self.learner.model, self.experiment, self.store)):
+        if fresh and (profiled := self.learner.profile()):
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
@@ -128,9 +149,10 @@ class _Training:
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun = self.progress.update
-        metrics = MetricsWriter(self.run, self.log, update=begun, tensorboard=self.config.tensorboard)
+        metrics = MetricsWriter(self._mine, self.log, update=begun, tensorboard=self.config.tensorboard)
         try:
-            with GracefulStop() as stop, ProgressLine(self.console, self.config) as line, self._saver() as saver:
+            says = self.processes.first
+            with GracefulStop(says) as stop, ProgressLine(self.console, self.config) as line, self._saver() as saver:
                 reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()
@@ -143,14 +165,14 @@ class _Training:
         else:
             waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
             self.log.say(f"stopped after update {p.update}: {reason} ({waited})")
-        if stop.received is not None:
+        if self.signal is not None:
             self.log.say(f"to go on: `ziggurat train --run {self.run} --resume`")
-        if stop.received is None:
+        elif self.processes.first:
             self._average()
-        return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.received)
+        return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, self.signal)
 
     def _saver(self) -> Saver:
-        return Saver(self.run, self.config, self.store, self.progress, self.log)
+        return Saver(self.run, self.config, self.store, self.progress, self.log, self.processes)
 
     def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter, saver: Saver) -> str:
         p, config = self.progress, self.config
@@ -161,7 +183,7 @@ class _Training:
         reason = finished(p, config)
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
-            shutil.rmtree(self.run / "averaged")
+            self.processes.first_does(lambda: shutil.rmtree(self.run / "averaged"))
         begun = p.update
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
         if not recovery.rolls_back:
@@ -176,7 +198,6 @@ class _Training:
             result = recovery.update(p, group, rate)
             p.seconds = time.perf_counter() - started
             window.add(result)
-            saver.poll()
             line.update(p, window)
             if p.update == begun + 1:  # a sign of life, long before the first record
                 after = " after resuming" if begun else ""
@@ -189,12 +210,12 @@ class _Training:
             if validated:
                 self._validate(metrics, line)
                 window = Window(self.loader, saver)
-            p.seconds = time.perf_counter() - started
+            self._hear(time.perf_counter() - started, stop, saver)
             reason = finished(p, config)
             if reason is not None and self.validator is not None and not validated:
                 self._validate(metrics, line)
-            elif reason is None and stop.received:
-                reason = signal.Signals(stop.received).name
+            elif reason is None and self.signal is not None:
+                reason = signal.Signals(self.signal).name
             minutes = config.checkpoint.every_minutes
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
             counted = validated or p.update % config.checkpoint.every_updates == 0
@@ -206,12 +227,20 @@ class _Training:
             refuse_to_go_on(p, config, self.run, saver.wait)
         return reason
 
+    def _hear(self, seconds: float, stop: GracefulStop, saver: Saver) -> None:
+        """Agree on what differs between processes: the first one's clock, a signal, checkpoints under way."""
+        clock = seconds if self.processes.first else 0.0
+        self.progress.seconds, received, writing = self.processes.largest([clock, stop.received or 0, saver.writing])
+        self.signal = int(received) or None
+        if not writing:
+            saver.poll()
+
     def _grow(self) -> None:
         """Go on to the next stage; a run resumed from before this update does the same again."""
         assert self.config.growth is not None
         kept, before = "", self.learner.encoder_layers
         if self.config.growth.keep_stages:
-            kept = f"; kept as {keep_stage(self.run, self.experiment, self.progress.stage, self.learner.model)}"
+            kept = f"; kept as {self._keep_stage()}"
         profiled = self.learner.grow()
         after_growth(self.progress, self.config)
         self.log.say(
@@ -222,11 +251,18 @@ class _Training:
             self.log.say(profiled)
         refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
 
+    def _keep_stage(self) -> Path:
+        weights, stage = self.learner.parallel.weights(), self.progress.stage
+        folder = stage_folder(self.run, self.experiment, stage)
+        self.processes.first_does(lambda: keep_stage(self.run, self.experiment, stage, weights))
+        return folder
+
     def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
         assert self.validator is not None
         p, name = self.progress, self.config.validation.metric
         began = time.perf_counter()
-        result: Validation = self.validator.measure(self.learner.model)
+        with self.learner.parallel.whole() as model:
+            result: Validation = self.validator.measure(model)
         value = result.metric(name)
         sign = 1.0 if name == "loss" else -1.0
         better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
@@ -243,7 +279,7 @@ class _Training:
 
     def _resume(self) -> bool:
         """Go back to the newest whole checkpoint; False when there is none yet."""
-        clear_leftovers(self.run)
+        self.processes.first_does(lambda: clear_leftovers(self.run))
         checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
         if checkpoint is None:
             self.log.say("no checkpoint yet: starting from the beginning")
@@ -255,12 +291,16 @@ class _Training:
                 "restore it or start a new run"
             )
         self.learner.restore(checkpoint, self.run)
-        restore_random_state(checkpoint.random)
         self.progress = checkpoint.progress
-        for folder in set_aside(self.run, after=checkpoint.progress.update):
-            self.log.say(f"the damaged checkpoint is {folder} now", "yellow")
+        self.processes.first_does(self._set_aside)
+        if self.processes.count > 1:  # their number, and so the memory each needs, may be another one
+            refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
         self.log.say(f"resumed after update {checkpoint.progress.update}")
         return True
+
+    def _set_aside(self) -> None:
+        for folder in set_aside(self.run, after=self.progress.update):
+            self.log.say(f"the damaged checkpoint is {folder} now", "yellow")
 
     def _average(self) -> None:
         wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))

@@ -22,21 +22,21 @@ class MetricsWriter:
     """Appends records to `metrics.jsonl` and, if wanted, TensorBoard.
 
     Args:
-        run: folder of the run.
+        run: folder of the run; None: nothing is written (all processes but the first).
         update: where training starts; records after it, left by a run that was killed, are removed.
         tensorboard: also write event files under `tensorboard/`.
         log: is told once when records cannot be written; a full disk does not end a run here.
     """
 
-    def __init__(self, run: Path, log: RunLog, *, update: int, tensorboard: bool) -> None:
+    def __init__(self, run: Path | None, log: RunLog, *, update: int, tensorboard: bool) -> None:
         self._log, self._gaps = log, False
-        path = run / _METRICS
-        if path.exists():
+        path = Path(os.devnull) if run is None else run / _METRICS
+        if run is not None and path.exists():
             kept = [line for line in path.read_bytes().splitlines(keepends=True) if _update_of(line) <= update]
             write_atomically(path, b"".join(kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._events: Any = None
-        if tensorboard:
+        if tensorboard and run is not None:
             from torch.utils.tensorboard import SummaryWriter  # slow to import, so only when wanted
 
             self._events = SummaryWriter(str(run / "tensorboard"), purge_step=update + 1)
@@ -64,7 +64,8 @@ class MetricsWriter:
         try:
             with self._file:
                 self._file.flush()
-                os.fsync(self._file.fileno())
+                if self._file.name != os.devnull:
+                    os.fsync(self._file.fileno())
             if self._events is not None:
                 self._events.close()
         except OSError as error:
@@ -82,11 +83,13 @@ def _update_of(line: bytes) -> float:
 class RunLog:
     """Says what happens, to the console (standard error) and to `log.txt` with the time.
 
-    A full disk does not end a run here: the console is told once that the file has gaps.
+    A full disk does not end a run here: the console is told once that the file has gaps. Without `run` nothing is
+    written.
     """
 
-    def __init__(self, run: Path, console: Console) -> None:
-        self._file = (run / "log.txt").open("a", encoding="utf-8")
+    def __init__(self, run: Path | None, console: Console) -> None:
+        path = Path(os.devnull) if run is None else run / "log.txt"
+        self._file = path.open("a", encoding="utf-8")
         self._console = console
         self._gaps = False
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.train import OptimiserConfig
+from ziggurat.models.tensors import local
 
 __all__ = ["NarrowAdam", "rounded"]
 
@@ -28,11 +29,6 @@ def rounded(x: Tensor, noise: Tensor) -> Tensor:
     bf16 holds exactly, 0 and infinity among it, stays.
     """
     return (x.view(torch.int32) + noise).bitwise_and_(~_LOW).view(torch.float32).to(torch.bfloat16)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor that is sharded (a DTensor of FSDP2), or the tensor itself."""
-    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 class _Rule(NamedTuple):
@@ -95,10 +91,10 @@ class NarrowAdam(torch.optim.Optimizer):
         rule = self._rule(step, group["lr"], group["weight_decay"])
         assert parameter.grad is not None
         for part in zip(
-            _local(parameter).view(-1).split(_CHUNK),
-            _local(parameter.grad).reshape(-1).split(_CHUNK),
-            _local(state["exp_avg"]).view(-1).split(_CHUNK),
-            _local(state["exp_avg_sq"]).view(-1).split(_CHUNK),
+            local(parameter).view(-1).split(_CHUNK),
+            local(parameter.grad).reshape(-1).split(_CHUNK),
+            local(state["exp_avg"]).view(-1).split(_CHUNK),
+            local(state["exp_avg_sq"]).view(-1).split(_CHUNK),
             strict=True,
         ):
             self._update_chunk(*part, rule, generator)

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.errors import CheckpointError
-from ziggurat.init import Role, Slot
+from ziggurat.init import Role
+from ziggurat.models.tensors import local, placed_as
 from ziggurat.training.moments import NarrowAdam
 
 __all__ = ["Optimiser"]
@@ -36,17 +37,16 @@ class Optimiser:
 
     Args:
         model: its parameters' names are the names in the saved state.
-        slots: role of each parameter (ziggurat.models.build.model_slots).
+        roles: role of each parameter by name (ziggurat.models.build.parameter_roles).
         config: kind and constants.
         seed: of the rounding of moments that are kept in bf16.
     """
 
-    def __init__(self, model: nn.Module, slots: list[Slot], config: OptimiserConfig, *, seed: int = 1) -> None:
+    def __init__(self, model: nn.Module, roles: Mapping[str, Role], config: OptimiserConfig, *, seed: int = 1) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in trained}
-        role_of = {slot.values.data_ptr(): slot.role for slot in slots}  # a fused matrix begins with its first part
-        undecayed = [p for _, p in trained if role_of[p.data_ptr()] in _UNDECAYED]
-        decayed = [p for _, p in trained if role_of[p.data_ptr()] not in _UNDECAYED]
+        undecayed = [p for name, p in trained if roles[name] in _UNDECAYED]
+        decayed = [p for name, p in trained if roles[name] not in _UNDECAYED]
         self.parts = _optimisers(decayed, undecayed, self.names, config, seed)
         self._rectified_only = config.rectified_only
         self.unrectified = config.rectified_only  # until the first rectified step
@@ -96,9 +96,9 @@ class Optimiser:
 
     @property
     def moment_bytes(self) -> int:
-        """Size of all moments, made or still to be made."""
+        """Size of all moments that this process has, made or still to be made."""
         return sum(
-            parameter.numel() * parameter.element_size() * _moments(part)
+            local(parameter).numel() * parameter.element_size() * _moments(part)
             for part in self.parts
             for group in part.param_groups
             for parameter in group["params"]
@@ -139,7 +139,8 @@ class Optimiser:
                         # `step` stays where the optimiser keeps it: on the CPU, unless it runs fused on a GPU.
                         home = parameter.device
                         part.state[parameter] = {
-                            k: v.to(home) if v.dim() or group.get("fused") else v for k, v in moments.items()
+                            k: placed_as(v, parameter) if v.dim() else v.to(home) if group.get("fused") else v
+                            for k, v in moments.items()
                         }
 
 

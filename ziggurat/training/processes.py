@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 
 import torch
@@ -15,7 +15,7 @@ from torch.distributed.distributed_c10d import Store
 
 from ziggurat.errors import ConfigError, TrainingError
 
-__all__ = ["Processes", "joined"]
+__all__ = ["Processes", "joined", "lost"]
 
 _BEAT = "ziggurat/update"
 
@@ -30,11 +30,13 @@ class Processes:
         rank: number of this process, from 0.
         count: how many there are.
         local_rank: number of this process on its machine.
+        group: over which they talk; None: the one that all began with.
     """
 
     rank: int = 0
     count: int = 1
     local_rank: int = 0
+    group: dist.ProcessGroup | None = None
 
     @property
     def first(self) -> bool:
@@ -45,18 +47,21 @@ class Processes:
         """Return the sum of each value over all processes, the same everywhere."""
         if self.count == 1:
             return list(values)
-        total = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(total)
-        summed: list[float] = total.tolist()
-        return summed
+        return self._reduced(values, dist.ReduceOp.SUM)
+
+    def largest(self, values: Sequence[float]) -> list[float]:
+        """Return the largest of each value over all processes, the same everywhere."""
+        return list(values) if self.count == 1 else self._reduced(values, dist.ReduceOp.MAX)
+
+    def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        tensor = torch.tensor(values, dtype=torch.float64)
+        dist.all_reduce(tensor, operation, group=self.group)
+        reduced: list[float] = tensor.tolist()
+        return reduced
 
     def any(self, flag: bool) -> bool:
         """Whether `flag` holds in any process; all get the same answer."""
         return flag if self.count == 1 else self.sums([float(flag)])[0] > 0
-
-    def of_first(self, value: float) -> float:
-        """Return the first process's `value`."""
-        return self.sums([value if self.first else 0.0])[0]
 
     def texts(self, mine: Sequence[str]) -> list[list[str]]:
         """Return the texts of every process, by rank."""
@@ -64,18 +69,35 @@ class Processes:
             return [list(mine)]
         raw = torch.frombuffer(bytearray(json.dumps(list(mine)).encode()), dtype=torch.uint8)
         sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
-        dist.all_gather(sizes, torch.tensor(raw.numel()))
+        dist.all_gather(sizes, torch.tensor(raw.numel()), group=self.group)
         longest = int(max(sizes))
         padded = torch.zeros(longest, dtype=torch.uint8)
         padded[: raw.numel()] = raw
         gathered = [torch.zeros_like(padded) for _ in range(self.count)]
-        dist.all_gather(gathered, padded)
+        dist.all_gather(gathered, padded, group=self.group)
         return [json.loads(bytes(g[: int(n)].tolist())) for g, n in zip(gathered, sizes, strict=True)]
 
     def wait(self) -> None:
         """Return when every process has come here."""
         if self.count > 1:
             self.sums([0.0])
+
+    def first_does(self, work: Callable[[], None]) -> None:
+        """Have the first process do `work` while the others wait. Raises its OSError in all of them."""
+        said = ""
+        if self.first:
+            try:
+                work()
+            except OSError as error:
+                if self.count == 1:
+                    raise
+                said = error.strerror or str(error)
+        if self.count > 1 and (failed := self.texts([said])[0][0]):
+            raise OSError(failed)
+
+    def aside(self) -> Processes:
+        """Return the same processes with a channel of their own, for another thread."""
+        return self if self.count == 1 else replace(self, group=dist.new_group(backend="gloo"))
 
     def beat(self, update: int) -> None:
         """Say that this process has come to `update`, for `hanging`."""
@@ -84,7 +106,10 @@ class Processes:
 
     def hanging(self, error: Exception) -> TrainingError:
         """Return what to say when communication failed with `error`: which processes are behind the others."""
-        updates = [int(_store().get(f"{_BEAT}/{rank}")) for rank in range(self.count)]
+        try:
+            updates = [int(_store().get(f"{_BEAT}/{rank}")) for rank in range(self.count)]
+        except RuntimeError:
+            return TrainingError(f"the processes lost each other, and the one that they meet at is gone: {error}")
         furthest = max(updates)
         behind = [f"process {rank} (update {update})" for rank, update in enumerate(updates) if update < furthest]
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
@@ -95,27 +120,38 @@ class Processes:
         )
 
 
+def lost(error: RuntimeError) -> bool:
+    """Whether it says that another process did not answer: gloo says so in words, NCCL by type."""
+    return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
+
+
 def _store() -> Store:
     store: Store = dist.distributed_c10d._get_default_store()
     return store
 
 
 @contextmanager
-def joined(timeout_minutes: float) -> Iterator[Processes]:
+def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     """Join the processes that torchrun started, if it did, and leave them at the end.
 
     The first communication that takes longer than `timeout_minutes` fails. GPUs talk over NCCL, everything else over
-    gloo. Raises ConfigError when torchrun's variables are incomplete or more processes than GPUs share a machine.
+    gloo. `device` is `training.device`; what torch calls the current GPU is then this process's own.
+
+    Raises ConfigError when torchrun's variables are incomplete, more processes than GPUs share a machine, or `device`
+    names one GPU for all.
     """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return
     try:
-        processes = Processes(*(int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK")))
+        rank, count, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
+        processes = Processes(rank, count, local_rank)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"WORLD_SIZE is set, but {error} is missing or no number: start by torchrun") from None
     backend = "gloo"
-    if torch.cuda.is_available():
+    if device not in ("auto", "cpu", "cuda"):
+        raise ConfigError(f"`training.device: {device}`: of several processes each has its own; set `auto` or `cuda`")
+    if device != "cpu" and torch.cuda.is_available():
         if processes.local_rank >= torch.cuda.device_count():
             raise ConfigError(
                 f"process {processes.local_rank} of this machine has no GPU of its own, there are "

@@ -12,8 +12,8 @@ from torch import nn
 
 from ziggurat.config import Experiment
 from ziggurat.data.batching import epoch_indices
+from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Batch, SpecialIds, collate
 from ziggurat.init import profile_omega
 from ziggurat.models.build import stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq

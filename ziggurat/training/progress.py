@@ -112,7 +112,7 @@ class ProgressLine:
             TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}"),
             console=console,
             transient=True,
-            disable=not console.is_terminal,
+            disable=not console.is_terminal or console.quiet,
         )
         self._task = self._bar.add_task("training", total=1.0, detail="")
 

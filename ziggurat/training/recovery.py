@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config import TrainingConfig
-from ziggurat.data.loader import Batch, Group
+from ziggurat.data.collate import Batch
+from ziggurat.data.loader import Group
 from ziggurat.errors import CheckpointError, TrainingError
 from ziggurat.models.directory import CHECKPOINTS
 from ziggurat.training.checkpoint import (
@@ -14,8 +15,6 @@ from ziggurat.training.checkpoint import (
     Progress,
     checkpoint_folders,
     load_checkpoint,
-    random_state,
-    restore_random_state,
 )
 from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.divergence import all_finite, find_fault, highest_nll, remember_loss
@@ -112,7 +111,6 @@ class Recovery:
         config: section `training`.
         log: is told about every update that is skipped.
         settle: waits for the checkpoint that is being written.
-        agree: for several processes (ziggurat.training.capacity.within_memory).
     """
 
     def __init__(
@@ -122,14 +120,12 @@ class Recovery:
         config: TrainingConfig,
         log: RunLog,
         settle: Callable[[], None],
-        agree: Callable[[bool], bool] = bool,
     ) -> None:
         self._run = run
         self._learner = learner
         self._config = config
         self._log = log
         self._settle = settle
-        self._agree = agree
 
     @property
     def rolls_back(self) -> bool:
@@ -138,29 +134,26 @@ class Recovery:
 
     def update(self, p: Progress, group: Group, rate: float) -> UpdateResult:
         """Try one update with learning rate `rate` and count it in `p`; roll back when too many in a row failed."""
-        config, model = self._config, self._learner.model
-        random = random_state()
+        config, learner = self._config, self._learner
+        learner.processes.beat(p.update + 1)
+        clipper = AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None
         result = train_update(
-            model,
+            learner.parallel,
             group.batches,
-            self._learner.optimiser,
-            config.loss,
+            learner.optimiser,
             rate=rate,
             clip_norm=config.clip_norm,
-            guard=Guard(
-                AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
-                highest_nll(p.losses, config.divergence),
-                self._agree,
-            ),
-            precision=config.precision,
+            guard=Guard(clipper, highest_nll(p.losses, config.divergence)),
         )
         p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
         p.target_tokens += result.target_tokens
         why = ""
         if result.shortage is not None:
-            why = largest_shape(group.batches)
+            why = self._most_telling(largest_shape(group.batches), result.shortage.here)
         elif not result.finite or result.spike:
-            why = find_fault(model, group.batches, config.loss, precision=config.precision, random=random)
+            with learner.parallel.whole() as model:
+                fault = find_fault(model, group.batches, config.loss, precision=config.precision)
+            why = self._most_telling(*fault)
         elif result.taken:
             p.losses = remember_loss(p.losses, result.nll / result.target_tokens, config.divergence)
         if message := count_skipped(p, result, why):
@@ -169,6 +162,13 @@ class Recovery:
         if due and self.rolls_back and p.roll_backs < config.divergence.max_roll_backs:
             self._roll_back(p)
         return result
+
+    def _most_telling(self, said: str, sure: bool) -> str:
+        """Return the reason of the first process that is sure of its own, or of the first of all."""
+        processes = self._learner.processes
+        reasons = processes.texts([said, "sure"] if sure else [said])
+        rank = next((rank for rank, reason in enumerate(reasons) if len(reason) == 2), 0)
+        return f"process {rank}: {reasons[rank][0]}" if processes.count > 1 else said
 
     def _roll_back(self, p: Progress) -> None:
         """Go back to the last good checkpoint, keep the place in the data, and lower the rate.
@@ -185,7 +185,6 @@ class Recovery:
                 "lower `training.schedule.peak`"
             )
         self._learner.restore(checkpoint, self._run)
-        restore_random_state(checkpoint.random)
         good, bad, fault = checkpoint.progress, p.skipped_in_a_row, p.fault
         p.stage, p.schedule_update = good.stage, good.schedule_update
         p.gradient_norms, p.losses = good.gradient_norms, good.losses

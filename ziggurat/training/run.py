@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.provenance import unlike_store
@@ -15,8 +16,9 @@ from ziggurat.data.subword import copy_tokenizers
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
+from ziggurat.training.processes import Processes
 
-__all__ = ["create_run", "owned", "refuse_existing", "refuse_other_store", "reopen_run"]
+__all__ = ["create_run", "owned", "refuse_existing", "refuse_idle", "refuse_other_store", "reopen_run"]
 
 
 def refuse_existing(run: Path) -> None:
@@ -38,6 +40,15 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
             f"{store.path} was prepared with other settings than this configuration's (store -> configuration): "
             f"{shown}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or set "
             "`data.store` to a store made with it"
+        )
+
+
+def refuse_idle(batch: BatchConfig, processes: Processes) -> None:
+    """Raise ConfigError when an update has fewer batches than there are processes."""
+    if batch.accumulate < processes.count:
+        raise ConfigError(
+            f"{processes.count} processes share `training.batch.accumulate: {batch.accumulate}` batches per update; "
+            f"set it to {processes.count} or a multiple (or start fewer processes)"
         )
 
 

@@ -17,10 +17,12 @@ from ziggurat.config import TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS, weights
-from ziggurat.training.checkpoint import Checkpoint, Progress, random_state, save_checkpoint
+from ziggurat.models.directory import CHECKPOINTS
+from ziggurat.models.tensors import local
+from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
+from ziggurat.training.processes import Processes
 from ziggurat.training.retention import prune
 
 __all__ = ["Buffers", "Saver"]
@@ -36,6 +38,9 @@ class Buffers:
         """Return copies of `tensors`, good until the next call; memory of names that are gone is freed."""
         kept: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
+            if local(tensor) is not tensor:  # a part of one, as many times smaller as there are processes
+                kept[name] = tensor.to("cpu", copy=True)
+                continue
             buffer = self._kept.get(name)
             if buffer is None or buffer.shape != tensor.shape or buffer.dtype != tensor.dtype:
                 contiguous = torch.contiguous_format
@@ -52,7 +57,8 @@ class Saver:
 
     With `training.checkpoint.asynchronous`, `save` waits for the one before to be on disk, copies the tensors and
     returns; a thread does the rest. An error there is raised by the next `poll` or `save`, or on leaving the context,
-    which waits for what is under way. Without it, `save` returns when all is on disk.
+    which waits for what is under way. Without it, `save` returns when all is on disk. Several processes call every
+    method together; what goes wrong in one goes wrong in all.
 
     Args:
         run: folder of the run.
@@ -60,13 +66,23 @@ class Saver:
         store: data of the run; when its files change under way, `save` notices.
         progress: the run's; names of deleted checkpoints are taken out of it.
         log: where trouble is told that does not end the run.
+        processes: who train together.
 
     Attributes:
         waited_seconds: how long training has waited for checkpoints.
     """
 
-    def __init__(self, run: Path, config: TrainingConfig, store: Store, progress: Progress, log: RunLog) -> None:
+    def __init__(
+        self,
+        run: Path,
+        config: TrainingConfig,
+        store: Store,
+        progress: Progress,
+        log: RunLog,
+        processes: Processes | None = None,
+    ) -> None:
         self.waited_seconds = 0.0
+        self._processes = (processes or Processes()).aside()  # a thread talks while training does
         self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
         self._smaller_is_better = config.validation.metric == "loss"
         self._store, self._watch = store.fingerprint, StoreWatch(store)
@@ -117,10 +133,14 @@ class Saver:
                 self._judge(self._settle())
         self.waited_seconds += time.perf_counter() - began
 
+    @property
+    def writing(self) -> bool:
+        """Whether a checkpoint is under way, in this process."""
+        return self._writing is not None and not self._writing[1].done()
+
     def poll(self) -> None:
-        """Notice the end of a write without waiting for it. Raises CheckpointError as `save` does."""
-        if self._writing is not None and self._writing[1].done():
-            self._judge(self._settle())
+        """Notice the end of a write; called when none is under way any more. Raises CheckpointError as `save` does."""
+        self._judge(self._settle())
 
     def wait(self) -> None:
         """Wait until nothing is under way; an error is kept for `finish`."""
@@ -136,22 +156,31 @@ class Saver:
 
     def _snapshot(self, learner: Learner) -> Checkpoint:
         """Return the run as it is now; nothing in it changes while it is written."""
+        rank, count = self._processes.rank, self._processes.count
+        whole, moments = learner.parallel.weights(), learner.optimiser.state()
+        mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
-            weights(learner.model),
-            learner.optimiser.state(),
+            whole if rank == 0 else {},
+            # What every process has, one of them writes; what is cut up, all.
+            {name: moment for name, moment in moments.items() if name in mine or local(moment) is not moment},
         )
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
-        return Checkpoint(copy.deepcopy(self._progress), *tensors, random_state(), self._store)
+        return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store)
 
     def _write(self, s: Checkpoint, encoder_layers: int) -> Progress:
         """Write one checkpoint, then delete others; return the progress without the names of those."""
-        save_checkpoint(self._run, s, encoder_layers)
+        save_checkpoint(self._run, s, encoder_layers, self._processes)
         pruned = copy.copy(s.progress)
         try:
-            prune(self._run, pruned, self._kept, smaller_is_better=self._smaller_is_better)
+            self._processes.first_does(
+                lambda: prune(self._run, pruned, self._kept, smaller_is_better=self._smaller_is_better)
+            )
         except OSError as error:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
+        staying = self._processes.texts([*pruned.scores, *pruned.interim])[0]
+        pruned.scores = {name: score for name, score in pruned.scores.items() if name in staying}
+        pruned.interim = [name for name in pruned.interim if name in staying]
         return pruned
 
     def _settle(self) -> CheckpointError | None:

@@ -58,8 +58,8 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
     return writer.checksums
 
 
-def read_shards(folder: Path, group: dist.ProcessGroup | None = None) -> dict[str, Tensor]:
-    """Read every tensor of `folder` whole, however many processes wrote it and read it now.
+def read_shards(folder: Path) -> dict[str, Tensor]:
+    """Read every tensor of `folder` whole, each process by itself, however many wrote it.
 
     Raises CheckpointError when a file is missing or damaged.
     """
@@ -73,7 +73,7 @@ def read_shards(folder: Path, group: dist.ProcessGroup | None = None) -> dict[st
         }
         if tensors:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            load(tensors, storage_reader=reader, planner=planner, process_group=group, no_dist=_alone())
+            load(tensors, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
         raise CheckpointError(f"{folder}: damaged ({_cause(error)})") from None
     except (SafetensorError, OSError, ValueError, KeyError) as error:

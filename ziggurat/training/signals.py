@@ -17,11 +17,15 @@ class GracefulStop:
 
     Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
 
+    Args:
+        says: what is under way when a signal comes; of several processes one is enough.
+
     Attributes:
         received: number of the signal that came, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, says: bool = True) -> None:
+        self._says = says
         self.received: int | None = None
         self._previous: dict[int, object] = {}
 
@@ -40,4 +44,5 @@ class GracefulStop:
             os._exit(128 + number)  # at once: no cleaning up, the last checkpoint is whole
         self.received = number
         # Not through the console or the log: the signal may have come while they were writing.
-        os.write(2, f"\n{signal.Signals(number).name}: {_HEARD}\n".encode())
+        if self._says:
+            os.write(2, f"\n{signal.Signals(number).name}: {_HEARD}\n".encode())

@@ -11,15 +11,17 @@ import torch
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.batching import round_up
+from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.data.loader import Batch, Loader
+from ziggurat.data.loader import Loader
 from ziggurat.data.table import PairTable
 from ziggurat.errors import ConfigError, TrainingError
+from ziggurat.models.tensors import local
 from ziggurat.training.capacity import Shortage, limited_to_available_memory, readable, within_memory
 from ziggurat.training.learner import Learner
+from ziggurat.training.processes import Processes
 from ziggurat.training.profile import every_branch_present
 from ziggurat.training.recovery import largest_shape
-from ziggurat.training.step import add_gradients
 
 __all__ = [
     "BUDGET_STEP",
@@ -61,7 +63,7 @@ def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoc
         for lengths in (table.source_lengths, table.target_lengths)
     )
     most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
-    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(plan[number], epoch)]
+    return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(epoch, number)]
 
 
 def try_batches(
@@ -70,25 +72,25 @@ def try_batches(
     config: TrainingConfig,
     *,
     cpu_share: float = 1.0,
-    agree: Callable[[bool], bool] = bool,
 ) -> TooLarge | None:
     """Run batches forward and backward, with room for the optimiser's moments taken; return what is too large.
 
     Weights, moments, random state and mode are left as found; no gradient is left. Every layer is present, also those
-    that LayerDrop would leave out. On a CPU they may take `cpu_share` of what is free. `agree`: for several processes
-    (ziggurat.training.capacity.within_memory).
+    that LayerDrop would leave out. On a CPU they may take `cpu_share` of what is free. All processes try
+    the same and come to the same answer.
     """
     model, optimiser, device = learner.model, learner.optimiser, learner.device
-    tried = list(batches) * (2 if config.batch.accumulate > 1 else 1)  # from the second on, gradients take room too
+    processes = learner.parallel.processes
+    rounds = min(2, -(-config.batch.accumulate // processes.count))  # from the second on, gradients take room too
+    tried = list(batches) * rounds
     reached: list[Batch] = []
 
     def run() -> None:
         reserve = optimiser.reserve()
         for batch in tried:
             reached.append(batch)
-            tokens, sentences = batch.target_tokens, batch.sentences
-            add_gradients(model, batch, config.loss, config.precision, tokens=tokens, sentences=sentences)
-            if config.batch.accumulate == 1:
+            learner.parallel.attempt(batch)
+            if rounds == 1:
                 optimiser.zero_grad()
         del reserve
 
@@ -98,13 +100,14 @@ def try_batches(
         every_branch_present(model),
         limited_to_available_memory(device, cpu_share),
     ):
-        short = within_memory(run, device, agree)
+        short = within_memory(run, device, processes.any if learner.parallel.recovers else bool)
         optimiser.zero_grad()
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
 
 
-def loader_of(experiment: Experiment, store: Store) -> Loader:
-    """Return what a run of `experiment` reads its batches from. Raises DataError as Loader does."""
+def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
+    """Return what a run of `experiment` reads its batches from in this process. Raises DataError as Loader does."""
+    processes = processes or Processes()
     return Loader(
         store.train,
         store.source,
@@ -113,6 +116,8 @@ def loader_of(experiment: Experiment, store: Store) -> Loader:
         seed=experiment.training.seed,
         temperature=experiment.data.sampling_temperature,
         regularisation=experiment.data.subword.regularisation,
+        rank=processes.rank,
+        count=processes.count,
     )
 
 
@@ -125,8 +130,8 @@ def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, e
 
 
 def _said(failed: TooLarge, learner: Learner, max_tokens: int) -> str:
-    weights = sum(p.numel() * p.element_size() for p in learner.model.parameters())
-    gradients = sum(p.numel() * p.element_size() for p in learner.optimiser.parameters)
+    weights = sum(local(p).numel() * p.element_size() for p in learner.model.parameters())
+    gradients = sum(local(p).numel() * p.element_size() for p in learner.optimiser.parameters)
     fixed = weights + gradients + learner.optimiser.moment_bytes
     return (
         f"a batch of {largest_shape([failed.batch])} (padding included), the largest to come, does not fit into "
@@ -143,6 +148,11 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     room for the longest pair, TrainingError when not even the smallest budget fits.
     """
     table, config = store.train, experiment.training
+    if not learner.parallel.recovers:
+        raise ConfigError(
+            "`training.batch.fit` cannot try with `training.distributed.kind: fsdp` and several processes: one that "
+            "runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
+        )
     batch, multiple = config.batch, config.batch.length_multiple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1
     longest = int(round_up(np.array([longest]), multiple)[0])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from dataclasses import dataclass
+from itertools import islice
 
 import numpy as np
 import torch
@@ -18,7 +19,8 @@ from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import Score, evaluate
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.step import autocast, batch_loss
+from ziggurat.training.objective import autocast, batch_loss
+from ziggurat.training.processes import Processes
 
 __all__ = ["Validation", "Validator", "position_limit"]
 
@@ -66,21 +68,30 @@ class Validation:
 class Validator:
     """Measures a model on the dev set of a store. Draws no random number, so training is the same with or without.
 
+    Of several processes each takes its part of the dev set, and all get the same figures.
+
     Args:
         store: its dev set must not be empty.
         config: section `training`.
         decoding: section `decoding`, whose length penalty and limits are used.
         max_positions: longest input of the model, in tokens, if it has a limit.
+        processes: who share the work.
     """
 
     def __init__(
-        self, store: Store, config: TrainingConfig, decoding: DecodingConfig, max_positions: int | None = None
+        self,
+        store: Store,
+        config: TrainingConfig,
+        decoding: DecodingConfig,
+        max_positions: int | None = None,
+        processes: Processes | None = None,
     ) -> None:
         assert store.dev is not None
         self.store = store
         self.dev = store.dev
         self.config = config
         self.max_positions = max_positions
+        self.processes = processes or Processes()
         beam = config.validation.beam_size
         self.decoding = decoding.model_copy(update={"beam_size": beam, "n_best": 1})
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
@@ -95,12 +106,14 @@ class Validator:
         """Return the scores of `model`, which is left in evaluation mode."""
         model.eval()
         config = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens)
-        nll, tokens = 0.0, 0
-        for batch in fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch):
+        nll, tokens = 0.0, 0.0
+        batches = fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch)
+        for batch in islice(batches, self.processes.rank, None, self.processes.count):
             on_device = batch.to(model.device)
             with autocast(model.device, self.config.precision):
                 nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
             tokens += batch.target_tokens
+        nll, tokens = self.processes.sums([nll, tokens])
         mean = nll / max(1, tokens)
         return Validation(mean, *self._decode(model)) if self.config.validation.decode else Validation(mean)
 
@@ -117,12 +130,16 @@ class Validator:
         with autocast(model.device, self.config.precision), warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
             found: dict[int, Translation] = {}
+            mine = range(self.processes.rank, len(self.tags), self.processes.count)
             for tag in dict.fromkeys(self.tags):
-                chosen = [i for i, its_tag in enumerate(self.tags) if its_tag == tag]
+                chosen = [i for i in mine if self.tags[i] == tag]
                 found.update(zip(chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True))
-        outputs = [found[i].text for i in range(len(found))]
+        outputs = [""] * len(self.tags)
+        for rank, texts in enumerate(self.processes.texts([found[i].text for i in mine])):
+            outputs[rank :: self.processes.count] = texts
+        (unfinished,) = self.processes.sums([translator.notices["unfinished"]])
         bleu, chrf = self._scores(outputs, self.references)
-        return bleu.value, chrf.value, translator.notices["unfinished"]
+        return bleu.value, chrf.value, int(unfinished)
 
     def _scores(self, outputs: list[str], references: list[str]) -> list[Score]:
         """Return BLEU, with the tokenizer that sacreBLEU has for the target language, and chrF."""
