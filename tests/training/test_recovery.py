@@ -24,6 +24,7 @@ from ziggurat.data.files import fingerprint
 from ziggurat.data.loader import LoaderState
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.training.divergence import Fault
 from ziggurat.training.checkpoint import (
     CHECKPOINT_FORMAT,
     Progress,
@@ -98,7 +99,7 @@ def test_looking_for_the_fault_leaves_training_as_it_is(
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 7}))
     poison(monkeypatch, planned(experiment, 3, 4), LAYER, nan)
     go(tmp_path / "with", experiment)
-    monkeypatch.setattr("ziggurat.training.recovery.find_fault", lambda *_, **__: "somewhere")
+    monkeypatch.setattr("ziggurat.training.recovery.find_fault", lambda *_, **__: Fault("somewhere", True))
     go(tmp_path / "without", experiment)
     assert final_bytes(tmp_path / "with", 7) == final_bytes(tmp_path / "without", 7)
 
@@ -323,13 +324,13 @@ def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -
     folder = tmp_path / "run" / "last"
     path = folder / "meta.json"
     meta = json.loads(path.read_text())
-    assert meta["format"] == CHECKPOINT_FORMAT == 3
+    assert meta["format"] == CHECKPOINT_FORMAT == 4
     new = ["fault", "spikes", "losses", "roll_backs", "rate_factor", "good", "out_of_memory", "out_of_memory_in_a_row"]
     meta["progress"] = {key: value for key, value in meta["progress"].items() if key not in new}
     before = load_checkpoint(folder).optimiser
     shutil.rmtree(folder / "state" / "optimiser")
     write_tensors(folder / "state" / "optimiser.safetensors", before)
-    files = ("model.safetensors", "state/optimiser.safetensors", "state/random.safetensors")
+    files = ("model.safetensors", "state/optimiser.safetensors")
     del meta["checksum"]
     meta["checksums"] = {name: fingerprint(folder / name) for name in files}
     path.write_text(json.dumps({**meta, "format": 2}))

@@ -236,7 +236,7 @@ def test_training_reports_it_and_validation_leaves_it_out(
 
     store = Store.open(tiny_folder / "store")
     model = build_model(penalised.model, store.source.size, store.target.size)
-    monkeypatch.setattr("ziggurat.training.step.inter_similarity_penalty", refused)
+    monkeypatch.setattr("ziggurat.training.objective.inter_similarity_penalty", refused)
     validators = [Validator(store, e.training, e.decoding) for e in (without, penalised)]
     assert validators[0].measure(model) == validators[1].measure(model)
 
