@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import shutil
-import signal
 import time
 from pathlib import Path
 
@@ -38,7 +37,7 @@ from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
-from ziggurat.training.validate import Validation, Validator, position_limit
+from ziggurat.training.validate import Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
 
@@ -127,15 +126,17 @@ class _Training:
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
-        begun = self.progress.update
-        metrics = MetricsWriter(self.run, self.log, update=begun, tensorboard=self.config.tensorboard)
+        begun, overdue = self.progress.update, self.progress.validation_due
+        metrics = MetricsWriter(
+            self.run, self.log, update=begun, tensorboard=self.config.tensorboard, validated=not overdue
+        )
         try:
             with GracefulStop() as stop, ProgressLine(self.console, self.config) as line, self._saver() as saver:
                 reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()
         p = self.progress
-        if p.update == begun:
+        if p.update == begun and not overdue:
             how = f"`ziggurat train --run {self.run} --resume training.stop.updates=...`"
             self.log.say(
                 f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}", "yellow"
@@ -156,9 +157,12 @@ class _Training:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
+        if p.validation_due:  # nothing may come before it: it decides which weights are the best, and when to stop
+            self._validate(metrics, line, stop)
+            saver.amend()
         window = Window(self.loader, saver)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
-        reason = finished(p, config)
+        reason = stop.reason if p.validation_due else finished(p, config)
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             shutil.rmtree(self.run / "averaged")
@@ -185,19 +189,19 @@ class _Training:
                 metrics.write("train", p.update, window.record(p, rate))
                 line.say(window.line(p, rate, config.stop), self.log)
                 window = Window(self.loader, saver)
-            validated = self.validator is not None and p.update % config.validation.every_updates == 0
-            if validated:
-                self._validate(metrics, line)
+            validates = self.validator is not None and p.update % config.validation.every_updates == 0
+            if validates:
+                self._validate(metrics, line, stop)
                 window = Window(self.loader, saver)
             p.seconds = time.perf_counter() - started
             reason = finished(p, config)
-            if reason is not None and self.validator is not None and not validated:
-                self._validate(metrics, line)
-            elif reason is None and stop.received:
-                reason = signal.Signals(stop.received).name
+            if reason is not None and self.validator is not None and not validates:
+                self._validate(metrics, line, stop)
+            if reason is None or p.validation_due:
+                reason = stop.reason
             minutes = config.checkpoint.every_minutes
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
-            counted = validated or p.update % config.checkpoint.every_updates == 0
+            counted = validates or p.update % config.checkpoint.every_updates == 0
             if counted or due or reason is not None:
                 # A run must roll back to the same weights however often it was stopped, whatever the clock says.
                 good = counted and p.skipped_in_a_row == 0 and recovery.rolls_back
@@ -222,11 +226,16 @@ class _Training:
             self.log.say(profiled)
         refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
 
-    def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
+    def _validate(self, metrics: MetricsWriter, line: ProgressLine, stop: GracefulStop) -> None:
+        """Score the dev set; a signal leaves the validation due, to be done before anything else by a resumed run."""
         assert self.validator is not None
         p, name = self.progress, self.config.validation.metric
         began = time.perf_counter()
-        result: Validation = self.validator.measure(self.learner.model)
+        result = self.validator.measure(self.learner.model, lambda: stop.received is not None)
+        p.validation_due = result is None
+        if result is None:
+            line.say(f"update {p.update}: validation left for the resumed run", self.log)
+            return
         value = result.metric(name)
         sign = 1.0 if name == "loss" else -1.0
         better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
@@ -259,7 +268,8 @@ class _Training:
         self.progress = checkpoint.progress
         for folder in set_aside(self.run, after=checkpoint.progress.update):
             self.log.say(f"the damaged checkpoint is {folder} now", "yellow")
-        self.log.say(f"resumed after update {checkpoint.progress.update}")
+        first = ", before its validation" if checkpoint.progress.validation_due else ""
+        self.log.say(f"resumed after update {checkpoint.progress.update}{first}")
         return True
 
     def _average(self) -> None:

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from ziggurat.config import TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS, weights
+from ziggurat.models.directory import CHECKPOINTS, read_meta, weights, write_meta
 from ziggurat.training.checkpoint import Checkpoint, Progress, random_state, save_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
@@ -117,6 +118,23 @@ class Saver:
                 self._judge(self._settle())
         self.waited_seconds += time.perf_counter() - began
 
+    def amend(self) -> None:
+        """Put the progress into the newest checkpoint, which is of this update, and delete what is no longer kept.
+
+        For a resumed run that has done the validation its checkpoint was written before. Raises CheckpointError as
+        `save` does.
+        """
+        began = time.perf_counter()
+        folder = self._run / CHECKPOINTS / f"step-{self._progress.update:08d}"
+        try:
+            write_meta(folder, {**read_meta(folder), "progress": asdict(self._progress)})
+            self._prune(self._progress)
+        except OSError as error:
+            self._judge(CheckpointError(f"{folder}: cannot be brought up to date: {error.strerror or error}"))
+        except CheckpointError as error:
+            self._judge(error)
+        self.waited_seconds += time.perf_counter() - began
+
     def poll(self) -> None:
         """Notice the end of a write without waiting for it. Raises CheckpointError as `save` does."""
         if self._writing is not None and self._writing[1].done():
@@ -148,11 +166,14 @@ class Saver:
         """Write one checkpoint, then delete others; return the progress without the names of those."""
         save_checkpoint(self._run, s, encoder_layers)
         pruned = copy.copy(s.progress)
+        self._prune(pruned)
+        return pruned
+
+    def _prune(self, progress: Progress) -> None:
         try:
-            prune(self._run, pruned, self._kept, smaller_is_better=self._smaller_is_better)
+            prune(self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)
         except OSError as error:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
-        return pruned
 
     def _settle(self) -> CheckpointError | None:
         """Wait for the write under way, if any, and take in how it ended; return what went wrong."""

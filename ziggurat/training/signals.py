@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C: finish the update, write a checkpoint, leave; a second one leaves at once."""
+"""SIGTERM and Ctrl-C: finish the update, write a checkpoint, leave; a second one leaves at once.
+
+A validation under way is not finished: the resumed run does it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from types import FrameType, TracebackType
 
 __all__ = ["GracefulStop"]
 
-_HEARD = "finishing what is under way, then a checkpoint; the same again leaves at once"
+_HEARD = "finishing this update, then a checkpoint (a validation is left for later); the same again leaves at once"
 
 
 class GracefulStop:
@@ -24,6 +27,11 @@ class GracefulStop:
     def __init__(self) -> None:
         self.received: int | None = None
         self._previous: dict[int, object] = {}
+
+    @property
+    def reason(self) -> str | None:
+        """Name of the signal that came, such as SIGTERM, or None."""
+        return None if self.received is None else signal.Signals(self.received).name
 
     def __enter__(self) -> GracefulStop:
         if threading.current_thread() is threading.main_thread():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -63,6 +64,10 @@ class Validation:
         return text + (f"  {self.unfinished} cut at the length limit" if self.unfinished else "")
 
 
+class _InterruptedError(Exception):
+    """The rest of a validation is not wanted now."""
+
+
 class Validator:
     """Measures a model on the dev set of a store. Draws no random number, so training is the same with or without.
 
@@ -91,20 +96,35 @@ class Validator:
         self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
 
     @torch.inference_mode()
-    def measure(self, model: Seq2Seq) -> Validation:
-        """Return the scores of `model`, which is left in evaluation mode."""
+    def measure(self, model: Seq2Seq, interrupted: Callable[[], bool] = lambda: False) -> Validation | None:
+        """Return the scores of `model`, which is left in evaluation mode.
+
+        `interrupted` is asked before every batch and every step of the search: once it holds, None is returned.
+        """
+
+        def go_on() -> None:
+            if interrupted():
+                raise _InterruptedError
+
+        try:
+            return self._measure(model, go_on)
+        except _InterruptedError:
+            return None
+
+    def _measure(self, model: Seq2Seq, go_on: Callable[[], None]) -> Validation:
         model.eval()
         config = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens)
         nll, tokens = 0.0, 0
         for batch in fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch):
+            go_on()
             on_device = batch.to(model.device)
             with autocast(model.device, self.config.precision):
                 nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
             tokens += batch.target_tokens
         mean = nll / max(1, tokens)
-        return Validation(mean, *self._decode(model)) if self.config.validation.decode else Validation(mean)
+        return Validation(mean, *self._decode(model, go_on)) if self.config.validation.decode else Validation(mean)
 
-    def _decode(self, model: Seq2Seq) -> tuple[float, float, int]:
+    def _decode(self, model: Seq2Seq, go_on: Callable[[], None]) -> tuple[float, float, int]:
         """Return BLEU, chrF and the number of translations cut at the length limit."""
         translator = Translator(
             model,
@@ -113,6 +133,7 @@ class Validator:
             self.decoding,
             max_positions=self.max_positions,
             device=model.device,
+            before_step=go_on,
         )
         with autocast(model.device, self.config.precision), warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
