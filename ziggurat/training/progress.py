@@ -112,6 +112,7 @@ class ProgressLine:
             TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}"),
             console=console,
             transient=True,
+            refresh_per_second=2,  # ten, rich's own choice, take more than 1 % of a core
             disable=not console.is_terminal,
         )
         self._task = self._bar.add_task("training", total=1.0, detail="")
