@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import asdict
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import pytest
 
 from tests.cli.conftest import tiny_config
 from tests.conftest import tiny_experiment
-from tests.training.runs import QUIET, final_bytes, records
+from tests.training.runs import QUIET, outcome, records
 from ziggurat.config import Experiment
-from ziggurat.data.files import fingerprint
 from ziggurat.decoding.beam import beam_search
 from ziggurat.errors import CheckpointError
 from ziggurat.training import saving
@@ -65,21 +63,6 @@ def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def left_behind(run: Path) -> dict[str, Any]:
-    """Everything that a run ends with, besides the clock's figures."""
-    clock = {"time", "seconds", "data_wait_share", "checkpoint_wait"}
-    clock |= {"target_tokens_per_second", "source_tokens_per_second"}
-    kept = checkpoint_folders(run)
-    return {
-        "tensors": final_bytes(run, UPDATES),
-        "kept": {folder.name: fingerprint(folder / "model.safetensors") for folder in kept},
-        "progress": {folder.name: {**asdict(read_progress(folder)), "seconds": 0} for folder in kept},
-        "links": [os.readlink(run / name) for name in ("best", "last")],
-        "averaged": fingerprint(run / "averaged" / "model.safetensors"),
-        "records": [{key: value for key, value in r.items() if key not in clock} for r in records(run)],
-    }
-
-
 @pytest.fixture(scope="module")
 def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], int]:
     """What an uninterrupted run leaves, and how often its validations ask."""
@@ -88,7 +71,7 @@ def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> t
         asked = signal_at(-1, patch)
         go(run, experiment)
     assert [r["update"] for r in records(run, "validation")] == [3, 6, 7]
-    return left_behind(run), asked[0]
+    return outcome(run), asked[0]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.2, 0.45, 0.6, 0.8, 1.0])
@@ -121,7 +104,7 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
     assert order[0] == "validation"
     assert order.count("update") == UPDATES - result.update
     assert "updates" in resumed.reason
-    assert left_behind(run) == expected
+    assert outcome(run) == expected
 
 
 def test_interrupted_again_and_again(
@@ -140,7 +123,7 @@ def test_interrupted_again_and_again(
     assert [r["update"] for r in records(run, "validation")] == [3]
     assert read_progress(run / "last").validation_due
     go(run, experiment, resume=True)
-    assert left_behind(run) == whole[0]
+    assert outcome(run) == whole[0]
 
 
 def test_early_stopping_by_a_validation_that_was_left(
