@@ -247,6 +247,48 @@ def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_p
     assert load_checkpoint(checkpoint_folders(run)[-1]).progress.update > 0
 
 
+def _child_at(barrier: Any, run: str, document: str) -> None:
+    barrier.wait(60)
+    _child(run, document, False)
+
+
+def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    run, barrier = tmp_path / "run", context.Barrier(2)
+    arguments = (barrier, str(run), experiment.model_dump_json())
+    children = [context.Process(target=_child_at, args=arguments) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    assert sorted(child.exitcode or 0 for child in children) == [0, 1]
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+    assert [r["update"] for r in records(run, "train")] == list(range(5, UPDATES + 1, 5))
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the moment: here after the last look at the folder before its lock is taken."""
+    from ziggurat.training import run as module
+
+    building, run = module.building, tmp_path / "run"
+
+    def late(folder: Path) -> Any:
+        (folder / "checkpoints" / "step-00000007").mkdir(parents=True)
+        return building(folder)
+
+    monkeypatch.setattr(module, "building", late)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        go(run, experiment)
+    assert (run / "checkpoints" / "step-00000007").is_dir()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
 def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:
     """Have `act` called once in a run, before update `number`."""
     updates = count(1)
