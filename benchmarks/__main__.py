@@ -12,7 +12,7 @@ def main() -> None:
     for name in QUICK:
         print(f"== {name}", flush=True)
         subprocess.run([sys.executable, "-m", f"benchmarks.{name}"], check=True)
-    print("== `make bench-train` measures training beside peers, `memory` takes minutes: see benchmarks/README.md")
+    print("== `make bench-train`, `memory` and `overhead` take longer: see benchmarks/README.md")
 
 
 if __name__ == "__main__":

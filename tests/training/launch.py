@@ -38,7 +38,9 @@ class Started(NamedTuple):
         os.kill(self.process.pid, number)
 
 
-def _main(module: str, function: str, arguments: tuple[str, ...], environment: dict[str, str], files: list[str]) -> None:
+def _main(
+    module: str, function: str, arguments: tuple[str, ...], environment: dict[str, str], files: list[str]
+) -> None:
     for number, file in enumerate(files, start=1):
         os.dup2(os.open(file, os.O_WRONLY), number)
     os.environ.update(environment)

@@ -1,17 +1,25 @@
-"""What training runs leave in their folder."""
+"""Training runs: what they leave in their folder, and the matrix of runs that must not feel an interruption."""
 
 from __future__ import annotations
 
 import io
 import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from ziggurat.training.checkpoint import checkpoint_folders
+from tests.conftest import tiny_experiment
+from ziggurat.config import Experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.files import fingerprint
+from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.loop import train
 
-__all__ = ["QUIET", "final_bytes", "records"]
+__all__ = ["QUIET", "Case", "assert_resumed_equals_whole", "final_bytes", "outcome", "records", "train_part"]
 
 QUIET = Console(file=io.StringIO())
 """Takes what a run would print."""
@@ -28,3 +36,80 @@ def final_bytes(run: Path, updates: int) -> dict[str, bytes]:
     last = checkpoint_folders(run)[-1]
     assert last.name == f"step-{updates:08d}"
     return {str(p.relative_to(last)): p.read_bytes() for p in sorted(last.rglob("*.safetensors"))}
+
+
+_CLOCK = {"time", "seconds", "data_wait_share", "checkpoint_wait"}
+_CLOCK |= {"target_tokens_per_second", "source_tokens_per_second"}
+
+
+def outcome(run: Path) -> dict[str, Any]:
+    """Return all that a run leaves and the clock has no part in: tensors (weights, moments) of every
+    checkpoint kept by their fingerprint, progress, links, averages, records."""
+    kept = checkpoint_folders(run)
+    tensors = [path for folder in (*kept, run / "averaged") for path in sorted(folder.rglob("*.safetensors"))]
+    return {
+        "tensors": {str(path.relative_to(run)): fingerprint(path) for path in tensors},
+        "progress": {folder.name: {**asdict(read_progress(folder)), "seconds": 0} for folder in kept},
+        "links": {name: os.readlink(run / name) for name in ("best", "last") if (run / name).is_symlink()},
+        "records": [{key: value for key, value in r.items() if key not in _CLOCK} for r in records(run)],
+    }
+
+
+class Case(NamedTuple):
+    """One cell of the matrix that exact resuming must hold for."""
+
+    precision: str = "fp32"
+    growth: bool = False
+    accumulate: int = 1
+    compile: str = "none"
+
+    def __str__(self) -> str:
+        parts = [self.precision, *["growth"] * self.growth]
+        parts += [f"accumulate-{self.accumulate}"] * (self.accumulate > 1) + ["compile"] * (self.compile != "none")
+        return "-".join(parts)
+
+    def experiment(self, folder: Path, updates: int) -> Experiment:
+        """Return a run of so many updates on the store in `folder`; it grows before update 20 and after."""
+        found = tiny_experiment(
+            folder,
+            precision=self.precision,
+            compile=self.compile,
+            batch={"max_tokens": 150, "accumulate": self.accumulate},
+            stop={"updates": updates},
+            clip_norm=1.0,
+            divergence={"loss_spike": 4.0, "window": 9},
+            checkpoint={"every_updates": 10, "keep_last": 3},
+            validation={"every_updates": 10, "decode": False},
+            log_every_updates=10,
+        )
+        deep = found.model_copy(update={"model": change_section(found.model, {"encoder": {"layers": 3}}, "model")})
+        if not self.growth:
+            return deep
+        stages = [{"layers": 1, "updates": 13}, {"layers": 2, "updates": 27}]
+        growth = {"growth": {"stages": stages, "moments": "copy", "keep_stages": False}}
+        return deep.model_copy(update={"training": change_section(deep.training, growth, "training")})
+
+
+def train_part(run: str, document: str, resume: str) -> None:
+    """Train with the configuration in a JSON document; for tests.training.launch too, which passes texts only."""
+    train(Path(run), Experiment.model_validate_json(document), resume=resume == "resume", console=QUIET)
+
+
+def assert_resumed_equals_whole(
+    case: Case, corpus: Path, folder: Path, start: Callable[[str, str, str], object] = train_part
+) -> None:
+    """Assert that 20 updates, a new start and 20 more leave what 40 at once do, bit for bit.
+
+    `start` trains as `train_part` does, in whatever processes.
+    """
+    whole, parts = folder / "whole", folder / "parts"
+    long = case.experiment(corpus, 40).model_dump_json()
+    start(str(whole), long, "")
+    start(str(parts), case.experiment(corpus, 20).model_dump_json(), "")
+    assert [f.name for f in checkpoint_folders(parts)][-1] == "step-00000020"
+    start(str(parts), long, "resume")
+    expected, found = outcome(whole), outcome(parts)
+    for what in expected:
+        assert found[what] == expected[what], what
+    assert len(expected["tensors"]) >= 6
+    assert [r["update"] for r in expected["records"]] == [10, 10, 20, 20, 30, 30, 40, 40]

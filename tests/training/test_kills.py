@@ -1,10 +1,11 @@
-"""Fifty SIGKILLs at recorded moments of live `ziggurat train` processes: nothing is lost, not a bit."""
+"""Fifty SIGKILLs, then SIGTERMs, at recorded moments of live `ziggurat train` processes: nothing is lost, not a bit."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import random
+import signal
 import time
 from pathlib import Path
 
@@ -16,8 +17,8 @@ from ziggurat.cli import main
 from ziggurat.training.checkpoint import checkpoint_folders
 
 UPDATES = 30
-SEEDS = range(50)
-"""Seed n gives the moment of kill n as a share of the time that the latest uninterrupted run took."""
+SEEDS = {signal.SIGKILL: range(50), signal.SIGTERM: range(100, 120)}
+"""A seed gives the moment of a signal as a share of the time that the latest uninterrupted run took."""
 
 
 def _ziggurat(arguments: list[str], output: str) -> None:
@@ -28,8 +29,8 @@ def _ziggurat(arguments: list[str], output: str) -> None:
     main(arguments)
 
 
-def lived(seconds: float | None, config: Path, run: Path) -> int | None:
-    """Start or resume the run in a process of its own; return its exit status, or None when it was killed."""
+def lived(seconds: float | None, config: Path, run: Path, number: int = signal.SIGKILL) -> int | None:
+    """Start or resume the run in a process of its own; return its exit status, or None when the signal ended it."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
     begun = (run / "checkpoints").is_dir()
@@ -38,13 +39,19 @@ def lived(seconds: float | None, config: Path, run: Path) -> int | None:
     child.start()
     child.join(seconds)
     killed = child.is_alive()
-    child.kill()
-    child.join()
-    return None if killed else child.exitcode
+    if killed and child.pid is not None:
+        os.kill(child.pid, number)
+    child.join(60)
+    assert child.exitcode is not None, "the signal was not heeded"
+    # Before and after training, SIGTERM ends the process as it ends any other; in between, `train` leaves by itself.
+    return None if killed and child.exitcode in (-number, 128 + number) else child.exitcode
 
 
 @pytest.mark.slow
-def test_fifty_kills_of_runs_that_write_their_checkpoints_asynchronously(tiny_folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("number", SEEDS)
+def test_kills_of_runs_that_write_their_checkpoints_asynchronously(
+    number: signal.Signals, tiny_folder: Path, tmp_path: Path
+) -> None:
     """One run is killed over and over until it is done, then the next one, all compared with one that never was."""
     settings = {
         "threads": 1,
@@ -59,15 +66,15 @@ def test_fifty_kills_of_runs_that_write_their_checkpoints_asynchronously(tiny_fo
     assert lived(None, config, tmp_path / "whole") == 0
     length = time.perf_counter() - began
     expected = final_bytes(tmp_path / "whole", UPDATES)
-    seeds, killed, number = list(SEEDS), 0, 0
+    seeds, killed, count = list(SEEDS[number]), 0, 0
     while seeds:
-        number += 1
-        assert number <= 4 * len(SEEDS), "runs end before they are killed"
-        run, status = tmp_path / f"run-{number}", None
+        count += 1
+        assert count <= 4 * len(SEEDS[number]), "runs end before they are killed"
+        run, status = tmp_path / f"run-{count}", None
         while status is None:
             moment = random.Random(seeds[0]).uniform(0.0, 0.9) * length if seeds else None
             fresh, began = not (run / "checkpoints").is_dir(), time.perf_counter()
-            status = lived(moment, config, run)
+            status = lived(moment, config, run, number)
             if status is None:
                 seeds, killed = seeds[1:], killed + 1
             elif fresh:  # the machine is faster than it was
@@ -75,7 +82,7 @@ def test_fifty_kills_of_runs_that_write_their_checkpoints_asynchronously(tiny_fo
         said = Path(f"{run}.txt").read_text()
         assert status == 0, said
         assert "DAMAGED" not in said, "a kill leaves no damaged checkpoint, only whole ones"
-        assert final_bytes(run, UPDATES) == expected, f"run {number}, after {killed} kills"
+        assert final_bytes(run, UPDATES) == expected, f"run {count}, after {killed} kills"
         assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(tmp_path / "whole")]
         assert not list((run / "checkpoints").glob(".*"))
-    assert killed == len(SEEDS)
+    assert killed == len(SEEDS[number])

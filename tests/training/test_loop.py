@@ -138,7 +138,7 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
     left = iter(values)
     monkeypatch.setattr(
         "ziggurat.training.validate.Validator.measure",
-        lambda _self, _model: Validation(value := next(left), bleu=value, chrf=value, unfinished=0),
+        lambda *_: Validation(value := next(left), bleu=value, chrf=value, unfinished=0),
     )
     validation = {"every_updates": 1, "metric": metric}
     checkpoint = {"every_updates": 1, "keep_last": 1, "keep_best": 1}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -13,16 +12,13 @@ import torch
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from tests.training.launch import finish, launch, run_together
+from tests.training.launch import run_together
 from tests.training.runs import QUIET, final_bytes, records
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.prepare import prepare
-from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.models.tensors import read_tensors
-from ziggurat.training.checkpoint import load_checkpoint, read_progress
+from ziggurat.errors import ZigguratError
+from ziggurat.training.checkpoint import load_checkpoint
 from ziggurat.training.loop import train
-from ziggurat.training.processes import Processes
-from ziggurat.training.run import refuse_idle
 
 HERE = "tests.training.test_parallel"
 UPDATES = 6

@@ -24,7 +24,6 @@ from ziggurat.data.files import fingerprint
 from ziggurat.data.loader import LoaderState
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.models.tensors import read_tensors, write_tensors
-from ziggurat.training.divergence import Fault
 from ziggurat.training.checkpoint import (
     CHECKPOINT_FORMAT,
     Progress,
@@ -32,6 +31,7 @@ from ziggurat.training.checkpoint import (
     load_checkpoint,
     read_progress,
 )
+from ziggurat.training.divergence import Fault
 from ziggurat.training.growth import after_growth
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
@@ -230,6 +230,24 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
     assert "The run had rolled back 2 times already." in str(error.value)
     assert "Lower `training.schedule.peak`" in str(error.value)
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
+
+
+def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By default. The checkpoints are whole and hold finite weights, so a run without the fault can go on."""
+    experiment = tiny_experiment(tiny_folder, **settings(divergence={"action": "stop"}))
+    with monkeypatch.context() as patch:
+        poison(patch, planned(experiment, 6, 14), LAYER, nan)
+        message = rf"3 updates in a row.*the first of them update 6; first {LAYER}: output is NaN in the forward pass"
+        with pytest.raises(TrainingError, match=message):
+            go(tmp_path / "run", experiment)
+    newest = load_checkpoint(checkpoint_folders(tmp_path / "run")[-1])
+    assert (newest.progress.update, newest.progress.skipped_in_a_row) == (8, 3)
+    assert all(torch.isfinite(t).all() for t in (*newest.weights.values(), *newest.optimiser.values()))
+    result, _ = go(tmp_path / "run", experiment, resume=True)
+    progress = read_progress(tmp_path / "run" / "last")
+    assert (result.update, progress.skipped, progress.skipped_in_a_row, progress.fault) == (UPDATES, 3, 0, None)
 
 
 def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_again(

@@ -10,15 +10,16 @@ import shutil
 import signal
 import time
 from collections.abc import Callable
-from itertools import count
+from itertools import count, product
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from tests.training.runs import QUIET, final_bytes, records
+from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, train_part
 from ziggurat.config import Experiment
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
@@ -26,6 +27,7 @@ from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.run import reopen_run
 from ziggurat.training.step import train_update
 
+MATRIX = [Case(*cell) for cell in product(("fp32", "bf16"), (False, True), (1, 2), ("none", "layers"))]
 UPDATES = 40
 SETTINGS: dict[str, Any] = {
     "threads": 1,  # the processes that are killed must add up in the same order as this one
@@ -51,6 +53,34 @@ def uninterrupted(experiment: Experiment, tmp_path_factory: pytest.TempPathFacto
     run = tmp_path_factory.mktemp("whole") / "run"
     go(run, experiment)
     return final_bytes(run, UPDATES), run
+
+
+def started_anew(run: str, document: str, resume: str) -> None:
+    """Train; a resumed run has to compile anew, as in a process of its own."""
+    if resume:
+        torch.compiler.reset()
+    train_part(run, document, resume)
+
+
+@pytest.mark.parametrize(
+    "case", [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (c.compile != "none")) for c in MATRIX]
+)
+def test_twenty_updates_and_twenty_more_are_forty(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
+    """In every precision, with and without growth, accumulation and compiled layers."""
+    assert_resumed_equals_whole(case, tiny_folder, tmp_path, started_anew)
+
+
+def test_twenty_updates_and_twenty_more_are_forty_with_graphs(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The compiled case of the quick suite: layers are traced, once, and their graphs are run as they are."""
+    compiled, calls = torch.nn.Module.compile, count()
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **how: [next(calls), compiled(self, backend="eager", **how)][1]
+    )
+    torch.compiler.reset()
+    assert_resumed_equals_whole(Case("fp32", growth=True, accumulate=2, compile="layers"), tiny_folder, tmp_path)
+    assert next(calls) > 0
 
 
 def _child(run: str, document: str, resume: bool) -> None:
@@ -215,6 +245,48 @@ def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_p
         child.join(60)
     assert child.exitcode == 0
     assert load_checkpoint(checkpoint_folders(run)[-1]).progress.update > 0
+
+
+def _child_at(barrier: Any, run: str, document: str) -> None:
+    barrier.wait(60)
+    _child(run, document, False)
+
+
+def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
+    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+) -> None:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    run, barrier = tmp_path / "run", context.Barrier(2)
+    arguments = (barrier, str(run), experiment.model_dump_json())
+    children = [context.Process(target=_child_at, args=arguments) for _ in range(2)]
+    for child in children:
+        child.start()
+    for child in children:
+        child.join(120)
+    assert sorted(child.exitcode or 0 for child in children) == [0, 1]
+    assert final_bytes(run, UPDATES) == uninterrupted[0]
+    assert [r["update"] for r in records(run, "train")] == list(range(5, UPDATES + 1, 5))
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
+
+
+def test_a_run_made_by_another_process_in_the_meantime_is_left_alone(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the moment: here after the last look at the folder before its lock is taken."""
+    from ziggurat.training import run as module
+
+    building, run = module.building, tmp_path / "run"
+
+    def late(folder: Path) -> Any:
+        (folder / "checkpoints" / "step-00000007").mkdir(parents=True)
+        return building(folder)
+
+    monkeypatch.setattr(module, "building", late)
+    with pytest.raises(ConfigError, match="already holds a run"):
+        go(run, experiment)
+    assert (run / "checkpoints" / "step-00000007").is_dir()
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ Shapes: B sentences still searched, K beam, N results per sentence, S source, T 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -70,6 +71,8 @@ class SearchSettings:
     min_length: int = 0
     """Fewest tokens before end-of-sentence; a smaller limit of a sentence wins."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
+    before_step: Callable[[], None] = lambda: None
+    """Called before every step; what it raises ends the search."""
 
 
 @torch.inference_mode()
@@ -88,6 +91,7 @@ def beam_search(
     tokens = torch.full((len(source), settings.beam_size), settings.bos, device=source.device)
     search: _Search | None = None
     for step in range(longest + 1):
+        settings.before_step()
         scores = scorer.step(tokens)
         # Not the two-pass "best 2K, then log-sum-exp": log_softmax is one fused pass and measured faster on
         # CPU.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -50,17 +50,16 @@ class Translator:
 
     Args:
         model: one model, or the members of an ensemble (ziggurat.decoding.ensemble), in evaluation mode, on `device`.
-        source_tokenizer: of the models' source side.
-        target_tokenizer: of their target side.
+        source_tokenizer, target_tokenizer: of the models' two sides.
         decoding: search settings for calls that do not give their own.
         max_positions: most positions of either side, where a model has such a limit (learned positions).
         device: where the models are.
         origin: which weights these are, in words for people.
         target_language: code of the language it translates into; scores may depend on it.
+        before_step: called before every step of a search; what it raises ends the translation.
 
-    `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the
-    model), `long_lines` (translated in parts), `unfinished` (cut at the length limit). The first of each of
-    the last two kinds also gives a TranslationWarning.
+    `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the model),
+    `long_lines` (translated in parts), `unfinished` (cut at the length limit); the first of either of these warns.
     """
 
     def __init__(
@@ -74,6 +73,7 @@ class Translator:
         device: torch.device | str = "cpu",
         origin: str = "",
         target_language: str = "",
+        before_step: Callable[[], None] = lambda: None,
     ) -> None:
         self.models = tuple(model) if isinstance(model, Sequence) else (model,)
         self.source_tokenizer = source_tokenizer
@@ -83,6 +83,7 @@ class Translator:
         self.device = device
         self.origin = origin
         self.target_language = target_language
+        self.before_step = before_step
         self.notices: Counter[str] = Counter()
 
     @property
@@ -184,6 +185,7 @@ class Translator:
             forbidden=tuple(sorted(never - {tokenizer.eos})),
             min_length=decoding.min_length,
             penalty=LengthPenalty.of(decoding.length_penalty),
+            before_step=self.before_step,
         )
         return _Job(decoding, settings, prefix)
 

@@ -37,6 +37,7 @@ __all__ = [
     "read_weights",
     "verify",
     "weights",
+    "write_meta",
     "write_model_directory",
     "write_tensors",
 ]
@@ -109,6 +110,12 @@ def read_meta(folder: Path) -> dict[str, Any]:
     if not whole:
         raise CheckpointError(f"{path}: damaged")
     return cast(dict[str, Any], document)
+
+
+def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write a checkpoint's `meta.json` with a checksum of its own, atomically. Raises OSError."""
+    content = {**document, "checksum": meta_checksum(document)}
+    write_atomically(folder / META_FILE, json.dumps(content, indent=1).encode())
 
 
 def meta_checksum(document: Mapping[str, Any]) -> str:

@@ -14,7 +14,6 @@ growth.
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 from collections.abc import Callable, Mapping
@@ -24,9 +23,8 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ziggurat.data.files import write_atomically
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, meta_checksum, read_meta, verify
+from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, read_meta, verify, write_meta
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.processes import Processes
 from ziggurat.training.shards import read_shards, write_shards
@@ -75,6 +73,7 @@ class Progress:
         best: best value of the validation metric so far.
         best_update: its update.
         validations_since_best: in a row without a better one.
+        validation_due: whether the validation of this update was interrupted; it is the next thing to do.
         scores: validation metric by name of the checkpoints kept.
         stage: stage of growth that is trained now, from 0 (training.growth).
         schedule_update: the learning rate's counter t; behind `update` where growing set it back.
@@ -102,6 +101,7 @@ class Progress:
     best: float | None = None
     best_update: int | None = None
     validations_since_best: int = 0
+    validation_due: bool = False
     stage: int = 0
     schedule_update: int = 0
     scores: dict[str, float] = field(default_factory=dict)
@@ -171,8 +171,7 @@ def _complete(
         "encoder_layers": encoder_layers,
         "checksums": checksums,
     }
-    meta["checksum"] = meta_checksum(meta)
-    write_atomically(building / META_FILE, json.dumps(meta, indent=1).encode())
+    write_meta(building, meta)
     for part in (_OPTIMISER, _STATE, ""):
         _sync_folder(building / part)
     if folder.exists():  # the same update again, after a resume from an older checkpoint

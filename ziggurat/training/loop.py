@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 import shutil
-import signal
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -30,7 +28,7 @@ from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stag
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.processes import Processes, joined, lost
-from ziggurat.training.progress import ProgressLine, Window
+from ziggurat.training.progress import ProgressLine, Window, introduction
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.retention import clear_leftovers, set_aside
 from ziggurat.training.run import create_run, owned, refuse_existing, refuse_idle, refuse_other_store
@@ -38,7 +36,7 @@ from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
-from ziggurat.training.validate import Validation, Validator, position_limit
+from ziggurat.training.validate import Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
 
@@ -84,6 +82,7 @@ class _Training:
     def __init__(self, run: Path, experiment: Experiment, store: Store, console: Console, processes: Processes) -> None:
         self.run, self.experiment, self.store, self.console = run, experiment, store, console
         self.processes = processes
+        self.writes_to = run if processes.first else None  # log and metrics
         self.config = config = experiment.training
         self.device = usable_device(config.device, "training.device")
         if config.threads:
@@ -99,7 +98,6 @@ class _Training:
             self.loader = loader_of(experiment, store, processes)
         self.progress = Progress()
         self.origin = self.fitted = ""
-        self.signal: int | None = None
 
     def begin(self) -> None:
         """Take the weights that training starts from, and make sure that its batches fit into memory."""
@@ -115,30 +113,18 @@ class _Training:
             refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
-        self.log = RunLog(self._mine, self.console)
+        self.log = RunLog(self.writes_to, self.console)
         try:
             return self._go(resume)
         finally:
             self.log.close()
 
-    @property
-    def _mine(self) -> Path | None:
-        """The folder of the run for the process that writes into it."""
-        return self.run if self.processes.first else None
-
     def _go(self, resume: bool) -> TrainingResult:
         resumed = resume and self._resume()
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
-        model = self.experiment.model
-        kind = model.residual if model.family == "transformer" else model.family
-        shape = f"{kind} {self.learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}"
-        parameters, pairs = count_parameters(self.learner.model), len(self.store.train)
-        self.log.say(f"{shape}, {parameters:,} parameters, {pairs:,} training pairs")
-        threads = f" with {torch.get_num_threads()} threads" if self.device.type == "cpu" else ""
-        if self.processes.count > 1:
-            threads += f" each of {self.processes.count} processes ({self.config.distributed.kind})"
-        self.log.say(f"{self.device.type}{threads}, {self.config.precision}; run folder {self.run}")
+        for said in introduction(self.experiment, self.learner, len(self.store.train), self.run):
+            self.log.say(said)
         fresh = not resumed and not self.origin
         if fresh and (profiled := self.learner.profile()):
             self.log.say(profiled)
@@ -148,42 +134,44 @@ class _Training:
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
-        begun = self.progress.update
-        metrics = MetricsWriter(self._mine, self.log, update=begun, tensorboard=self.config.tensorboard)
+        begun, overdue = self.progress.update, self.progress.validation_due
+        metrics = MetricsWriter(
+            self.writes_to, self.log, update=begun, tensorboard=self.config.tensorboard, validated=not overdue
+        )
         try:
-            says = self.processes.first
-            with GracefulStop(says) as stop, ProgressLine(self.console, self.config) as line, self._saver() as saver:
+            bar = ProgressLine(self.console, self.config)
+            writer = Saver(self.run, self.config, self.store, self.progress, self.log, self.processes)
+            with GracefulStop(self.processes.first) as stop, bar as line, writer as saver:
                 reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()
         p = self.progress
-        if p.update == begun:
-            how = f"`ziggurat train --run {self.run} --resume training.stop.updates=...`"
-            self.log.say(
-                f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}", "yellow"
-            )
+        how = f"`ziggurat train --run {self.run} --resume"
+        if p.update == begun and not overdue:
+            said = f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}"
+            self.log.say(f"{said} training.stop.updates=...`", "yellow")
         else:
             waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
             self.log.say(f"stopped after update {p.update}: {reason} ({waited})")
-        if self.signal is not None:
-            self.log.say(f"to go on: `ziggurat train --run {self.run} --resume`")
+        if stop.heeded is not None:
+            self.log.say(f"to go on: {how}`")
         elif self.processes.first:
             self._average()
-        return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, self.signal)
-
-    def _saver(self) -> Saver:
-        return Saver(self.run, self.config, self.store, self.progress, self.log, self.processes)
+        return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, stop.heeded)
 
     def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter, saver: Saver) -> str:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
+        if p.validation_due:  # nothing may come before it: it decides which weights are the best, and when to stop
+            self._validate(metrics, line, stop)
+            saver.amend()
+            self._hear(p.seconds, stop, saver)
         window = Window(self.loader, saver)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
-        reason = finished(p, config)
-        if reason is None and (self.run / "averaged").exists():
-            self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
-            self.processes.first_does(lambda: shutil.rmtree(self.run / "averaged"))
+        reason = stop.reason if p.validation_due else finished(p, config)
+        if reason is None:
+            self.processes.first_does(self._remove_average)
         begun = p.update
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
         if not recovery.rolls_back:
@@ -206,19 +194,20 @@ class _Training:
                 metrics.write("train", p.update, window.record(p, rate))
                 line.say(window.line(p, rate, config.stop), self.log)
                 window = Window(self.loader, saver)
-            validated = self.validator is not None and p.update % config.validation.every_updates == 0
-            if validated:
-                self._validate(metrics, line)
+            validates = self.validator is not None and p.update % config.validation.every_updates == 0
+            if validates:
+                self._validate(metrics, line, stop)
                 window = Window(self.loader, saver)
             self._hear(time.perf_counter() - started, stop, saver)
             reason = finished(p, config)
-            if reason is not None and self.validator is not None and not validated:
-                self._validate(metrics, line)
-            elif reason is None and self.signal is not None:
-                reason = signal.Signals(self.signal).name
+            if reason is not None and self.validator is not None and not validates:
+                self._validate(metrics, line, stop)
+                self._hear(p.seconds, stop, saver)
+            if reason is None or p.validation_due:
+                reason = stop.reason
             minutes = config.checkpoint.every_minutes
             due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
-            counted = validated or p.update % config.checkpoint.every_updates == 0
+            counted = validates or p.update % config.checkpoint.every_updates == 0
             if counted or due or reason is not None:
                 # A run must roll back to the same weights however often it was stopped, whatever the clock says.
                 good = counted and p.skipped_in_a_row == 0 and recovery.rolls_back
@@ -231,7 +220,7 @@ class _Training:
         """Agree on what differs between processes: the first one's clock, a signal, checkpoints under way."""
         clock = seconds if self.processes.first else 0.0
         self.progress.seconds, received, writing = self.processes.largest([clock, stop.received or 0, saver.writing])
-        self.signal = int(received) or None
+        stop.heeded = int(received) or None
         if not writing:
             saver.poll()
 
@@ -243,10 +232,8 @@ class _Training:
             kept = f"; kept as {self._keep_stage()}"
         profiled = self.learner.grow()
         after_growth(self.progress, self.config)
-        self.log.say(
-            f"update {self.progress.update}: the encoder grows from {before} to {self.learner.encoder_layers} layers, "
-            f"{count_parameters(self.learner.model):,} parameters{kept}"
-        )
+        grown = f"{self.learner.encoder_layers} layers, {count_parameters(self.learner.model):,} parameters"
+        self.log.say(f"update {self.progress.update}: the encoder grows from {before} to {grown}{kept}")
         if profiled:
             self.log.say(profiled)
         refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
@@ -257,21 +244,17 @@ class _Training:
         self.processes.first_does(lambda: keep_stage(self.run, self.experiment, stage, weights))
         return folder
 
-    def _validate(self, metrics: MetricsWriter, line: ProgressLine) -> None:
+    def _validate(self, metrics: MetricsWriter, line: ProgressLine, stop: GracefulStop) -> None:
+        """Score the dev set; a signal leaves the validation due, to be done before anything else by a resumed run."""
         assert self.validator is not None
-        p, name = self.progress, self.config.validation.metric
-        began = time.perf_counter()
+        p, began = self.progress, time.perf_counter()
         with self.learner.parallel.whole() as model:
-            result: Validation = self.validator.measure(model)
-        value = result.metric(name)
-        sign = 1.0 if name == "loss" else -1.0
-        better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
-        if better:
-            p.best, p.best_update, p.validations_since_best = value, p.update, 0
-        else:
-            p.validations_since_best += 1
-        if math.isfinite(value):
-            p.scores[f"step-{p.update:08d}"] = value
+            result = self.validator.measure(model, lambda: stop.received is not None)
+        p.validation_due = result is None
+        if result is None:
+            line.say(f"update {p.update}: validation left for the resumed run", self.log)
+            return
+        better = result.count(p, self.config.validation.metric)
         seconds = time.perf_counter() - began
         metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
@@ -295,12 +278,18 @@ class _Training:
         self.processes.first_does(self._set_aside)
         if self.processes.count > 1:  # their number, and so the memory each needs, may be another one
             refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
-        self.log.say(f"resumed after update {checkpoint.progress.update}")
+        first = ", before its validation" if checkpoint.progress.validation_due else ""
+        self.log.say(f"resumed after update {checkpoint.progress.update}{first}")
         return True
 
     def _set_aside(self) -> None:
         for folder in set_aside(self.run, after=self.progress.update):
             self.log.say(f"the damaged checkpoint is {folder} now", "yellow")
+
+    def _remove_average(self) -> None:
+        if (self.run / "averaged").exists():
+            self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
+            shutil.rmtree(self.run / "averaged")
 
     def _average(self) -> None:
         wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))

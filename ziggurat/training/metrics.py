@@ -25,14 +25,19 @@ class MetricsWriter:
         run: folder of the run; None: nothing is written (all processes but the first).
         update: where training starts; records after it, left by a run that was killed, are removed.
         tensorboard: also write event files under `tensorboard/`.
+        validated: False when the validation of `update` is still to be done; a record of it, left by a run that was
+            killed right after, is removed too.
         log: is told once when records cannot be written; a full disk does not end a run here.
     """
 
-    def __init__(self, run: Path | None, log: RunLog, *, update: int, tensorboard: bool) -> None:
+    def __init__(
+        self, run: Path | None, log: RunLog, *, update: int, tensorboard: bool, validated: bool = True
+    ) -> None:
         self._log, self._gaps = log, False
         path = Path(os.devnull) if run is None else run / _METRICS
         if run is not None and path.exists():
-            kept = [line for line in path.read_bytes().splitlines(keepends=True) if _update_of(line) <= update]
+            last = {"train": update, "validation": update if validated else update - 1}
+            kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_until(line, last)]
             write_atomically(path, b"".join(kept))
         self._file: TextIO = path.open("a", encoding="utf-8")
         self._events: Any = None
@@ -72,12 +77,13 @@ class MetricsWriter:
             self._complain(error)
 
 
-def _update_of(line: bytes) -> float:
-    """Return the update of a record; a line cut off by a kill counts as the last of all."""
+def _is_until(line: bytes, last: Mapping[str, int]) -> bool:
+    """Whether a record is of the last update of its kind or before; a line cut off by a kill is not."""
     try:
-        return float(json.loads(line)["update"])
+        record = json.loads(line)
+        return bool(record["update"] <= last[record["kind"]])
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return False
 
 
 class RunLog:

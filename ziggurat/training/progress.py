@@ -4,22 +4,40 @@ from __future__ import annotations
 
 import math
 import time
+from pathlib import Path
 from types import TracebackType
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from ziggurat.config import TrainingConfig
+from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import StopConfig
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
+from ziggurat.models.build import count_parameters
 from ziggurat.training.checkpoint import Progress as RunProgress
+from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.saving import Saver
 from ziggurat.training.step import UpdateResult
 from ziggurat.training.stopping import share_done, time_left
 
-__all__ = ["ProgressLine", "Window"]
+__all__ = ["ProgressLine", "Window", "introduction"]
+
+
+def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path) -> list[str]:
+    """Return for people what is trained, on how many `pairs`, where, and into which folder."""
+    model, config, processes = experiment.model, experiment.training, learner.processes
+    kind = model.residual if model.family == "transformer" else model.family
+    where = learner.device.type
+    where += f" with {torch.get_num_threads()} threads" if where == "cpu" else ""
+    where += f" in each of {processes.count} processes ({config.distributed.kind})" if processes.count > 1 else ""
+    return [
+        f"{kind} {learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}, "
+        f"{count_parameters(learner.model):,} parameters, {pairs:,} training pairs",
+        f"{where}, {config.precision}; run folder {run}",
+    ]
 
 
 class Window:
@@ -112,6 +130,7 @@ class ProgressLine:
             TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}"),
             console=console,
             transient=True,
+            refresh_per_second=2,  # ten, rich's own choice, take more than 1 % of a core
             disable=not console.is_terminal or console.quiet,
         )
         self._task = self._bar.add_task("training", total=1.0, detail="")

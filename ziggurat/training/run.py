@@ -57,8 +57,8 @@ def create_run(run: Path, experiment: Experiment, store: Store) -> None:
 
     Raises ConfigError when there is something already, DataError when another process is making it.
     """
-    refuse_existing(run)
     with building(run) as folder:
+        refuse_existing(run)  # here, where no other process can make it in between: `building` replaces what is there
         copy_tokenizers(store.path, folder)
         write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
         (folder / CHECKPOINTS).mkdir()

@@ -6,6 +6,7 @@ import copy
 import time
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from ziggurat.config import TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS
+from ziggurat.models.directory import CHECKPOINTS, read_meta, write_meta
 from ziggurat.models.tensors import local
 from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from ziggurat.training.learner import Learner
@@ -133,6 +134,27 @@ class Saver:
                 self._judge(self._settle())
         self.waited_seconds += time.perf_counter() - began
 
+    def amend(self) -> None:
+        """Put the progress into the newest checkpoint, which is of this update, and delete what is no longer kept.
+
+        For a resumed run that has done the validation its checkpoint was written before. Raises CheckpointError as
+        `save` does.
+        """
+        began = time.perf_counter()
+        folder = self._run / CHECKPOINTS / f"step-{self._progress.update:08d}"
+
+        def write() -> None:
+            write_meta(folder, {**read_meta(folder), "progress": asdict(self._progress)})
+
+        try:
+            self._processes.first_does(write)
+            self._prune(self._progress)
+        except OSError as error:
+            self._judge(CheckpointError(f"{folder}: cannot be brought up to date: {error.strerror or error}"))
+        except CheckpointError as error:
+            self._judge(error)
+        self.waited_seconds += time.perf_counter() - began
+
     @property
     def writing(self) -> bool:
         """Whether a checkpoint is under way, in this process."""
@@ -172,16 +194,19 @@ class Saver:
         """Write one checkpoint, then delete others; return the progress without the names of those."""
         save_checkpoint(self._run, s, encoder_layers, self._processes)
         pruned = copy.copy(s.progress)
+        self._prune(pruned)
+        return pruned
+
+    def _prune(self, progress: Progress) -> None:
         try:
             self._processes.first_does(
-                lambda: prune(self._run, pruned, self._kept, smaller_is_better=self._smaller_is_better)
+                lambda: prune(self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)
             )
         except OSError as error:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
-        staying = self._processes.texts([*pruned.scores, *pruned.interim])[0]
-        pruned.scores = {name: score for name, score in pruned.scores.items() if name in staying}
-        pruned.interim = [name for name in pruned.interim if name in staying]
-        return pruned
+        staying = self._processes.texts([*progress.scores, *progress.interim])[0]
+        progress.scores = {name: score for name, score in progress.scores.items() if name in staying}
+        progress.interim = [name for name in progress.interim if name in staying]
 
     def _settle(self) -> CheckpointError | None:
         """Wait for the write under way, if any, and take in how it ended; return what went wrong."""

@@ -1,4 +1,7 @@
-"""SIGTERM and Ctrl-C: finish the update, write a checkpoint, leave; a second one leaves at once."""
+"""SIGTERM and Ctrl-C: finish the update, write a checkpoint, leave; a second one leaves at once.
+
+A validation under way is not finished: the resumed run does it.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from types import FrameType, TracebackType
 
 __all__ = ["GracefulStop"]
 
-_HEARD = "finishing what is under way, then a checkpoint; the same again leaves at once"
+_HEARD = "finishing this update, then a checkpoint (a validation is left for later); the same again leaves at once"
 
 
 class GracefulStop:
@@ -21,13 +24,20 @@ class GracefulStop:
         says: what is under way when a signal comes; of several processes one is enough.
 
     Attributes:
-        received: number of the signal that came, or None.
+        received: number of the signal that came to this process, or None.
+        heeded: what all processes have agreed on, or None; only this may end their training.
     """
 
     def __init__(self, says: bool = True) -> None:
         self._says = says
         self.received: int | None = None
+        self.heeded: int | None = None
         self._previous: dict[int, object] = {}
+
+    @property
+    def reason(self) -> str | None:
+        """Name of the signal heeded, such as SIGTERM, or None."""
+        return None if self.heeded is None else signal.Signals(self.heeded).name
 
     def __enter__(self) -> GracefulStop:
         if threading.current_thread() is threading.main_thread():

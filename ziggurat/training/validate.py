@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -19,6 +22,7 @@ from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import Score, evaluate
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.checkpoint import Progress
 from ziggurat.training.objective import autocast, batch_loss
 from ziggurat.training.processes import Processes
 
@@ -52,6 +56,18 @@ class Validation:
         assert value is not None  # the configuration refuses a metric that is not measured
         return value
 
+    def count(self, p: Progress, name: str) -> bool:
+        """Count this validation, by metric `name`, in `p`; return whether it is the best so far."""
+        value, sign = self.metric(name), 1.0 if name == "loss" else -1.0
+        better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
+        if better:
+            p.best, p.best_update, p.validations_since_best = value, p.update, 0
+        else:
+            p.validations_since_best += 1
+        if math.isfinite(value):
+            p.scores[f"step-{p.update:08d}"] = value
+        return better
+
     def record(self) -> dict[str, float | int | None]:
         """Return the figures by name."""
         figures = {"nll": self.nll, "perplexity": self.perplexity, "bleu": self.bleu, "chrf": self.chrf}
@@ -63,6 +79,13 @@ class Validation:
         if self.bleu is not None:
             text += f"  BLEU {self.bleu:.2f}  chrF {self.chrf:.2f}"
         return text + (f"  {self.unfinished} cut at the length limit" if self.unfinished else "")
+
+
+Result = TypeVar("Result")
+
+
+class _InterruptedError(Exception):
+    """The rest of a validation is not wanted now."""
 
 
 class Validator:
@@ -102,23 +125,59 @@ class Validator:
         self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
 
     @torch.inference_mode()
-    def measure(self, model: Seq2Seq) -> Validation:
-        """Return the scores of `model`, which is left in evaluation mode."""
+    def measure(self, model: Seq2Seq, interrupted: Callable[[], bool] = lambda: False) -> Validation | None:
+        """Return the scores of `model`, which is left in evaluation mode.
+
+        `interrupted` is asked before every batch and every step of the search: once it holds, None is returned.
+        """
+
+        def go_on() -> None:
+            if interrupted():
+                raise _InterruptedError
+
+        try:
+            return self._measure(model, go_on)
+        except _InterruptedError:
+            return None
+
+    def _measure(self, model: Seq2Seq, go_on: Callable[[], None]) -> Validation:
         model.eval()
+        nll, tokens = self.processes.sums(self._in_all(lambda: self._loss(model, go_on)))
+        mean = nll / max(1, tokens)
+        if not self.config.validation.decode:
+            return Validation(mean)
+        mine, unfinished = self._in_all(lambda: self._translations(model, go_on))
+        outputs = [""] * len(self.tags)
+        for rank, texts in enumerate(self.processes.texts(mine)):
+            outputs[rank :: self.processes.count] = texts
+        (cut,) = self.processes.sums([unfinished])
+        bleu, chrf = self._scores(outputs, self.references)
+        return Validation(mean, bleu.value, chrf.value, int(cut))
+
+    def _in_all(self, work: Callable[[], Result]) -> Result:
+        """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process."""
+        result: Result | None = None
+        with contextlib.suppress(_InterruptedError):
+            result = work()
+        if self.processes.any(result is None):
+            raise _InterruptedError
+        return result  # type: ignore[return-value]  # not None here
+
+    def _loss(self, model: Seq2Seq, go_on: Callable[[], None]) -> list[float]:
+        """Return the sum of -log p(gold), nats, and the target tokens of this process's part."""
         config = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens)
         nll, tokens = 0.0, 0.0
         batches = fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch)
         for batch in islice(batches, self.processes.rank, None, self.processes.count):
+            go_on()
             on_device = batch.to(model.device)
             with autocast(model.device, self.config.precision):
                 nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
             tokens += batch.target_tokens
-        nll, tokens = self.processes.sums([nll, tokens])
-        mean = nll / max(1, tokens)
-        return Validation(mean, *self._decode(model)) if self.config.validation.decode else Validation(mean)
+        return [nll, tokens]
 
-    def _decode(self, model: Seq2Seq) -> tuple[float, float, int]:
-        """Return BLEU, chrF and the number of translations cut at the length limit."""
+    def _translations(self, model: Seq2Seq, go_on: Callable[[], None]) -> tuple[list[str], int]:
+        """Return this process's part of the translations, and how many of them were cut at the length limit."""
         translator = Translator(
             model,
             self.store.source,
@@ -126,6 +185,7 @@ class Validator:
             self.decoding,
             max_positions=self.max_positions,
             device=model.device,
+            before_step=go_on,
         )
         with autocast(model.device, self.config.precision), warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
@@ -134,12 +194,7 @@ class Validator:
             for tag in dict.fromkeys(self.tags):
                 chosen = [i for i in mine if self.tags[i] == tag]
                 found.update(zip(chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True))
-        outputs = [""] * len(self.tags)
-        for rank, texts in enumerate(self.processes.texts([found[i].text for i in mine])):
-            outputs[rank :: self.processes.count] = texts
-        (unfinished,) = self.processes.sums([translator.notices["unfinished"]])
-        bleu, chrf = self._scores(outputs, self.references)
-        return bleu.value, chrf.value, int(unfinished)
+        return [found[i].text for i in mine], translator.notices["unfinished"]
 
     def _scores(self, outputs: list[str], references: list[str]) -> list[Score]:
         """Return BLEU, with the tokenizer that sacreBLEU has for the target language, and chrF."""

@@ -1,0 +1,46 @@
+"""Records and log of a run whose disk is full."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from rich.console import Console
+
+from tests.training.runs import records
+from ziggurat.training.metrics import MetricsWriter, RunLog
+
+
+def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
+    """/dev/full takes nothing, as a full disk; what was written before stays."""
+    said = io.StringIO()
+    log = RunLog(tmp_path, Console(file=said, width=500))
+    metrics = MetricsWriter(tmp_path, log, update=0, tensorboard=False)
+    metrics.write("train", 1, {"loss": 2.0})
+    log.say("before")
+    for writer in (log, metrics):
+        writer._file.close()
+        writer._file = Path("/dev/full").open("a", encoding="utf-8")  # noqa: SIM115 - the writer closes it
+    for update in (2, 3):
+        metrics.write("train", update, {"loss": 2.0})
+        log.say(f"line {update}")
+    metrics.close()
+    log.close()
+    assert said.getvalue().count("No space left on device") == 2  # once for either file
+    assert "line 3" in said.getvalue()
+    assert [r["update"] for r in records(tmp_path)] == [1]
+    assert (tmp_path / "log.txt").read_text().endswith("before\n")
+
+
+def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -> None:
+    log = RunLog(tmp_path, Console(file=io.StringIO()))
+    first = MetricsWriter(tmp_path, log, update=0, tensorboard=False)
+    for update in (5, 10, 15):
+        first.write("train", update, {})
+        first.write("validation", update, {})
+    first.close()
+    with (tmp_path / "metrics.jsonl").open("a") as file:
+        file.write('{"kind": "tra')
+    MetricsWriter(tmp_path, log, update=10, tensorboard=False, validated=False).close()
+    log.close()
+    assert [(r["kind"], r["update"]) for r in records(tmp_path)] == [("train", 5), ("validation", 5), ("train", 10)]
