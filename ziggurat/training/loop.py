@@ -32,7 +32,7 @@ from ziggurat.training.profile import profile_admin
 from ziggurat.training.progress import ProgressLine, Window
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.retention import clear_leftovers, set_aside
-from ziggurat.training.run import create_run, owned, refuse_existing, refuse_other_store
+from ziggurat.training.run import create_run, elsewhere, owned, refuse_existing, refuse_other_store
 from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
@@ -122,7 +122,7 @@ class _Training:
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
-        for notice in notices(self.experiment):
+        for notice in (*notices(self.experiment), *elsewhere(self.experiment.data, self.store)):
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
@@ -186,15 +186,15 @@ class _Training:
                 after = " after resuming" if begun else ""
                 self.log.say(f"first update{after}: loss {result.loss:.4f}, {window.seconds:.2f} s")
             if p.update % config.log_every_updates == 0:
-                metrics.write("train", p.update, window.record(p, rate))
-                line.say(window.line(p, rate, config.stop), self.log)
+                self._record(metrics, line, window, rate)
                 window = Window(self.loader, saver)
             validates = self.validator is not None and p.update % config.validation.every_updates == 0
             if validates:
-                self._validate(metrics, line, stop)
-                window = Window(self.loader, saver)
+                window.leave_out(self._validate(metrics, line, stop))
             p.seconds = time.perf_counter() - started
             reason = finished(p, config)
+            if window.tried and (reason is not None or stop.received):
+                self._record(metrics, line, window, rate, partial=True)
             if reason is not None and self.validator is not None and not validates:
                 self._validate(metrics, line, stop)
             if reason is None or p.validation_due:
@@ -226,8 +226,17 @@ class _Training:
             self.log.say(profiled)
         refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
 
-    def _validate(self, metrics: MetricsWriter, line: ProgressLine, stop: GracefulStop) -> None:
-        """Score the dev set; a signal leaves the validation due, to be done before anything else by a resumed run."""
+    def _record(
+        self, metrics: MetricsWriter, line: ProgressLine, window: Window, rate: float, *, partial: bool = False
+    ) -> None:
+        metrics.write("train", self.progress.update, window.record(self.progress, rate), partial=partial)
+        line.say(window.line(self.progress, rate, self.config.stop), self.log)
+
+    def _validate(self, metrics: MetricsWriter, line: ProgressLine, stop: GracefulStop) -> float:
+        """Score the dev set; a signal leaves the validation due, to be done before anything else by a resumed run.
+
+        Returns the seconds it took.
+        """
         assert self.validator is not None
         p, name = self.progress, self.config.validation.metric
         began = time.perf_counter()
@@ -235,7 +244,7 @@ class _Training:
         p.validation_due = result is None
         if result is None:
             line.say(f"update {p.update}: validation left for the resumed run", self.log)
-            return
+            return time.perf_counter() - began
         value = result.metric(name)
         sign = 1.0 if name == "loss" else -1.0
         better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
@@ -249,6 +258,7 @@ class _Training:
         metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
         line.say(text, self.log, "bold" if better else None)
+        return seconds
 
     def _resume(self) -> bool:
         """Go back to the newest whole checkpoint; False when there is none yet."""

@@ -52,9 +52,18 @@ class Window:
         self.nll += result.nll
         self.grad_norm += result.grad_norm
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count the latest `seconds`, which were not training."""
+        self._began += seconds
+
+    @property
+    def tried(self) -> int:
+        """Updates tried, skipped ones included."""
+        return self.updates + self.skipped + self.rejected + self.out_of_memory
+
     @property
     def seconds(self) -> float:
-        """Wall time since the window began."""
+        """Wall time since the window began, less what was left out."""
         return max(1e-9, time.perf_counter() - self._began)
 
     @property
@@ -91,8 +100,7 @@ class Window:
         """Return one line for the log."""
         r = self.record(p, rate)
         if not self.updates:
-            failed = self.skipped + self.rejected + self.out_of_memory
-            return f"update {p.update}  epoch {p.epoch + 1}  all {failed} updates skipped"
+            return f"update {p.update}  epoch {p.epoch + 1}  all {self.tried} updates skipped"
         return (
             f"update {p.update}  epoch {p.epoch + 1}  loss {r['loss']:.4f}  perplexity {r['perplexity']:.2f}  "
             f"rate {rate:.2e}  gradient {r['grad_norm']:.2f}  {self.tokens_per_second:,.0f} target tokens/s  "
