@@ -18,6 +18,7 @@ from tests.cli.conftest import Ziggurat, tiny_config
 from ziggurat import __version__
 from ziggurat.cli.app import app
 from ziggurat.cli.output import counted
+from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.training.loop import TrainingResult
 
@@ -299,3 +300,82 @@ def test_yaml_that_never_ends_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> 
         status, _, errors = ziggurat("prepare", path)
         assert status == 2, errors
         assert "internal error" not in errors
+
+
+def test_recipes_are_found_by_words(ziggurat: Ziggurat) -> None:
+    listed = json.loads(ziggurat("recipes", "--find", "RPR sdt en-de-base", "--json").out)
+    assert listed
+    assert all("rpr" in r["name"] and "en-de-base" in r["name"] for r in listed)
+    everything = json.loads(ziggurat("recipes", "--json").out)
+    assert {r["name"] for r in everything} > {r["name"] for r in listed}
+    shown = ziggurat("recipes", "--find", "Low Babel embedded").out + ziggurat("recipes", "--find", "embedded").out
+    assert shown.startswith("demo  The embedded language pair")
+    assert len(shown.splitlines()) == 1
+    of_paper = ziggurat("recipes", "admin", "--find", "60-12").out
+    assert of_paper.startswith("admin: Liu")
+    assert all("60" in line for line in of_paper.splitlines() if line.startswith("    "))
+    nothing = ziggurat("recipes", "--find", "zzz")
+    assert (nothing.status, nothing.out) == (2, "")
+    assert "no recipe has `zzz`" in nothing.err
+    assert ziggurat("recipes", "demo", "--find", "x").status == 2
+
+
+def test_train_takes_device_and_threads_as_translate_does(
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
+) -> None:
+    """Also of a run that is resumed, whose config.yaml has them from then on, if they can be used."""
+    config, run = tiny_config(tmp_path, tiny_folder, stop={"updates": 1}), tmp_path / "run"
+    result = ziggurat("train", config, "--run", run, "--device", "cpu", "--threads", 1)
+    assert result.status == 0, result.err
+    assert "cpu with 1 threads" in result.err
+    assert load_experiment(run / "config.yaml").training.device == "cpu"
+    assert load_experiment(run / "config.yaml").training.threads == 1
+    before = (run / "config.yaml").read_bytes()
+    refused = ziggurat("train", "--run", run, "--resume", "--device", "cuda:77", "training.stop.updates=2")
+    assert refused.status == 2
+    assert "`training.device: cuda:77` cannot be used" in refused.err
+    assert (run / "config.yaml").read_bytes() == before
+    result = ziggurat("train", "--run", run, "--resume", "--threads", 2, "training.stop.updates=2")
+    try:
+        assert result.status == 0, result.err
+        assert "cpu with 2 threads" in result.err
+    finally:
+        torch.set_num_threads(1)
+    assert load_experiment(run / "config.yaml").training.threads == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["translate", "MODEL", "-i", "none.txt"], "none.txt: no such file"),
+        (["translate", "MODEL", "-i", "TEXT", "-o", "none/out.txt"], "none/out.txt: folder"),
+        (["translate", "MODEL", "-i", "TEXT", "-o", "."], ".: is a folder"),
+        (["score", "MODEL", "--source", "TEXT", "--target", "none.txt"], "none.txt: no such file"),
+        (["evaluate", "MODEL", "--source", "none.txt", "--reference", "TEXT"], "none.txt: no such file"),
+        (["evaluate", "MODEL", "--source", "TEXT", "--reference", "TEXT", "-o", "none/out"], "none/out: folder"),
+    ],
+)
+def test_files_are_looked_for_before_the_model_is_loaded(
+    arguments: list[str],
+    said: str,
+    ziggurat: Ziggurat,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The model is not even there, and it is the file that is complained about."""
+    monkeypatch.chdir(tmp_path)
+    result = ziggurat(*({"MODEL": "nowhere", "TEXT": text.name}.get(a, a) for a in arguments))
+    assert result.status == 2
+    assert said in result.err
+    assert "nowhere" not in result.err
+
+
+def test_a_wrong_configuration_is_told_before_pytorch_is_loaded(tmp_path: Path) -> None:
+    code = (
+        "import sys; from ziggurat.cli import main\n"
+        "try: main(['train', 'none.yaml', '--run', 'x'])\n"
+        "except SystemExit as stop: print(stop.code, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
+    assert result.stdout.split() == ["2", "False"]

@@ -369,4 +369,9 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
         train(tmp_path / "off", started(4))
     assert not (tmp_path / "off").exists()
     with pytest.raises(ConfigError, match="holds other things"):
-        grow_model(shallow, tiny_folder, layers=3, strategy="g_top")
+        grow_model(shallow, tiny_folder, layers=3, strategy="g_top", force=True)
+    with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):
+        grow_model(shallow, tmp_path / "grown", layers=4, strategy="g_top")
+    assert open_model(tmp_path / "grown").experiment.model.encoder.layers == 3
+    grow_model(shallow, tmp_path / "grown", layers=4, strategy="g_top", force=True)
+    assert open_model(tmp_path / "grown").experiment.model.encoder.layers == 4

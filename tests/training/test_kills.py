@@ -48,7 +48,7 @@ def lived(seconds: float | None, config: Path, run: Path, number: int = signal.S
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", SEEDS)
+@pytest.mark.parametrize("number", SEEDS, ids=lambda number: number.name)
 def test_kills_of_runs_that_write_their_checkpoints_asynchronously(
     number: signal.Signals, tiny_folder: Path, tmp_path: Path
 ) -> None:

@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import io
 import json
 import math
 import signal
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, records
@@ -21,6 +24,7 @@ from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights, regular_checkpoints
 from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, save_checkpoint
 from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.progress import Window
 from ziggurat.training.retention import prune
 from ziggurat.training.step import UpdateResult, train_update
 from ziggurat.training.stopping import time_left
@@ -212,6 +216,68 @@ def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None
     assert [r["update"] for r in validations] == [2, 3]
     assert all(isinstance(r["unfinished"], int) for r in validations)
     assert result.best_update in (2, 3)
+
+
+def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With validations between records, a signal, and an end that no record is due at."""
+    taken: dict[int, UpdateResult] = {}
+    run, settings = tmp_path / "run", {"log_every_updates": 4, "stop": {"updates": 10}}
+    settings |= {"validation": {"every_updates": 3, "decode": False}, "tensorboard": True}
+
+    def update(*args: object, **kwargs: object) -> UpdateResult:
+        result = train_update(*args, **kwargs)  # type: ignore[arg-type]
+        taken[len(taken) + 1] = result
+        if len(taken) == 6:
+            signal.raise_signal(signal.SIGTERM)
+        return result
+
+    monkeypatch.setattr("ziggurat.training.recovery.train_update", update)
+    assert go(tiny_folder, run, **settings).update == 6
+    train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
+    found = [(r["update"], r.get("partial", False)) for r in records(run, "train")]
+    assert found == [(4, False), (6, True), (8, False), (10, True)]
+    since = 0
+    for record in records(run, "train"):
+        members = [taken[n] for n in range(since + 1, record["update"] + 1)]
+        assert record["loss"] == pytest.approx(sum(m.loss for m in members) / len(members))
+        assert record["sentences_per_update"] == sum(m.sentences for m in members) / len(members)
+        since = record["update"]
+    log = (run / "log.txt").read_text()
+    assert "update 10  epoch" in log
+    assert "update 6  epoch" in log
+
+
+def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr("ziggurat.training.progress.time.perf_counter", lambda: now[0])
+    window = Window(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
+    window.add(UpdateResult(1.0, 20.0, 1.0, 5, 10, 2, True))
+    now[0] += 7.0
+    window.leave_out(5.0)
+    assert window.seconds == pytest.approx(2.0)
+    assert window.tokens_per_second == pytest.approx(5.0)
+
+
+def test_other_corpora_than_those_of_the_store_are_noticed(tiny_folder: Path, tmp_path: Path) -> None:
+    """The store is what is trained on, so a configuration that names other files is no error."""
+    experiment = tiny_experiment(tiny_folder, stop={"updates": 1})
+    (tmp_path / "link").symlink_to(tiny_folder)
+    heard = io.StringIO()
+
+    def noticed(run: str, **corpora: object) -> str:
+        changed = experiment.model_copy(update={"data": experiment.data.model_copy(update=corpora)})
+        heard.truncate(0)
+        train(tmp_path / run, changed, console=Console(file=heard, width=1000))
+        return heard.getvalue()
+
+    (corpus,) = experiment.data.train
+    assert corpus.source is not None
+    assert "other files" not in noticed("same")
+    written = f"{tiny_folder}/../{tiny_folder.name}/./train.qlo"
+    assert "other files" not in noticed("written", train=[corpus.model_copy(update={"source": written})])
+    said = noticed("other", train=[corpus.model_copy(update={"source": "news.qlo"})])
+    assert f"(store -> configuration): data.train.0.source ({corpus.source} -> news.qlo). Training reads" in said
+    assert "dev" not in said.split("(store -> configuration)")[1].split("Training reads")[0]
 
 
 def test_a_store_of_other_settings_is_refused(tiny_folder: Path, tmp_path: Path) -> None:

@@ -141,8 +141,9 @@ def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Pat
     with (run / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "train", "update": 20, "loss": 1}\n{"kind": "tra')
     go(run, experiment, resume=True)
-    updates = [r["update"] for r in records(run, "train")]
+    updates = [r["update"] for r in records(run, "train") if "partial" not in r]
     assert updates == list(range(5, UPDATES + 1, 5))
+    assert [r["update"] for r in records(run, "train") if r.get("partial")] == [17]
     assert {r["update"] for r in records(run, "validation")} == {10, 17, 20, 30, 40}  # 17: the first end
 
 

@@ -16,7 +16,16 @@ from rich.console import Console
 from ziggurat.data.files import atomic_file, byte_blocks
 from ziggurat.errors import ConfigError, DataError
 
-__all__ = ["console", "counted", "input_stream", "output_stream", "print_json", "refuse_overwriting"]
+__all__ = [
+    "check_input",
+    "check_output",
+    "console",
+    "counted",
+    "input_stream",
+    "output_stream",
+    "print_json",
+    "refuse_overwriting",
+]
 
 
 def console() -> Console:
@@ -55,17 +64,39 @@ class _Blocks(io.RawIOBase):
         return len(part)
 
 
-def input_stream(path: str) -> tuple[BinaryIO, str]:
-    """Open `path` (`-`: standard input; .gz, .xz, .zst are unpacked) and return it with its name for messages."""
+def check_input(path: str) -> None:
+    """Raise DataError when there is no such file to read (`-`: standard input)."""
     if path == "-":
-        return sys.stdin.buffer, "standard input"
+        return
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder, expected a text file")
     if not Path(path).exists():
         raise DataError(f"{path}: no such file")
+    if not os.access(path, os.R_OK):
+        raise DataError(f"{path}: cannot be read: permission denied")
+
+
+def input_stream(path: str) -> tuple[BinaryIO, str]:
+    """Open `path` (`-`: standard input; .gz, .xz, .zst are unpacked) and return it with its name for messages."""
+    check_input(path)
+    if path == "-":
+        return sys.stdin.buffer, "standard input"
     if not Path(path).is_file():  # a pipe: it can be read only once, so it is taken as it comes
         return open(path, "rb"), path
     return io.BufferedReader(_Blocks(Path(path))), path
+
+
+def check_output(path: str) -> None:
+    """Raise DataError when no file can be written there (`-`: standard output)."""
+    if path == "-":
+        return
+    target = Path(path).resolve()
+    if target.is_dir():
+        raise DataError(f"{path}: is a folder, expected a file to write")
+    if not target.parent.is_dir():
+        raise DataError(f"{path}: folder {target.parent} does not exist")
+    if not os.access(target if target.exists() and not target.is_file() else target.parent, os.W_OK):
+        raise DataError(f"{path}: cannot be written: permission denied")
 
 
 @contextlib.contextmanager
@@ -78,15 +109,12 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
+    check_output(path)
     target = Path(path).resolve()
-    if target.is_dir():
-        raise DataError(f"{path}: is a folder, expected a file to write")
     if target.exists() and not target.is_file():
         with target.open("wb") as device:
             yield device
         return
-    if not target.parent.is_dir():
-        raise DataError(f"{path}: folder {target.parent} does not exist")
     with atomic_file(target) as file:
         yield file
 

@@ -30,25 +30,39 @@ def recipes(
     name: Annotated[
         str | None, typer.Argument(help="Print this recipe's YAML, or list the recipes of this paper.")
     ] = None,
+    find: Annotated[
+        str | None, typer.Option("--find", metavar="TEXT", help="List those whose name or description has these words.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """List the built-in configurations and the systems of papers, or print one.
 
-    Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`
+    Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`, `ziggurat recipes --find en-fr`
     """
     if name is not None and name not in paper_keys():
+        if find is not None:
+            raise ConfigError(f"`--find` looks through a list, and `{name}` is one recipe; leave out one of the two")
         text = recipe_text(name)
         print_json({**_listed(name), "text": text}) if json else print(text, end="")
         return
-    plain = [] if name else plain_recipe_names()
-    listed = [paper_recipes(key) for key in paper_keys() if name in (None, key)]
+    plain = [] if name else [n for n in plain_recipe_names() if _has(find, n, recipe_summary(n))]
+    papers = [paper_recipes(key).values() for key in paper_keys() if name in (None, key)]
+    listed = [{r.name: r for r in recipes if _has(find, r.name, r.summary, r.paper.citation)} for recipes in papers]
+    listed = [of_paper for of_paper in listed if of_paper]
+    if not plain and not listed:
+        raise ConfigError(f"no recipe has `{find}` in its name, description or paper")
     if json:
         print_json([_listed(n) for n in (*plain, *(n for of_paper in listed for n in of_paper))])
         return
-    if plain:
-        width = max(map(len, plain))
-        print("\n".join(f"{n:<{width}}  {recipe_summary(n)}" for n in plain), end="\n\n")
-    print("\n\n".join(_paper_text(list(of_paper.values())) for of_paper in listed))
+    width = max(map(len, plain), default=0)
+    lists = ["\n".join(f"{n:<{width}}  {recipe_summary(n)}" for n in plain)] if plain else []
+    print("\n\n".join([*lists, *(_paper_text(list(of_paper.values())) for of_paper in listed)]))
+
+
+def _has(find: str | None, *texts: str) -> bool:
+    """Whether every word of `find` is in one of the texts, in whatever case."""
+    together = "\n".join(texts).casefold()
+    return all(word in together for word in (find or "").casefold().split())
 
 
 def _listed(name: str) -> dict[str, Any]:

@@ -25,27 +25,33 @@ def train(
     overrides: Annotated[list[str] | None, typer.Argument(help="path.to.key=value")] = None,
     run: Annotated[Path | None, typer.Option("--run", help="Folder of the run.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    device: Annotated[
+        str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; the same as training.device=...")
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, help="CPU threads; the same as training.threads=...")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a model; stop with Ctrl-C or SIGTERM and resume at any time.
 
     Example: `ziggurat train my.yaml --run runs/a model.encoder.layers=12`, later `ziggurat train --run runs/a --resume`
     """
+    if run is None:
+        raise ConfigError("`--run FOLDER` is missing: where should the run go?")
+    given = [a for a in (config, *(overrides or [])) if a is not None]
+    options = {"device": device, "threads": threads}
+    given += [f"training.{key}={value}" for key, value in options.items() if value is not None]
+    if resume and given and "=" not in given[0]:
+        raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
+    if not resume and (not given or "=" in given[0]):
+        raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
+    named = None if resume else load_named(given[0], given[1:])  # its mistakes are told before PyTorch is loaded
     with leaving_at_once():
         from ziggurat.training.loop import train as train_run
         from ziggurat.training.run import reopen_run
 
-    if run is None:
-        raise ConfigError("`--run FOLDER` is missing: where should the run go?")
-    given = [a for a in (config, *(overrides or [])) if a is not None]
-    if resume:
-        if given and "=" not in given[0]:
-            raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
-        experiment = reopen_run(run, given)
-    else:
-        if not given or "=" in given[0]:
-            raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
-        experiment = load_named(given[0], given[1:])
+    experiment = named or reopen_run(run, given)
     result = train_run(run, experiment, resume=resume, console=console())
     if json:
         print_json(asdict(result))
@@ -61,6 +67,7 @@ def grow(
         str, typer.Option("--copy", help="What the new layers start as: " + ", ".join(get_args(CopyStrategy)) + ".")
     ] = "g_top",
     which: Annotated[str | None, typer.Option("--which", help="Checkpoint of a run, such as best or 2000.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
     """Deepen the encoder of a trained model; train on with `training.start_from=OUT`.
@@ -71,7 +78,7 @@ def grow(
 
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")
-    parameters = grow_model(model, out, layers=layers, strategy=cast(CopyStrategy, copy), which=which)
+    parameters = grow_model(model, out, layers=layers, strategy=cast(CopyStrategy, copy), which=which, force=force)
     if json:
         print_json({"out": str(out), "encoder_layers": layers, "parameters": parameters})
     else:

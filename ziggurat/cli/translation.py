@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import console, counted, input_stream, output_stream, print_json, refuse_overwriting
+from ziggurat.cli.output import (
+    check_input,
+    check_output,
+    console,
+    counted,
+    input_stream,
+    output_stream,
+    print_json,
+    refuse_overwriting,
+)
 from ziggurat.cli.preparation import Json
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
@@ -69,6 +78,8 @@ def translate(
 
     settings = _settings(overrides, "--input")
     refuse_overwriting(output, input)
+    check_input(input)  # before the model is loaded, which takes seconds
+    check_output(output)
     with _notices():
         translator = _open([model, *(ensemble or [])], which, device, threads, settings)
         n_best = translator.decoding.n_best
@@ -159,6 +170,7 @@ def evaluate(
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
     wanted = _metrics(metrics)
     refuse_overwriting(output, source, *reference)
+    check_output(output or "-")
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     references = [_read(path) for path in reference]

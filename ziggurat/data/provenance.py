@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +12,7 @@ from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.passes import Corpus, Progress
 from ziggurat.errors import printable
 
-__all__ = ["differences", "provenance", "unlike_store"]
+__all__ = ["differences", "other_files", "provenance", "unlike_store"]
 
 
 _PLACES = {"source", "target", "path", "name", "format"}
@@ -50,6 +51,22 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     if not config.train:
         old["train"] = old["dev"] = new["train"] = new["dev"] = []
     return differences(old, new)
+
+
+def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the dotted names of the corpora's paths in which `config` differs from those a store was made from.
+
+    One path written in two ways is the same. Corpora are compared where both name equally many.
+    """
+    found = []
+    for split in ("train", "dev"):
+        old, new = manifest["config"][split], config.model_dump(mode="json")[split]
+        for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
+            for key in ("source", "target", "path"):
+                before, after = (corpus[key] for corpus in pair)
+                if before and after and os.path.abspath(before) != os.path.abspath(after):
+                    found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
+    return found
 
 
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:

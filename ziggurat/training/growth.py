@@ -13,7 +13,13 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
-from ziggurat.models.directory import may_become_model_directory, open_model, weights, write_model_directory
+from ziggurat.models.directory import (
+    MODEL_FILE,
+    may_become_model_directory,
+    open_model,
+    weights,
+    write_model_directory,
+)
 from ziggurat.models.grow import added_layers, at_depth, grow_moments, grow_weights, layer_sources
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import whole
@@ -105,14 +111,19 @@ def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[s
     write_model_directory(stage_folder(run, experiment, stage), tensors, stage_experiment(experiment, stage), run)
 
 
-def grow_model(path: Path, out: Path, *, layers: int, strategy: CopyStrategy, which: str | None = None) -> int:
+def grow_model(
+    path: Path, out: Path, *, layers: int, strategy: CopyStrategy, which: str | None = None, force: bool = False
+) -> int:
     """Deepen the encoder of a trained model to `layers` and write a model directory; return its parameters.
 
     `path` and `which` name a run, one of its checkpoints, or a model directory (ziggurat.models.directory). Raises
-    ConfigError: a depth that the strategy cannot reach, `out` holds other things; CheckpointError: no such model.
+    ConfigError: a depth that the strategy cannot reach, `out` holds other things, or, without `force`, a model;
+    CheckpointError: no such model.
     """
     if not may_become_model_directory(out):
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
+    if not force and (out / MODEL_FILE).exists():
+        raise ConfigError(f"{out}: already holds a model; `--force` replaces it, or choose another folder")
     opened = open_model(path, which=which)
     before = opened.experiment.model
     if reason := ungrowable(before, strategy):

@@ -28,10 +28,17 @@ from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stag
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.processes import Processes, joined, lost
-from ziggurat.training.progress import ProgressLine, Window, introduction
+from ziggurat.training.progress import ProgressLine, Reporter, Window, introduction
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.retention import clear_leftovers, set_aside
-from ziggurat.training.run import create_run, owned, refuse_existing, refuse_idle, refuse_other_store
+from ziggurat.training.run import (
+    create_run,
+    elsewhere,
+    owned,
+    refuse_existing,
+    refuse_idle,
+    refuse_other_store,
+)
 from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
@@ -130,7 +137,7 @@ class _Training:
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
-        for notice in notices(self.experiment):
+        for notice in (*notices(self.experiment), *elsewhere(self.experiment.data, self.store)):
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
@@ -163,16 +170,15 @@ class _Training:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
+        report = Reporter(line, metrics, self.log, config, lambda: Window(self.loader, saver))
         if p.validation_due:  # nothing may come before it: it decides which weights are the best, and when to stop
-            self._validate(metrics, line, stop)
+            self._validate(report, stop)
             saver.amend()
             self._hear(p.seconds, stop, saver)
-        window = Window(self.loader, saver)
         groups = self.loader.groups(LoaderState(p.epoch, p.batch))
         reason = stop.reason if p.validation_due else finished(p, config)
         if reason is None:
             self.processes.first_does(self._remove_average)
-        begun = p.update
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
         if not recovery.rolls_back:
             p.good = None
@@ -185,23 +191,16 @@ class _Training:
             rate = next_rate(p, config, self.experiment.model.d_model)
             result = recovery.update(p, group, rate)
             p.seconds = time.perf_counter() - started
-            window.add(result)
-            line.update(p, window)
-            if p.update == begun + 1:  # a sign of life, long before the first record
-                after = " after resuming" if begun else ""
-                self.log.say(f"first update{after}: loss {result.loss:.4f}, {window.seconds:.2f} s")
-            if p.update % config.log_every_updates == 0:
-                metrics.write("train", p.update, window.record(p, rate))
-                line.say(window.line(p, rate, config.stop), self.log)
-                window = Window(self.loader, saver)
+            report.updated(p, result, rate)
             validates = self.validator is not None and p.update % config.validation.every_updates == 0
             if validates:
-                self._validate(metrics, line, stop)
-                window = Window(self.loader, saver)
+                self._validate(report, stop)
             self._hear(time.perf_counter() - started, stop, saver)
             reason = finished(p, config)
+            if reason is not None or stop.heeded:
+                report.ended(p, rate)
             if reason is not None and self.validator is not None and not validates:
-                self._validate(metrics, line, stop)
+                self._validate(report, stop)
                 self._hear(p.seconds, stop, saver)
             if reason is None or p.validation_due:
                 reason = stop.reason
@@ -244,21 +243,15 @@ class _Training:
         self.processes.first_does(lambda: keep_stage(self.run, self.experiment, stage, weights))
         return folder
 
-    def _validate(self, metrics: MetricsWriter, line: ProgressLine, stop: GracefulStop) -> None:
+    def _validate(self, report: Reporter, stop: GracefulStop) -> None:
         """Score the dev set; a signal leaves the validation due, to be done before anything else by a resumed run."""
         assert self.validator is not None
         p, began = self.progress, time.perf_counter()
         with self.learner.parallel.whole() as model:
             result = self.validator.measure(model, lambda: stop.received is not None)
         p.validation_due = result is None
-        if result is None:
-            line.say(f"update {p.update}: validation left for the resumed run", self.log)
-            return
-        better = result.count(p, self.config.validation.metric)
-        seconds = time.perf_counter() - began
-        metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
-        text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
-        line.say(text, self.log, "bold" if better else None)
+        better = result is not None and result.count(p, self.config.validation.metric)
+        report.validated(p, result, better, time.perf_counter() - began)
 
     def _resume(self) -> bool:
         """Go back to the newest whole checkpoint; False when there is none yet."""

@@ -46,9 +46,10 @@ class MetricsWriter:
 
             self._events = SummaryWriter(str(run / "tensorboard"), purge_step=update + 1)
 
-    def write(self, kind: str, update: int, values: Mapping[str, float | int | None]) -> None:
-        """Add one record; `kind` is `train` or `validation`."""
+    def write(self, kind: str, update: int, values: Mapping[str, float | int | None], *, partial: bool = False) -> None:
+        """Add one record; `kind` is `train` or `validation`, `partial` marks one that its cadence did not ask for."""
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
+        record |= {"partial": True} if partial else {}
         try:
             self._file.write(json.dumps({k: v for k, v in record.items() if v is not None}) + "\n")
             self._file.flush()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
@@ -18,12 +19,13 @@ from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
 from ziggurat.training.checkpoint import Progress as RunProgress
 from ziggurat.training.learner import Learner
-from ziggurat.training.metrics import RunLog
+from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.saving import Saver
 from ziggurat.training.step import UpdateResult
 from ziggurat.training.stopping import share_done, time_left
+from ziggurat.training.validate import Validation
 
-__all__ = ["ProgressLine", "Window", "introduction"]
+__all__ = ["ProgressLine", "Reporter", "Window", "introduction"]
 
 
 def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path) -> list[str]:
@@ -70,9 +72,18 @@ class Window:
         self.nll += result.nll
         self.grad_norm += result.grad_norm
 
+    def leave_out(self, seconds: float) -> None:
+        """Do not count the latest `seconds`, which were not training."""
+        self._began += seconds
+
+    @property
+    def tried(self) -> int:
+        """Updates tried, skipped ones included."""
+        return self.updates + self.skipped + self.rejected + self.out_of_memory
+
     @property
     def seconds(self) -> float:
-        """Wall time since the window began."""
+        """Wall time since the window began, less what was left out."""
         return max(1e-9, time.perf_counter() - self._began)
 
     @property
@@ -109,8 +120,7 @@ class Window:
         """Return one line for the log."""
         r = self.record(p, rate)
         if not self.updates:
-            failed = self.skipped + self.rejected + self.out_of_memory
-            return f"update {p.update}  epoch {p.epoch + 1}  all {failed} updates skipped"
+            return f"update {p.update}  epoch {p.epoch + 1}  all {self.tried} updates skipped"
         return (
             f"update {p.update}  epoch {p.epoch + 1}  loss {r['loss']:.4f}  perplexity {r['perplexity']:.2f}  "
             f"rate {rate:.2e}  gradient {r['grad_norm']:.2f}  {self.tokens_per_second:,.0f} target tokens/s  "
@@ -156,3 +166,59 @@ class ProgressLine:
     def say(self, message: str, log: RunLog, style: str | None = None) -> None:
         """Print a line above the bar and log it."""
         log.say(message, style)
+
+
+class Reporter:
+    """What a run says while it trains: to the bar, the log, `metrics.jsonl` and TensorBoard.
+
+    Args:
+        bar: for a terminal.
+        metrics: takes the records.
+        log: takes the lines.
+        config: section `training`.
+        new_window: returns an empty Window.
+    """
+
+    def __init__(
+        self,
+        bar: ProgressLine,
+        metrics: MetricsWriter,
+        log: RunLog,
+        config: TrainingConfig,
+        new_window: Callable[[], Window],
+    ) -> None:
+        self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
+        self._new_window = new_window
+        self._window = new_window()
+        self._first = True
+
+    def updated(self, p: RunProgress, result: UpdateResult, rate: float) -> None:
+        """Take an update that was tried at learning rate `rate`."""
+        self._window.add(result)
+        self._bar.update(p, self._window)
+        if self._first:  # a sign of life, long before the first record
+            after = " after resuming" if p.update > 1 else ""
+            self._log.say(f"first update{after}: loss {result.loss:.4f}, {self._window.seconds:.2f} s")
+            self._first = False
+        if p.update % self._config.log_every_updates == 0:
+            self._record(p, rate)
+
+    def ended(self, p: RunProgress, rate: float) -> None:
+        """Record what is left since the last record."""
+        if self._window.tried:
+            self._record(p, rate, partial=True)
+
+    def _record(self, p: RunProgress, rate: float, *, partial: bool = False) -> None:
+        self._metrics.write("train", p.update, self._window.record(p, rate), partial=partial)
+        self._bar.say(self._window.line(p, rate, self._config.stop), self._log)
+        self._window = self._new_window()
+
+    def validated(self, p: RunProgress, result: Validation | None, better: bool, seconds: float) -> None:
+        """Take a validation, or that it was left (None); whether it is the best so far, and how long it took."""
+        self._window.leave_out(seconds)
+        if result is None:
+            self._bar.say(f"update {p.update}: validation left for the resumed run", self._log)
+            return
+        self._metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
+        text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
+        self._bar.say(text, self._log, "bold" if better else None)

@@ -7,18 +7,19 @@ import fcntl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config import DataConfig, Experiment, dump, load_experiment
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
-from ziggurat.data.provenance import unlike_store
+from ziggurat.data.provenance import other_files, unlike_store
 from ziggurat.data.subword import copy_tokenizers
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.device import usable_device
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
 from ziggurat.training.processes import Processes
 
-__all__ = ["create_run", "owned", "refuse_existing", "refuse_idle", "refuse_other_store", "reopen_run"]
+__all__ = ["create_run", "elsewhere", "owned", "refuse_existing", "refuse_idle", "refuse_other_store", "reopen_run"]
 
 
 def refuse_existing(run: Path) -> None:
@@ -52,6 +53,17 @@ def refuse_idle(batch: BatchConfig, processes: Processes) -> None:
         )
 
 
+def elsewhere(config: DataConfig, store: Store) -> list[str]:
+    """Return a notice when section `data` names other files than the store was prepared from: they are not read."""
+    if not (moved := other_files(config, store.manifest)):
+        return []
+    shown = "; ".join(moved[:4]) + (f"; and {len(moved) - 4} more" if len(moved) > 4 else "")
+    return [
+        f"{store.path} was prepared from other files than this configuration names (store -> configuration): {shown}. "
+        "Training reads the store; to have the other files in it, run `ziggurat prepare`"
+    ]
+
+
 def create_run(run: Path, experiment: Experiment, store: Store) -> None:
     """Make a new run: resolved configuration and vocabularies; the folder appears whole or not at all.
 
@@ -79,6 +91,7 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     for key in fixed:
         if getattr(after.training, key) != getattr(before.training, key):
             raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
+    usable_device(after.training.device, "training.device")  # or the run could not be opened with what is written
     if after != before:
         write_atomically(run / CONFIG_FILE, dump(after).encode())
     return after
