@@ -15,7 +15,7 @@ from ziggurat.data.loader import Batch
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.capacity import Shortage, within_memory
 from ziggurat.training.clipping import AdaptiveClipper
-from ziggurat.training.loss import LossSums, sequence_loss
+from ziggurat.training.loss import Gold, LossSums, sequence_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.regulariser import inter_similarity_penalty
 
@@ -85,8 +85,7 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
     sums = sequence_loss(
         hidden,
         output.weight,
-        batch.target_out,
-        batch.target_mask,
+        Gold(batch.target_out, batch.target_mask, batch.target_tokens),
         config,
         tokens=tokens,
         sentences=sentences,
@@ -148,7 +147,7 @@ def train_update(
         return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = torch.nn.utils.get_total_norm(gradients, foreach=True)
-    loss, nll, grad_norm = float(sums.objective), float(sums.nll), float(norm)
+    loss, nll, grad_norm = torch.stack([sums.objective, sums.nll, norm]).tolist()  # the only wait for a GPU
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     spike = finite and nll > guard.highest_nll * tokens
     admitted = not finite or spike or guard.clipper is None or guard.clipper.admits(grad_norm)
