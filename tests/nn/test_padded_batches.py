@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from tests.small import moved, small_config
 from ziggurat.models.build import build_model
@@ -151,6 +152,19 @@ def test_models_compute_the_same_either_way(
     monkeypatch.setattr(mask, "_takes_cuts", lambda _device: False)
     for a, b in zip(got, states_and_gradients(model), strict=True):
         torch.testing.assert_close(a, b, **EXACT)
+
+
+def test_the_operator_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch's own `varlen_attn`, forward and backward, on tensors that have shapes and no values."""
+    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 0)
+    monkeypatch.setattr(mask, "_takes_cuts", lambda _device: True)
+    with FakeTensorMode():
+        states = [torch.empty(3, n, 2, 8, dtype=torch.bfloat16, requires_grad=True) for n in (5, 4, 4)]
+        hidden = padding_mask(torch.ones(3, 4, dtype=torch.bool), torch.float32, 5)
+        context = attend(*(x.transpose(1, 2) for x in states), hidden, Dropout(0.0)).context
+        assert context.shape == (3, 2, 5, 8)
+        context.sum().backward()
+        assert all(x.grad is not None and x.grad.shape == x.shape for x in states)
 
 
 def test_decoding_step_by_step_goes_by_biases(calls: list[tuple[int, int]]) -> None:

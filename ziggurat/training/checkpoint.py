@@ -130,20 +130,20 @@ class Checkpoint:
 
 
 def random_state() -> dict[str, Tensor]:
-    """Return the states of torch's generators."""
+    """Return the states of torch's generators: the CPU's and, once it is in use, that of the present GPU."""
     state = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available():
-        state |= {f"cuda-{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    if torch.cuda.is_initialized():
+        state["cuda"] = torch.cuda.get_rng_state()
     return state
 
 
 def restore_random_state(state: Mapping[str, Tensor]) -> None:
-    """Put torch's generators back into a saved state."""
+    """Put torch's generators back into a saved state. Older checkpoints hold those of all GPUs, by number."""
     torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available():
-        saved = [state[k] for k in sorted(state, key=lambda k: int(k[5:] or 0) if k != "cpu" else -1) if k != "cpu"]
-        for device, generator in enumerate(saved[: torch.cuda.device_count()]):
-            torch.cuda.set_rng_state(generator, device)
+    if torch.cuda.is_initialized():
+        saved = state.get("cuda", state.get(f"cuda-{torch.cuda.current_device()}"))
+        if saved is not None:
+            torch.cuda.set_rng_state(saved)
 
 
 def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int) -> Path:

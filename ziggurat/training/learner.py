@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -15,6 +16,7 @@ from ziggurat.models.build import build_model, compile_layers, model_slots, set_
 from ziggurat.models.directory import load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
+from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_over, stage_model
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.profile import profile_admin
@@ -34,10 +36,12 @@ class Learner:
         stage: stage of growth, from 0.
         model: on `device`.
         optimiser: of its parameters.
+        passes: context of updates, within which the model's passes are replayed from CUDA graphs, if so chosen.
     """
 
     model: Seq2Seq
     optimiser: Optimiser
+    passes: AbstractContextManager[None]
 
     def __init__(self, experiment: Experiment, store: Store, device: torch.device) -> None:
         self.experiment = experiment
@@ -58,6 +62,7 @@ class Learner:
         set_recompute(self.model, training.recompute)
         if training.compile == "layers":
             compile_layers(self.model)  # a deeper stage finds the graphs of the one before
+        self.passes = GraphedPasses(self.model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
         self.optimiser = Optimiser(self.model, model_slots(self.model), training.optimiser, seed=training.seed)
 
     @property

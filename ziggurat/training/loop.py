@@ -26,6 +26,8 @@ from ziggurat.training.checkpoint import (
     latest_checkpoint,
     restore_random_state,
 )
+from ziggurat.training.feeding import fed
+from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
@@ -74,6 +76,9 @@ class _Training:
         self.device = usable_device(config.device, "training.device")
         if config.threads:
             torch.set_num_threads(config.threads)
+        if self.device.index is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # what asks for the present GPU then asks for this one
+        refuse_unrecordable(experiment, self.device)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()
         self.learner = Learner(experiment, store, self.device)
@@ -157,7 +162,7 @@ class _Training:
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
         window = Window(self.loader, saver)
-        groups = self.loader.groups(LoaderState(p.epoch, p.batch))
+        groups = fed(self.loader, LoaderState(p.epoch, p.batch), self.device)
         reason = finished(p, config)
         if reason is None and (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")

@@ -140,20 +140,21 @@ class Recovery:
         """Try one update with learning rate `rate` and count it in `p`; roll back when too many in a row failed."""
         config, model = self._config, self._learner.model
         random = random_state()
-        result = train_update(
-            model,
-            group.batches,
-            self._learner.optimiser,
-            config.loss,
-            rate=rate,
-            clip_norm=config.clip_norm,
-            guard=Guard(
-                AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
-                highest_nll(p.losses, config.divergence),
-                self._agree,
-            ),
-            precision=config.precision,
-        )
+        with self._learner.passes:
+            result = train_update(
+                model,
+                group.batches,
+                self._learner.optimiser,
+                config.loss,
+                rate=rate,
+                clip_norm=config.clip_norm,
+                guard=Guard(
+                    AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None,
+                    highest_nll(p.losses, config.divergence),
+                    self._agree,
+                ),
+                precision=config.precision,
+            )
         p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
         p.target_tokens += result.target_tokens
         why = ""
