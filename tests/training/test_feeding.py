@@ -74,7 +74,7 @@ def test_a_cpu_gets_the_loader_s_own_groups(tiny_folder: Path) -> None:
 def test_the_next_group_is_on_its_way_before_one_is_handed_out(tiny_folder: Path, said: list[str]) -> None:
     loader = loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     expected = list(islice(loader.groups(), 3))
-    groups = feeding._one_ahead(iter(islice(loader.groups(), 9)), CPU)
+    groups = feeding.send_ahead(iter(islice(loader.groups(), 9)), CPU)
     first = next(groups)
     assert said == ["sent", "sent", "main waits for event 1", *["used by main"] * len(TENSORS)]
     rest = list(islice(groups, 2))

@@ -12,21 +12,25 @@ from torch import Tensor
 
 from ziggurat.data.loader import Batch, Group, Loader, LoaderState
 
-__all__ = ["fed"]
+__all__ = ["fed", "send_ahead"]
 
 
 def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
     """Yield the groups of `loader` from `state` on.
 
-    For a CUDA device their batches are there: while the GPU is busy with one group, a stream of its own copies the
-    next. For other devices they are as they come.
+    For a CUDA device their batches are there: while the GPU is busy with one group, another stream copies the next. For
+    other devices they are as they come.
     """
     if device.type != "cuda":
         return loader.groups(state)
-    return _one_ahead(loader.groups(state, partial(_page_locked, device=device)), device)
+    return send_ahead(loader.groups(state, partial(_page_locked, device=device)), device)
 
 
-def _one_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]:
+def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]:
+    """Yield `groups` with their batches on the CUDA device `device`, each sent before the one before it is handed out.
+
+    The copies go on beside other work only where the tensors lie in page-locked memory.
+    """
     stream = torch.cuda.Stream(device)
 
     def sent(group: Group) -> tuple[Group, torch.cuda.Event]:
