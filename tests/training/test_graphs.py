@@ -91,6 +91,16 @@ def test_updates_are_the_same_and_shapes_are_recorded_when_they_come_again(model
     assert Work.replayed == 2 * (2 + 1 + 2 + 2)
 
 
+def test_a_replay_reads_what_it_is_given(model: Seq2Seq) -> None:
+    passes, (batch,) = GraphedPasses(model, 9), batches([7])
+    with passes:
+        for seed in range(4):
+            ids = torch.randint(4, 20, batch.source.shape, generator=torch.Generator().manual_seed(seed))
+            inputs = ids, batch.source_mask.roll(seed, 0), batch.target_in.roll(seed, 1)
+            torch.testing.assert_close(model(*inputs), passes._plain(*inputs), atol=1e-12, rtol=0)
+    assert Work.replayed == 3
+
+
 def test_no_more_shapes_are_recorded_than_allowed(model: Seq2Seq) -> None:
     passes = GraphedPasses(model, 1)
     assert losses(model, passes) == pytest.approx(losses(tiny(), None), abs=1e-12)
