@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from ziggurat.nn.attention import attend, base, padding_bias
+from ziggurat.nn.attention import attend, base, padding_mask
 from ziggurat.nn.dropout import Dropout
 
 
@@ -19,11 +19,11 @@ def seconds(length: int, tokens: int, explicit: bool, rounds: int = 5) -> float:
     base.EXPLICIT_MAX_LENGTH = 10**9 if explicit else 0
     batch = max(1, tokens // length)
     query, key, value = (torch.randn(batch, 4, length, 64, requires_grad=True) for _ in range(3))
-    bias = padding_bias(torch.ones(batch, length, dtype=torch.bool), torch.float32)
+    padding = padding_mask(torch.ones(batch, length, dtype=torch.bool), torch.float32)
     times = []
     for _ in range(rounds):
         began = time.perf_counter()
-        attend(query, key, value, bias, Dropout(0.1)).context.sum().backward()
+        attend(query, key, value, padding, Dropout(0.1)).context.sum().backward()
         times.append(time.perf_counter() - began)
     return min(times)
 

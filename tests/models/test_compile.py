@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any, get_args
 
 import pytest
 import torch
-from torch import Tensor, fx
+from torch import Tensor, fx, nn
 
 from tests.small import merged, small_config
 from ziggurat.config.model import ResidualKind
 from ziggurat.models.build import build_model
+from ziggurat.models.build import compile_layers as make_compiled
 from ziggurat.models.seq2seq import Seq2Seq
 
 VOCABULARY = 11
@@ -75,3 +77,35 @@ def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> Non
     assert len(graphs) == 2
     chances = [float(layer.ffn_residual.dropout.p) for layer in model.encoder.layers]  # type: ignore[union-attr]
     assert chances == pytest.approx([0.5 * number / 12 for number in range(1, 13)])
+
+
+def test_a_hundred_shapes_make_a_bounded_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two graphs for either stack, training and evaluation, whatever sizes above 1 come; and those are used."""
+    model = build_model(small_config(2, 2), VOCABULARY, VOCABULARY)
+    graphs: list[fx.GraphModule] = []
+    runs: list[int] = []
+
+    def keep(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., Any]:
+        graphs.append(graph)
+        return lambda *args: runs.append(1) or graph(*args)
+
+    compiled = nn.Module.compile
+    monkeypatch.setattr(nn.Module, "compile", lambda self, **how: compiled(self, backend=keep, **how))
+    torch.compiler.reset()
+    make_compiled(model)
+    generator = torch.Generator().manual_seed(2)
+    shapes = [[4, 4, 4], [4, 4, 5], *torch.randint(2, 9, (100, 3), generator=generator).tolist()]
+    for batch, source, target in shapes:
+        for training in (True, False):
+            model.train(training)
+            mask = torch.ones(batch, source, dtype=torch.bool)
+            with torch.set_grad_enabled(training):
+                model(mask.long(), mask, torch.ones(batch, target, dtype=torch.long))
+    assert len(graphs) == 4
+    assert len(runs) == len(shapes) * 2 * 4
+    model.train()
+    for batch, source, target in product((1, 3), repeat=3):
+        mask = torch.ones(batch, source, dtype=torch.bool)
+        model(mask.long(), mask, torch.ones(batch, target, dtype=torch.long))
+    assert len(graphs) <= 2 + 4 + 8
+    assert len(runs) == len(shapes) * 2 * 4 + 8 * 4

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from tests.models.sentences import MASK, SOURCE, TARGET, built
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import padding_bias
+from ziggurat.nn.attention import padding_mask
 
 
 def hidden(model: Seq2Seq) -> tuple[Tensor, Tensor]:
@@ -51,9 +51,9 @@ def test_12_12_one_hot_last_is_plain_post_norm_but_for_epsilon(residual: str) ->
 
 def test_12_13_all_one_is_the_dense_sum_of_layers() -> None:
     model = built(residual="pre", encoder__history="dense", combination__norm="none")
-    outputs, bias = [model.source_embedding(SOURCE)], padding_bias(MASK, torch.float64)
+    outputs, padding = [model.source_embedding(SOURCE)], padding_mask(MASK, torch.float64)
     for layer in model.encoder.layers:  # type: ignore[union-attr]
-        outputs.append(layer(sum(outputs), bias))
+        outputs.append(layer(sum(outputs), padding))
     expected = model.encoder.final_norm(sum(outputs))  # type: ignore[operator]
     torch.testing.assert_close(hidden(model)[0], expected, atol=1e-10, rtol=0)
 

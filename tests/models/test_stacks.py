@@ -19,11 +19,11 @@ from tests.models.sentences import built as small_model
 from tests.small import moved
 from ziggurat.config.model import ResidualKind
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import WholeTarget
+from ziggurat.nn.attention import Mask, WholeTarget
 
 N, M = 3, 2
-HIDDEN = torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.inf)[:, None, None, :]
-FUTURE = torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, None]
+HIDDEN = Mask(torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.inf)[:, None, None, :])
+FUTURE = Mask(torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, None])
 KINDS = get_args(ResidualKind)
 
 FINAL_NORM = {"pre", "res_post", "layer_scale", "ln_scaling", "peri", "hyper", "none"}

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import OwnAttention, WholeTarget, causal_bias
+from ziggurat.nn.attention import Mask, OwnAttention, WholeTarget, causal_mask
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]
@@ -30,8 +30,8 @@ def randomised(module: Module, seed: int = 0) -> Module:
     return module
 
 
-def causal(length: int) -> Tensor:
-    return causal_bias(length, torch.float64, torch.device("cpu"))
+def causal(length: int) -> Mask:
+    return causal_mask(length, torch.float64, torch.device("cpu"))
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -76,8 +76,8 @@ def attend_to_self(
     return linear(context, out.weight, out.bias)
 
 
-def whole(x: Tensor, memory: Tensor, memory_bias: Tensor | None = None) -> WholeTarget:
-    return WholeTarget(causal(x.shape[1]), memory, memory_bias)
+def whole(x: Tensor, memory: Tensor, padding: Mask | None = None) -> WholeTarget:
+    return WholeTarget(causal(x.shape[1]), memory, padding)
 
 
 def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int = 7) -> None:

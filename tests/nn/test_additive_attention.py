@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.nn.stepping import draw, randomised
-from ziggurat.nn.attention import padding_bias
+from ziggurat.nn.attention import padding_mask
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.roles import Role
@@ -51,7 +51,7 @@ def by_formula(module: AdditiveAttention, x: Tensor, memory: Tensor, mask: Tenso
 
 def test_context_and_weights_are_those_of_the_formula() -> None:
     module, x, memory = attention(), draw(BATCH, QUERIES, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=1)
-    cache = module.remember(memory, padding_bias(MASK, torch.float64), keep_weights=True)
+    cache = module.remember(memory, padding_mask(MASK, torch.float64), keep_weights=True)
     context, weights = by_formula(module, x, memory, MASK)
     torch.testing.assert_close(module(x, cache), context, **EXACT)
     assert cache.weights is not None
@@ -61,19 +61,19 @@ def test_context_and_weights_are_those_of_the_formula() -> None:
 
 def test_queries_do_not_see_each_other_and_padding_is_not_seen() -> None:
     module, x, memory = attention(), draw(BATCH, QUERIES, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=1)
-    bias = padding_bias(MASK, torch.float64)
-    together = module(x, module.remember(memory, bias))
+    padding = padding_mask(MASK, torch.float64)
+    together = module(x, module.remember(memory, padding))
     for j in range(QUERIES):
         torch.testing.assert_close(
-            module(x[:, j : j + 1], module.remember(memory, bias)), together[:, j : j + 1], **EXACT
+            module(x[:, j : j + 1], module.remember(memory, padding)), together[:, j : j + 1], **EXACT
         )
     memory[~MASK] = 1e3
-    torch.testing.assert_close(module(x, module.remember(memory, bias)), together, **EXACT)
+    torch.testing.assert_close(module(x, module.remember(memory, padding)), together, **EXACT)
 
 
 def test_without_padding_no_bias_is_needed() -> None:
     module, x, memory = attention(), draw(BATCH, QUERIES, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=1)
-    nothing = padding_bias(torch.ones(BATCH, SOURCE, dtype=torch.bool), torch.float64)
+    nothing = padding_mask(torch.ones(BATCH, SOURCE, dtype=torch.bool), torch.float64)
     torch.testing.assert_close(module(x, module.remember(memory, None)), module(x, module.remember(memory, nothing)))
 
 

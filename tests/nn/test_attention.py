@@ -12,12 +12,13 @@ from torch import Tensor
 from ziggurat.init import Role, assign_roles
 from ziggurat.nn.attention import (
     CrossAttention,
+    Mask,
     SelfAttention,
     SelfAttentionCache,
     attend,
     base,
-    causal_bias,
-    padding_bias,
+    causal_mask,
+    padding_mask,
 )
 from ziggurat.nn.dropout import Dropout
 
@@ -46,17 +47,17 @@ def test_both_kernels_equal_the_written_out_sum(explicit: bool, causal: bool, mo
     torch.manual_seed(0)
     query, key, value = (torch.randn(2, 3, 5, 4, dtype=torch.float64) for _ in range(3))
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    bias = padding_bias(mask, torch.float64)
+    hidden = padding_mask(mask, torch.float64)
     allowed = mask[:, None, :].expand(2, 5, 5)
     if causal:
-        bias = bias + causal_bias(5, torch.float64, torch.device("cpu"))
+        hidden = Mask(hidden.bias + causal_mask(5, torch.float64, torch.device("cpu")).bias)
         allowed = allowed & torch.ones(5, 5, dtype=torch.bool).tril()
-    got = attend(query, key, value, bias, NO_DROPOUT).context
+    got = attend(query, key, value, hidden, NO_DROPOUT).context
     torch.testing.assert_close(got, reference(query, key, value, allowed), atol=1e-12, rtol=0)
 
 
-def test_causal_bias_hides_exactly_the_future() -> None:
-    bias = causal_bias(4, torch.float32, torch.device("cpu"))[0, 0]
+def test_causal_mask_hides_exactly_the_future() -> None:
+    bias = causal_mask(4, torch.float32, torch.device("cpu")).bias[0, 0]
     for i in range(4):
         for j in range(4):
             assert bias[i, j] == (0.0 if j <= i else -math.inf)
@@ -89,11 +90,11 @@ def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: py
 def test_self_attention_is_the_written_out_sum_with_and_without_the_future() -> None:
     module, x = randomised(SelfAttention(6, 2, NO_DROPOUT)), draw(2, 4, 6)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])
-    for bias, seen in (
-        (padding_bias(mask, torch.float64), lambda b, i: range(int(mask[b].sum()))),
-        (causal_bias(4, torch.float64, torch.device("cpu")), lambda b, i: range(i + 1)),
+    for hidden, seen in (
+        (padding_mask(mask, torch.float64), lambda b, i: range(int(mask[b].sum()))),
+        (causal_mask(4, torch.float64, torch.device("cpu")), lambda b, i: range(i + 1)),
     ):
-        torch.testing.assert_close(module(x, bias), attend_to_self(module, x, seen), atol=1e-10, rtol=0)
+        torch.testing.assert_close(module(x, hidden), attend_to_self(module, x, seen), atol=1e-10, rtol=0)
 
 
 def test_self_attention_steps_equal_whole_sequences() -> None:

@@ -18,12 +18,13 @@ from ziggurat.models.layers import DecoderLayerCache
 from ziggurat.nn.attention import (
     AverageAttention,
     CrossAttention,
+    Mask,
     MergedAttention,
     MergedAverageAttention,
     RelativeAttention,
     SelfAttention,
     SimplifiedAverageAttention,
-    padding_bias,
+    padding_mask,
 )
 from ziggurat.nn.attention.average import causal_average
 from ziggurat.nn.dropout import Dropout
@@ -102,7 +103,7 @@ def test_12_08_matt_is_the_output_map_of_context_plus_average(share: bool) -> No
                 for k in range(i + 1):
                     total[b, i] += own[b, k] / (i + 1)
         expected = linear(total, module.out_proj.weight, module.out_proj.bias)
-    got = module(x, whole(x, memory, padding_bias(mask, torch.float64)))
+    got = module(x, whole(x, memory, padding_mask(mask, torch.float64)))
     torch.testing.assert_close(got, expected, **TOLERANCE)
 
 
@@ -170,8 +171,8 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     module = randomised(KINDS[kind]())
     d_memory = module.cross.kv_proj.weight.shape[1]
     memory, mask = draw(2, 5, d_memory, seed=2), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
-    bias = padding_bias(mask, torch.float64)
-    at = DecoderLayerCache(module.start(), module.cross.remember(memory, bias))
+    hidden = padding_mask(mask, torch.float64)
+    at = DecoderLayerCache(module.start(), module.cross.remember(memory, hidden))
     beam, sentences = 3, [0, 1]
     prefixes = torch.empty(6, 0, D_MODEL, dtype=torch.float64)
     for number, parents in enumerate([[2, 0, 1], [1, 1, 0], [0, 0, 2], [0, 1, 2]]):
@@ -180,7 +181,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
         got = module(new, at)
         for row, sentence in enumerate(sentences):
             own = prefixes[row * beam : (row + 1) * beam]
-            sight = whole(own, memory[[sentence] * beam], bias[[sentence] * beam])
+            sight = whole(own, memory[[sentence] * beam], Mask(hidden.bias[[sentence] * beam]))
             torch.testing.assert_close(got[row], module(own, sight)[:, -1], **TOLERANCE)
         kept = [1] if number == 1 else list(range(len(sentences)))
         rows = torch.tensor([sentence * beam + parent for sentence in kept for parent in parents])

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from ziggurat.models.kinds import RESIDUAL
 from ziggurat.models.layers import DecoderLayer, EncoderLayer
-from ziggurat.nn.attention import CrossAttention, SelfAttention, WholeTarget, base, causal_bias, padding_bias
+from ziggurat.nn.attention import CrossAttention, SelfAttention, WholeTarget, base, causal_mask, padding_mask
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.residual import Material, Place, Residual
@@ -90,7 +90,7 @@ def test_encoder_layer(kind: str, explicit: bool, monkeypatch: pytest.MonkeyPatc
     x = torch.randn(3, 5, D_MODEL, dtype=torch.float64)
     mask = torch.tensor([[True] * 5, [True] * 4 + [False], [True] * 2 + [False] * 3])
     x_ours, x_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y_ours = ours(x_ours, padding_bias(mask, torch.float64))
+    y_ours = ours(x_ours, padding_mask(mask, torch.float64))
     y_theirs = theirs(x_theirs, src_key_padding_mask=~mask)
     torch.testing.assert_close(y_ours[mask], y_theirs[mask], **TOLERANCE)
     upstream = torch.randn_like(x) * mask[..., None]
@@ -123,8 +123,8 @@ def test_decoder_layer(kind: str) -> None:
     mask = torch.tensor([[True] * 6, [True] * 3 + [False] * 3])
     inputs = [(x.clone().requires_grad_(), memory.clone().requires_grad_()) for _ in range(2)]
     (x_ours, m_ours), (x_theirs, m_theirs) = inputs
-    bias = padding_bias(mask, torch.float64)
-    y_ours = ours(x_ours, WholeTarget(causal_bias(4, torch.float64, x.device), m_ours, bias))
+    padding = padding_mask(mask, torch.float64)
+    y_ours = ours(x_ours, WholeTarget(causal_mask(4, torch.float64, x.device), m_ours, padding))
     future = nn.Transformer.generate_square_subsequent_mask(4, dtype=torch.float64)
     y_theirs = theirs(x_theirs, m_theirs, tgt_mask=future, memory_key_padding_mask=~mask)
     torch.testing.assert_close(y_ours, y_theirs, **TOLERANCE)

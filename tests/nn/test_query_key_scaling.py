@@ -11,7 +11,7 @@ from stepping import assert_steps_equal_whole, attend_to_self, causal, draw, lin
 from torch import Tensor
 
 from ziggurat.init import Role, assign_roles
-from ziggurat.nn.attention import CrossAttention, QueryKeyScaling, RelativeAttention, SelfAttention, padding_bias
+from ziggurat.nn.attention import CrossAttention, QueryKeyScaling, RelativeAttention, SelfAttention, padding_mask
 from ziggurat.nn.dropout import Dropout
 
 D_MODEL, HEADS, D_HEAD, EPSILON = 8, 2, 4, 1e-3
@@ -79,7 +79,7 @@ def test_cross_attention_has_the_logits_of_the_formula(norm: str, per_dimension:
                 context[b, i, head] = sum(w * value[b, j, head] for j, w in zip(seen, weights, strict=True))
     assert module.out_proj is not None
     expected = linear(context, module.out_proj.weight, module.out_proj.bias)
-    got = module(x, module.remember(memory, padding_bias(mask, torch.float64)))
+    got = module(x, module.remember(memory, padding_mask(mask, torch.float64)))
     torch.testing.assert_close(got, expected, atol=1e-10, rtol=0)
 
 

@@ -12,7 +12,7 @@ from torch._dynamo.testing import CompileCounter
 
 from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
-from ziggurat.nn.attention import RelativeAttention, SelfAttention, base, padding_bias
+from ziggurat.nn.attention import RelativeAttention, SelfAttention, base, padding_mask
 from ziggurat.nn.dropout import Dropout
 
 D_MODEL, HEADS, D_HEAD = 6, 2, 3
@@ -76,12 +76,12 @@ def test_12_27_equals_the_written_out_sums(
     module, x = relative(clip, values), draw(2, 5, D_MODEL)
     mask = torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     everything = torch.ones(2, 5, 5, dtype=torch.bool)
-    for bias, allowed in (
+    for hidden, allowed in (
         (None, everything),
-        (padding_bias(mask, torch.float64), mask[:, None, :] & everything),
+        (padding_mask(mask, torch.float64), mask[:, None, :] & everything),
         (causal(5), everything.tril()),
     ):
-        torch.testing.assert_close(module(x, bias), written_out(module, x, allowed), **TOLERANCE)
+        torch.testing.assert_close(module(x, hidden), written_out(module, x, allowed), **TOLERANCE)
 
 
 @pytest.mark.parametrize("values", [False, True])

@@ -13,8 +13,12 @@ from torch.nn import functional as F
 
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.embedding import OutputProjection
-from ziggurat.training.loss import Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
+from ziggurat.training.loss import Gold, Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
 from ziggurat.training.objective import batch_loss
+
+
+def gold(target: Tensor, mask: Tensor) -> Gold:
+    return Gold(target, mask, int(mask.sum()))
 
 
 def written_out(
@@ -90,12 +94,12 @@ def test_loss_equals_its_definition_and_ignores_padding(
         }
     )
     objective, nll = written_out(hidden, weight, target, mask, config, bias)
-    got = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3, bias=bias)
+    got = sequence_loss(hidden, weight, gold(target, mask), config, tokens=int(mask.sum()), sentences=3, bias=bias)
     assert float(got.objective) == pytest.approx(objective, abs=1e-12)
     assert float(got.nll) == pytest.approx(nll, abs=1e-10)
     # Whatever stands at padded positions must not matter.
     hidden[~mask], target[~mask] = 1e3, 0
-    again = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3, bias=bias)
+    again = sequence_loss(hidden, weight, gold(target, mask), config, tokens=int(mask.sum()), sentences=3, bias=bias)
     assert float(again.objective) == float(got.objective)
 
 
@@ -110,8 +114,7 @@ def test_gradients_equal_autograd_through_whole_logits(smoothing: str, chunk: in
     sums = sequence_loss(
         ours[0],
         ours[1],
-        target,
-        mask,
+        gold(target, mask),
         config,
         tokens=int(mask.sum()),
         sentences=3,
@@ -147,9 +150,9 @@ def test_gradients_equal_finite_differences(frozen: int | None) -> None:
 def test_a_bias_of_zero_changes_nothing() -> None:
     hidden, weight, target, mask = example(2)
     config = LossConfig()
-    plain = sequence_loss(hidden, weight, target, mask, config, tokens=11, sentences=3)
+    plain = sequence_loss(hidden, weight, gold(target, mask), config, tokens=11, sentences=3)
     biased = sequence_loss(
-        hidden, weight, target, mask, config, tokens=11, sentences=3, bias=torch.zeros(7, dtype=torch.float64)
+        hidden, weight, gold(target, mask), config, tokens=11, sentences=3, bias=torch.zeros(7, dtype=torch.float64)
     )
     assert torch.equal(plain.objective, biased.objective)
     assert torch.equal(plain.nll, biased.nll)
@@ -158,7 +161,14 @@ def test_a_bias_of_zero_changes_nothing() -> None:
 def test_the_model_s_output_bias_is_part_of_its_loss() -> None:
     hidden, weight, target, mask = example(3)
     output = OutputProjection(nn.Parameter(weight), nn.Parameter(output_bias()))
-    batch: Any = SimpleNamespace(source=None, source_mask=None, target_in=None, target_out=target, target_mask=mask)
+    batch: Any = SimpleNamespace(
+        source=None,
+        source_mask=None,
+        target_in=None,
+        target_out=target,
+        target_mask=mask,
+        target_tokens=int(mask.sum()),
+    )
 
     class Model:
         """Only what the loss needs of a model."""
@@ -182,7 +192,7 @@ def test_the_model_s_output_bias_is_part_of_its_loss() -> None:
 def test_uniform_smoothing_is_torchs() -> None:
     hidden, weight, target, mask = example(2)
     config = LossConfig(label_smoothing=0.3)
-    got = sequence_loss(hidden, weight, target, mask, config, tokens=int(mask.sum()), sentences=3)
+    got = sequence_loss(hidden, weight, gold(target, mask), config, tokens=int(mask.sum()), sentences=3)
     theirs = F.cross_entropy((hidden @ weight.T)[mask], target[mask], label_smoothing=0.3)
     torch.testing.assert_close(got.objective, theirs)
 
@@ -210,10 +220,10 @@ def test_huge_logits_stay_finite() -> None:
 def test_bf16_autocast_stays_close(biased: bool) -> None:
     hidden, weight, target, mask = (x.float() if x.is_floating_point() else x for x in example(3))
     config, bias = LossConfig(), output_bias().float() + 100 if biased else None  # bf16 would round 100 by up to 0.25
-    exact = sequence_loss(hidden, weight, target, mask, config, tokens=11, sentences=3, bias=bias)
+    exact = sequence_loss(hidden, weight, gold(target, mask), config, tokens=11, sentences=3, bias=bias)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         leaf = weight.clone().requires_grad_()
-        rough = sequence_loss(hidden, leaf, target, mask, config, tokens=11, sentences=3, bias=bias)
+        rough = sequence_loss(hidden, leaf, gold(target, mask), config, tokens=11, sentences=3, bias=bias)
     rough.objective.backward()
     assert rough.objective.dtype == torch.float32
     assert leaf.grad is not None

@@ -18,7 +18,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.loop import train
-from ziggurat.training.loss import sequence_loss
+from ziggurat.training.loss import Gold, sequence_loss
 from ziggurat.training.objective import batch_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
@@ -125,9 +125,8 @@ def test_lambda_0_is_the_loss_without_it_bit_for_bit(monkeypatch: pytest.MonkeyP
     encode = model.encoder.forward
     monkeypatch.setattr(model.encoder, "forward", lambda *args: asked.append(args[2:]) or encode(*args))
     hidden = model.decode(batch.target_in, model.encode(batch.source, batch.source_mask))
-    plain = sequence_loss(
-        hidden, model.output.weight, batch.target_out, batch.target_mask, config, tokens=22, sentences=5
-    )
+    gold = Gold(batch.target_out, batch.target_mask, batch.target_tokens)
+    plain = sequence_loss(hidden, model.output.weight, gold, config, tokens=22, sentences=5)
     got = batch_loss(model, batch, config, tokens=22, sentences=5)
     assert torch.equal(got.objective, plain.objective)
     assert torch.equal(got.nll, plain.nll)

@@ -212,6 +212,10 @@ class TrainingConfig(Section):
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
+    cuda_graphs: int = Field(default=0, ge=0)
+    """Record the passes through the model as CUDA graphs, for so many shapes of batches, each when it comes a second
+    time, and replay them (docs/training.md): for deep models and small batches, whose kernels are shorter than their
+    launches. `batch.length_multiple` makes shapes fewer. 0: none."""
     tf32: bool = False
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -87,8 +87,7 @@ class Loader:
         self._tokenizers = (source_tokenizer, target_tokenizer)
         self._special = SpecialIds.of(source_tokenizer, target_tokenizer)
         self._batch = batch
-        self._seed = seed
-        self._temperature = temperature
+        self._seed, self._temperature = seed, temperature
         self._regularisation = regularisation
         self._prefetch = prefetch
         self._rank, self._count = rank, count
@@ -114,14 +113,16 @@ class Loader:
             epoch=epoch,
         )
 
-    def groups(self, state: LoaderState | None = None) -> Iterator[Group]:
-        """Yield what each update is made of, for ever, from `state` (default: the beginning) on.
+    def groups(
+        self, state: LoaderState | None = None, prepare: Callable[[Group], Group] = lambda group: group
+    ) -> Iterator[Group]:
+        """Yield what each update is made of, for ever, from `state` (default: the beginning) on, as `prepare` gives it.
 
-        Close the iterator (or let it go) to end its thread; what goes wrong in the thread is raised here.
+        `prepare` runs in the thread. Close the iterator (or let it go) to end it; what goes wrong there is raised here.
 
         Raises: DataError when `state` is behind the end of its epoch (other data or settings than it came from).
         """
-        ahead = Background(self._groups(state or LoaderState()), self._prefetch)
+        ahead = Background(map(prepare, self._groups(state or LoaderState())), self._prefetch)
         try:
             while True:
                 began = time.perf_counter()

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import cast
 
 import torch
+import torch.fx.experimental._config
 from torch import nn
 
 from ziggurat.config.model import Family, ModelConfig
@@ -130,12 +131,19 @@ def stack_residuals(stack: nn.Module) -> list[Residual]:
 def compile_layers(model: Seq2Seq) -> None:
     """Have torch.compile run every layer of both stacks, in place; parameters keep their names.
 
-    The layers of a stack share a graph, for all lengths and batch sizes: deeper models compile nothing more. Decoding
-    step by step is not compiled. Raises ConfigError: a CPU without the C++ compiler that torch.compile calls.
+    The layers of a stack share a graph, for all lengths and batch sizes: deeper models compile nothing more. Sizes of 1
+    have graphs of their own, and so have training and evaluation, which bounds their number: 2 * 2^2 for an encoder
+    (batch, source), 2 * 2^3 for a decoder (batch, source, target). Decoding step by step is not compiled. Raises
+    ConfigError: a CPU without the C++ compiler that torch.compile calls.
     """
     compiler = os.environ.get("CXX", "g++")
     if model.device.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(f"`training.compile: layers` needs a C++ compiler on a CPU, and there is no `{compiler}`")
+    # Both stacks count together, and past the limit (8) torch would run layers uncompiled. Twice the bound: in some
+    # models the first layer reads another kind of tensor than the others do.
+    torch._dynamo.config.recompile_limit = max(48, torch._dynamo.config.recompile_limit)
+    # Else two sizes that are equal by chance while a graph is made are taken to be one, and it is made again.
+    torch.fx.experimental._config.use_duck_shape = False
     for stack in (model.encoder, model.decoder):
         for layer in cast(nn.ModuleList, stack.layers):
             layer.compile(dynamic=True)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
+    Mask,
     MergedAttention,
     OwnAttention,
     OwnCache,
@@ -22,7 +23,7 @@ from ziggurat.nn.residual import Residual
 __all__ = ["AnyDecoderLayer", "DecoderLayer", "DecoderLayerCache", "EncoderLayer", "Layer", "MergedDecoderLayer"]
 
 View = TypeVar("View")
-"""What a layer sees besides the stream: the bias that hides padding (encoder), or a TargetView (decoder)."""
+"""What a layer sees besides the stream: the mask that hides padding (encoder), or a TargetView (decoder)."""
 
 
 class Layer(nn.Module, Generic[View]):
@@ -59,8 +60,8 @@ class Layer(nn.Module, Generic[View]):
         return [lambda x, view, f=f: f(x, view, x) for f in self._sublayers()]  # type: ignore[misc]
 
 
-class EncoderLayer(Layer[Tensor | None]):
-    """Self-attention and feed-forward network; the view is a bias [batch, 1, 1, source].
+class EncoderLayer(Layer[Mask | None]):
+    """Self-attention and feed-forward network; the view hides padding.
 
     Args:
         self_attn: attention over the source.
@@ -74,11 +75,11 @@ class EncoderLayer(Layer[Tensor | None]):
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
 
-    def _attentions(self) -> list[Callable[[Tensor, Tensor | None, Tensor], Tensor]]:
+    def _attentions(self) -> list[Callable[[Tensor, Mask | None, Tensor], Tensor]]:
         return [self._attend]
 
-    def _attend(self, x: Tensor, bias: Tensor | None, below: Tensor) -> Tensor:
-        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), bias), below)
+    def _attend(self, x: Tensor, mask: Mask | None, below: Tensor) -> Tensor:
+        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), mask), below)
 
 
 class DecoderLayerCache:
@@ -132,9 +133,9 @@ class DecoderLayer(Layer[TargetView]):
         self.ffn = ffn
         self.self_attn_residual, self.cross_attn_residual, self.ffn_residual = residuals
 
-    def start(self, memory: Tensor, bias: Tensor | None, *, keep_weights: bool = False) -> DecoderLayerCache:
+    def start(self, memory: Tensor, mask: Mask | None, *, keep_weights: bool = False) -> DecoderLayerCache:
         """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
-        return DecoderLayerCache(self.self_attn.start(), self.cross_attn.remember(memory, bias, keep_weights))
+        return DecoderLayerCache(self.self_attn.start(), self.cross_attn.remember(memory, mask, keep_weights))
 
     def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
         return [self._attend_target, self._attend_memory]
@@ -162,9 +163,9 @@ class MergedDecoderLayer(Layer[TargetView]):
         self.ffn = ffn
         self.merged_attn_residual, self.ffn_residual = residuals
 
-    def start(self, memory: Tensor, bias: Tensor | None, *, keep_weights: bool = False) -> DecoderLayerCache:
+    def start(self, memory: Tensor, mask: Mask | None, *, keep_weights: bool = False) -> DecoderLayerCache:
         """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
-        return DecoderLayerCache(self.merged_attn.start(), self.merged_attn.cross.remember(memory, bias, keep_weights))
+        return DecoderLayerCache(self.merged_attn.start(), self.merged_attn.cross.remember(memory, mask, keep_weights))
 
     def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
         return [self._attend]

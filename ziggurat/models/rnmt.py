@@ -13,7 +13,7 @@ from ziggurat.models.memory import Memory
 from ziggurat.models.parts import Embeddings
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import CrossAttentionCache, padding_bias
+from ziggurat.nn.attention import CrossAttentionCache, Mask, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history.transparent import Transparent
@@ -176,7 +176,7 @@ class RnmtDecoder(Recomputing):
 
         Each step reads what the one before has found: the one loop over positions that no operator takes over.
         """
-        cache = self.attention.remember(memory.of(0), padding_bias(memory.mask, x.dtype))
+        cache = self.attention.remember(memory.of(0), Mask(padding_bias(memory.mask, x.dtype)))
         cell = cast(RnmtLayer, self.layers[0]).lstm.first
         of_x, of_rest = cell.weight.split([x.shape[-1], cell.weight.shape[1] - x.shape[-1]], dim=1)
         state = cell.start(x.shape[0])
@@ -196,7 +196,8 @@ class RnmtDecoder(Recomputing):
         With `keep_attention`, each step leaves its attention to the memory in the cache.
         """
         states = memory.of(0)
-        return RnmtCache(self.attention.remember(states, padding_bias(memory.mask, states.dtype), keep_attention))
+        padding = Mask(padding_bias(memory.mask, states.dtype))
+        return RnmtCache(self.attention.remember(states, padding, keep_attention))
 
     def step(self, x: Tensor, cache: RnmtCache) -> Tensor:
         """Return [batch, beam, 2 * width] for one new position per hypothesis, `x` [batch, beam, width]."""

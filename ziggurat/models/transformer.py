@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, Layer, View
 from ziggurat.models.memory import Memory
 from ziggurat.models.recompute import Recomputing
-from ziggurat.nn.attention import WholeTarget, causal_bias, padding_bias
+from ziggurat.nn.attention import Mask, WholeTarget, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.history import History, Past
 from ziggurat.nn.history.transparent import Transparent
 
@@ -134,12 +134,12 @@ class Encoder(_Stack):
         What `transparent` merges is the embedding, what each further layer reads, and the stack's output before
         its final norm: in the plain stack these are the embedding and the outputs of all layers.
         """
-        bias = padding_bias(mask, x.dtype)
+        padding = padding_mask(mask, x.dtype)
         past = self._open(x)
         sources: list[Tensor] = []
         for run in self.runs():
             past, read, given = run.through(
-                self._pass, past, lambda _: bias, self.transparent is not None, outputs is not None
+                self._pass, past, lambda _: padding, self.transparent is not None, outputs is not None
             )
             sources.extend(read)
             if outputs is not None:
@@ -174,10 +174,11 @@ class Decoder(_Stack):
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """Return [batch, target, d_model] for the embedded target input `x`, all positions at once."""
-        bias, memory_bias = causal_bias(x.shape[1], x.dtype, x.device), padding_bias(memory.mask, x.dtype)
+        future = causal_mask(x.shape[1], x.dtype, x.device)
+        padding = padding_mask(memory.mask, x.dtype, queries=x.shape[1])
         past = self._open(x)
         for run in self.runs():
-            past = run.through(self._pass, past, lambda number: WholeTarget(bias, memory.of(number), memory_bias)).past
+            past = run.through(self._pass, past, lambda number: WholeTarget(future, memory.of(number), padding)).past
         return self._close(past)
 
     def start(self, memory: Memory, *, keep_attention: bool = False) -> DecoderCache:
@@ -186,10 +187,10 @@ class Decoder(_Stack):
         With `keep_attention`, the last layer leaves its attention to the memory in its cache.
         """
         layers = [cast(AnyDecoderLayer, layer) for layer in self.layers]
-        bias = padding_bias(memory.mask, memory.of(0).dtype)
+        padding = Mask(padding_bias(memory.mask, memory.of(0).dtype))
         return DecoderCache(
             [
-                layer.start(memory.of(number), bias, keep_weights=keep_attention and number == len(layers) - 1)
+                layer.start(memory.of(number), padding, keep_weights=keep_attention and number == len(layers) - 1)
                 for number, layer in enumerate(layers)
             ]
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -16,6 +17,7 @@ from ziggurat.models.build import build_model, compile_layers, parameter_roles, 
 from ziggurat.models.directory import load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
+from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel, parallel
@@ -38,10 +40,12 @@ class Learner:
         stage: stage of growth, from 0.
         parallel: the model, and how its gradients come about.
         optimiser: of its parameters.
+        passes: context of updates, within which the model's passes are replayed from CUDA graphs, if so chosen.
     """
 
     parallel: Parallel
     optimiser: Optimiser
+    passes: AbstractContextManager[None]
 
     def __init__(
         self, experiment: Experiment, store: Store, device: torch.device, processes: Processes | None = None
@@ -73,6 +77,7 @@ class Learner:
         if training.compile == "layers":
             compile_layers(model)  # a deeper stage finds the graphs of the one before
         roles = parameter_roles(model)
+        self.passes = GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
         self.parallel = parallel(model, training, self.processes)
         self.optimiser = Optimiser(model, roles, training.optimiser, seed=training.seed)
 

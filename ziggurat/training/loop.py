@@ -24,6 +24,8 @@ from ziggurat.training.checkpoint import (
     Progress,
     latest_checkpoint,
 )
+from ziggurat.training.feeding import fed
+from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stage_folder
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
@@ -94,6 +96,9 @@ class _Training:
         self.device = usable_device(config.device, "training.device")
         if config.threads:
             torch.set_num_threads(config.threads)
+        if self.device.index is not None and self.device.type == "cuda":
+            torch.cuda.set_device(self.device)  # what asks for the present GPU then asks for this one
+        refuse_unrecordable(experiment, self.device)
         torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
         (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()
         self.learner = Learner(experiment, store, self.device, processes)
@@ -175,7 +180,7 @@ class _Training:
             self._validate(report, stop)
             saver.amend()
             self._hear(p.seconds, stop, saver)
-        groups = self.loader.groups(LoaderState(p.epoch, p.batch))
+        groups = fed(self.loader, LoaderState(p.epoch, p.batch), self.device)
         reason = stop.reason if p.validation_due else finished(p, config)
         if reason is None:
             self.processes.first_does(self._remove_average)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.linear import product
 
-__all__ = ["LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
+__all__ = ["Gold", "LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
 
 
 class Smoothing(NamedTuple):
@@ -155,6 +155,24 @@ def linear_cross_entropy(
     return smoothed, nll
 
 
+class Gold(NamedTuple):
+    """What a batch should say.
+
+    Attributes:
+        ids: [batch, target], end-of-sentence included.
+        mask: [batch, target], True at real tokens.
+        real: number of real tokens; asking the mask would wait for a GPU.
+    """
+
+    ids: Tensor
+    mask: Tensor
+    real: int
+
+    def places(self) -> Tensor:
+        """Return where the real tokens are in the batch laid end to end, [real]."""
+        return torch.nonzero_static(self.mask.flatten(), size=self.real).squeeze(1)
+
+
 @dataclass(frozen=True)
 class LossSums:
     """Loss of one batch.
@@ -171,8 +189,7 @@ class LossSums:
 def sequence_loss(
     hidden: Tensor,
     weight: Tensor,
-    target: Tensor,
-    mask: Tensor,
+    gold: Gold,
     config: LossConfig,
     *,
     tokens: int,
@@ -184,8 +201,7 @@ def sequence_loss(
     Args:
         hidden: decoder output [batch, target, d_model].
         weight: output projection [vocabulary, d_model].
-        target: gold ids [batch, target], end-of-sentence included.
-        mask: [batch, target], True at real tokens.
+        gold: what it should have said.
         config: smoothing and normalisation.
         tokens: real target tokens in the whole update, all batches and processes together.
         sentences: sentence pairs in the whole update.
@@ -194,17 +210,20 @@ def sequence_loss(
     So the objectives of an update's batches add up to its loss, however it was cut into batches.
     """
     smoothing = smoothing_of(config, weight.shape[0])
-    rows = hidden[mask].float() if hidden.dtype in (torch.bfloat16, torch.float16) else hidden[mask]
-    gold = target[mask]
+    places = gold.places()
+    rows = hidden.flatten(0, 1).index_select(0, places)
+    if rows.dtype in (torch.bfloat16, torch.float16):
+        rows = rows.float()
+    ids = gold.ids.flatten().index_select(0, places)
     match config.normalisation:
         case "tokens":
             row_weight = torch.full_like(rows[:, 0], 1.0 / tokens)
         case "sentence_sum":
             row_weight = torch.full_like(rows[:, 0], 1.0 / sentences)
         case "sentence_mean":
-            per_sentence = 1.0 / (mask.sum(1, keepdim=True).to(rows.dtype) * sentences)
-            row_weight = per_sentence.expand(mask.shape)[mask]
-    objective, nll = linear_cross_entropy(rows, weight, gold, row_weight, smoothing, config.chunk_tokens, bias)
+            per_sentence = 1.0 / (gold.mask.sum(1).to(rows.dtype) * sentences)
+            row_weight = per_sentence.index_select(0, places // gold.mask.shape[1])
+    objective, nll = linear_cross_entropy(rows, weight, ids, row_weight, smoothing, config.chunk_tokens, bias)
     if config.subtract_entropy:
         objective = objective - smoothing.entropy(weight.shape[0]) * row_weight.sum()
     return LossSums(objective, nll)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.loss import LossSums, sequence_loss
+from ziggurat.training.loss import Gold, LossSums, sequence_loss
 from ziggurat.training.regulariser import inter_similarity_penalty
 
 __all__ = ["Objective", "add_gradients", "autocast", "batch_loss"]
@@ -29,8 +29,7 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
     sums = sequence_loss(
         hidden,
         output.weight,
-        batch.target_out,
-        batch.target_mask,
+        Gold(batch.target_out, batch.target_mask, batch.target_tokens),
         config,
         tokens=tokens,
         sentences=sentences,

@@ -137,14 +137,15 @@ class Recovery:
         config, learner = self._config, self._learner
         learner.processes.beat(p.update + 1)
         clipper = AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None
-        result = train_update(
-            learner.parallel,
-            group.batches,
-            learner.optimiser,
-            rate=rate,
-            clip_norm=config.clip_norm,
-            guard=Guard(clipper, highest_nll(p.losses, config.divergence)),
-        )
+        with learner.passes:
+            result = train_update(
+                learner.parallel,
+                group.batches,
+                learner.optimiser,
+                rate=rate,
+                clip_norm=config.clip_norm,
+                guard=Guard(clipper, highest_nll(p.losses, config.divergence)),
+            )
         p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
         p.target_tokens += result.target_tokens
         why = ""

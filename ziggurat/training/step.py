@@ -99,8 +99,8 @@ def train_update(
         return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in parallel.model.parameters() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
-    loss, nll = parallel.processes.sums([float(sums.objective), float(sums.nll)])
-    grad_norm = float(norm)
+    *mine, grad_norm = torch.stack([sums.objective, sums.nll, norm]).tolist()  # the only wait for a GPU
+    loss, nll = parallel.processes.sums(mine)
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     spike = finite and nll > guard.highest_nll * share.tokens
     admitted = not finite or spike or guard.clipper is None or guard.clipper.admits(grad_norm)

@@ -1,8 +1,9 @@
 """Attention kinds and their caches."""
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
-from ziggurat.nn.attention.base import attend, causal_bias, padding_bias
+from ziggurat.nn.attention.base import attend
 from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker, SelfAttention
 from ziggurat.nn.attention.relative import RelativeAttention
@@ -15,6 +16,7 @@ __all__ = [
     "CrossAttention",
     "CrossAttentionCache",
     "LinearMaker",
+    "Mask",
     "MergedAttention",
     "MergedAverageAttention",
     "OwnAttention",
@@ -28,6 +30,7 @@ __all__ = [
     "TargetView",
     "WholeTarget",
     "attend",
-    "causal_bias",
+    "causal_mask",
     "padding_bias",
+    "padding_mask",
 ]

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.cache import CrossAttentionCache
+from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import join_heads, split_heads
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
@@ -40,14 +41,14 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Parameter(torch.empty(d_head))
         self.dropout = dropout
 
-    def remember(self, memory: Tensor, bias: Tensor | None, keep_weights: bool = False) -> CrossAttentionCache:
-        """Project `memory` [batch, source, width] once; `bias` is [batch, 1, 1, source].
+    def remember(self, memory: Tensor, mask: Mask | None, keep_weights: bool = False) -> CrossAttentionCache:
+        """Project `memory` [batch, source, width] once; `mask` hides its padding.
 
         The cache has K A as its keys and K as its values. With `keep_weights`, `forward` leaves the weights averaged
         over heads, [batch, queries, source], in `cache.weights`.
         """
         keys = split_heads(self.k_proj(memory), self.heads)
-        return CrossAttentionCache(keys @ self.key_map, keys, bias, keep_weights)
+        return CrossAttentionCache(keys @ self.key_map, keys, mask, keep_weights)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, width] for `x` of that shape.
@@ -57,8 +58,8 @@ class AdditiveAttention(nn.Module):
         """
         query = split_heads(self.q_proj(x), self.heads) @ self.query_map
         logits = torch.tanh(query.unsqueeze(3) + cache.key.unsqueeze(2)) @ self.score
-        if cache.bias is not None:
-            logits = logits + cache.bias
+        if cache.mask is not None:
+            logits = logits + cache.mask.bias
         weights = torch.softmax(logits, dim=-1)
         if cache.keep_weights:
             cache.weights = weights.mean(dim=1)

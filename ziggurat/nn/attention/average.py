@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker
 from ziggurat.nn.attention.target import OwnAttention
 from ziggurat.nn.linear import Linear
@@ -73,8 +74,8 @@ class AverageAttention(OwnAttention):
         """Return the cache before the first step."""
         return AverageCache()
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `bias` is not needed."""
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `mask` is not needed."""
         return self._gated(x, causal_average(x))
 
     def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
@@ -114,8 +115,8 @@ class SimplifiedAverageAttention(OwnAttention):
         """Return the cache before the first step."""
         return AverageCache()
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `bias` is not needed."""
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `mask` is not needed."""
         return self.out_proj(causal_average(self.v_proj(x)))
 
     def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]

@@ -1,17 +1,18 @@
-"""Masks and the one place where attention is computed."""
+"""The one place where attention is computed."""
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.nn.attention.varlen import varlen_attn
 
+from ziggurat.nn.attention.mask import Cuts, Mask
 from ziggurat.nn.dropout import Dropout
 
-__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend", "causal_bias", "padding_bias"]
+__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend"]
 
 EXPLICIT_MAX_LENGTH = 256
 """On CPU, sequences up to this long are attended to by explicit products (benchmarks/attention_kernel.py)."""
@@ -24,25 +25,11 @@ class AttentionResult(NamedTuple):
     weights: Tensor | None
 
 
-def padding_bias(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return [batch, 1, 1, keys] with 0 at real tokens and -inf at padding, for `mask` [batch, keys] (True: real).
-
-    Every sentence must have one real token (it has: end-of-sentence), else its softmax is undefined.
-    """
-    bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device)
-    return bias.masked_fill_(~mask, -math.inf)[:, None, None, :]
-
-
-def causal_bias(length: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return [1, 1, length, length]: 0 where key <= query, -inf after it."""
-    return torch.full((length, length), -math.inf, dtype=dtype, device=device).triu_(1)[None, None]
-
-
 def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None,
+    mask: Mask | None,
     dropout: Dropout,
     *,
     need_weights: bool = False,
@@ -53,16 +40,24 @@ def attend(
         query: [batch, heads, queries, d_head].
         key: [batch, heads, keys, d_head].
         value: [batch, heads, keys, d_head].
-        bias: added to the logits; broadcasts to [batch, heads, queries, keys].
+        mask: what is hidden; its bias broadcasts to [batch, heads, queries, keys].
         dropout: on the attention weights.
         need_weights: also return the weights before dropout.
 
     The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs
-    more than explicit products at sentence length; elsewhere, and for long inputs, its memory use wins.
+    more than explicit products at sentence length; elsewhere, and for long inputs, its memory use wins. On a GPU
+    flash attention takes the future and, in half types without dropout, padding as such; it takes no bias.
     """
+    bias = None if mask is None else mask.bias
     if not need_weights and not _explicit_is_faster(query, key):
         p = dropout.p if dropout.training else 0.0
-        return AttentionResult(F.scaled_dot_product_attention(query, key, value, bias, dropout_p=p), None)
+        if mask is not None and mask.cuts is not None and _flash_takes(query, p):
+            return AttentionResult(_attend_between(query, key, value, mask.cuts), None)
+        causal = mask is not None and mask.causal and _hides_the_future_itself(query)
+        context = F.scaled_dot_product_attention(
+            query, key, value, None if causal else bias, dropout_p=p, is_causal=causal
+        )
+        return AttentionResult(context, None)
     logits = torch.matmul(query * query.shape[-1] ** -0.5, key.transpose(-2, -1))
     if bias is not None:
         logits = logits + bias
@@ -72,3 +67,28 @@ def attend(
 
 def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:
     return query.device.type == "cpu" and max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH
+
+
+def _hides_the_future_itself(query: Tensor) -> bool:
+    """Whether scaled_dot_product_attention is to know of the future; on CPU the bias is as fast."""
+    return query.is_cuda
+
+
+def _flash_takes(query: Tensor, dropout: float) -> bool:
+    """Whether varlen_attn computes this: it knows no dropout and no fp32, and its heads are of certain sizes."""
+    d_head = query.shape[-1]
+    return query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0 and d_head % 8 == 0 and d_head <= 256
+
+
+def _attend_between(query: Tensor, key: Tensor, value: Tensor, cuts: Cuts) -> Tensor:
+    """Return [batch, heads, queries, d_head]; positions attend within the sequences that `cuts` makes."""
+    batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
+    # Views, as the projections lay them out.
+    q, k, v = (
+        query.transpose(1, 2).flatten(0, 1),
+        key.transpose(1, 2).flatten(0, 1),
+        value.transpose(1, 2).flatten(0, 1),
+    )
+    context = varlen_attn(q, k, v, cuts.queries, cuts.keys, queries, keys)
+    assert isinstance(context, Tensor)  # nothing else was asked for
+    return context.unflatten(0, (batch, queries)).transpose(1, 2)

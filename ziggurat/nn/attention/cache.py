@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ziggurat.nn.attention.mask import Mask
+
 __all__ = ["CrossAttentionCache", "SelfAttentionCache"]
 
 
@@ -14,14 +16,14 @@ class CrossAttentionCache:
     Args:
         key: [batch, heads, source, d_head].
         value: the same shape.
-        bias: [batch, 1, 1, source], or None when no sentence is padded.
+        mask: hides padding; its bias is [batch, 1, 1, source]. None when no sentence is padded.
         keep_weights: leave the attention weights of each use in `weights` [batch, queries, source].
     """
 
-    def __init__(self, key: Tensor, value: Tensor, bias: Tensor | None, keep_weights: bool = False) -> None:
+    def __init__(self, key: Tensor, value: Tensor, mask: Mask | None, keep_weights: bool = False) -> None:
         self.key = key
         self.value = value
-        self.bias = bias
+        self.mask = mask
         self.keep_weights = keep_weights
         self.weights: Tensor | None = None
 
@@ -29,8 +31,8 @@ class CrossAttentionCache:
         """Keep only the rows `sentences` [new batch], in that order."""
         self.key = self.key.index_select(0, sentences)
         self.value = self.value.index_select(0, sentences)
-        if self.bias is not None:
-            self.bias = self.bias.index_select(0, sentences)
+        if self.mask is not None:
+            self.mask = Mask(self.mask.bias.index_select(0, sentences))
 
 
 class SelfAttentionCache:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import attend
 from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.target import OwnAttention
@@ -69,10 +70,10 @@ class SelfAttention(OwnAttention):
         """Return the cache before the first step."""
         return SelfAttentionCache()
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, length, d_model] for such an `x`; `bias` broadcasts to [batch, heads, length, length]."""
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """Return [batch, length, d_model] for such an `x`; what `mask` hides is not attended to."""
         query, key, value = self._project(x, 0)
-        return self.out_proj(join_heads(self._context(query, key, value, bias)))
+        return self.out_proj(join_heads(self._context(query, key, value, mask)))
 
     def step(self, x: Tensor, cache: SelfAttentionCache) -> Tensor:  # type: ignore[override]
         """Attend from the newest position to all so far, itself included.
@@ -85,9 +86,9 @@ class SelfAttention(OwnAttention):
         context = self._context(query, keys, values, None)
         return self.out_proj(join_heads(context)).view(x.shape)
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         """Return [batch, heads, queries, d_head]; the queries are the last positions of the keys."""
-        return attend(query, key, value, bias, self.dropout).context
+        return attend(query, key, value, mask, self.dropout).context
 
     def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, [batch, heads, length, d_head] each, of `x` whose first position is `start`."""
@@ -140,8 +141,8 @@ class CrossAttention(nn.Module):
         self.dropout = dropout
         self.scaling = scaling
 
-    def remember(self, memory: Tensor, bias: Tensor | None, keep_weights: bool = False) -> CrossAttentionCache:
-        """Project `memory` [batch, source, d_memory] once; `bias` is [batch, 1, 1, source].
+    def remember(self, memory: Tensor, mask: Mask | None, keep_weights: bool = False) -> CrossAttentionCache:
+        """Project `memory` [batch, source, d_memory] once; `mask` hides its padding.
 
         With `keep_weights`, `forward` leaves the weights averaged over heads, [batch, queries, source], in
         `cache.weights`.
@@ -149,7 +150,7 @@ class CrossAttention(nn.Module):
         key, value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(2, dim=-1))
         if self.scaling is not None:
             key = self.scaling.key(key)
-        return CrossAttentionCache(key, value, bias, keep_weights)
+        return CrossAttentionCache(key, value, mask, keep_weights)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, d_model] for `x` of that shape.
@@ -161,7 +162,7 @@ class CrossAttention(nn.Module):
         if self.scaling is not None:
             query = self.scaling.query(query)
         context, weights = attend(
-            query, cache.key, cache.value, cache.bias, self.dropout, need_weights=cache.keep_weights
+            query, cache.key, cache.value, cache.mask, self.dropout, need_weights=cache.keep_weights
         )
         if weights is not None:
             cache.weights = weights.mean(dim=1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.dropout import Dropout
@@ -52,14 +53,14 @@ class RelativeAttention(SelfAttention):
         self.key_table = _table(clip, d_model // heads)
         self.register_parameter("value_table", _table(clip, d_model // heads) if values else None)
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None) -> Tensor:
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         index = self._index(query.shape[2], key.shape[2], query.device).expand(*query.shape[:3], -1)
         scaled = query * query.shape[-1] ** -0.5
         relative = torch.matmul(scaled, self.key_table.t()).gather(-1, index)
-        if bias is not None:
-            relative = relative + bias
+        if mask is not None:
+            relative = relative + mask.bias
         if self.value_table is None:
-            return attend(query, key, value, relative, self.dropout).context
+            return attend(query, key, value, Mask(relative), self.dropout).context
         # Both sums over the keys need the weights, and the same ones of them dropped.
         weights = self.dropout(torch.softmax(torch.matmul(scaled, key.transpose(-2, -1)) + relative, dim=-1))
         summands = weights.to(torch.promote_types(weights.dtype, torch.float32))  # a half type loses small ones

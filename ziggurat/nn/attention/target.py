@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.cache import CrossAttentionCache
+from ziggurat.nn.attention.mask import Mask
 
 if TYPE_CHECKING:
     from ziggurat.nn.attention.multihead import CrossAttention
@@ -28,8 +29,8 @@ class OwnAttention(nn.Module):
         """Return the cache before the first step."""
         raise TypeError(f"{type(self).__name__} does not say what it keeps")  # abstract
 
-    def forward(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; `bias` hides the future."""
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; `mask` hides the future."""
         raise TypeError(f"{type(self).__name__} does not say how it attends")  # abstract
 
     def step(self, x: Tensor, cache: OwnCache) -> Tensor:
@@ -51,20 +52,20 @@ class WholeTarget(NamedTuple):
     """All target positions at once.
 
     Attributes:
-        bias: [1, 1, target, target], hides the future.
+        future: hides it.
         memory: [batch, source, d_memory].
-        memory_bias: [batch, 1, 1, source], hides padding.
+        padding: hides that of the memory, or None.
     """
 
-    bias: Tensor
+    future: Mask
     memory: Tensor
-    memory_bias: Tensor | None
+    padding: Mask | None
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` [batch, target, d_model] to itself."""
-        y: Tensor = module(x, self.bias)
+        y: Tensor = module(x, self.future)
         return y
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Project the memory."""
-        return module.remember(self.memory, self.memory_bias)
+        return module.remember(self.memory, self.padding)

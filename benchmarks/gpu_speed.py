@@ -1,0 +1,266 @@
+"""Training speed on a GPU in one call under 9 minutes, beside a plain torch.nn.Transformer loop in turns.
+
+    python -m benchmarks.gpu_speed [--model "base 6-6" ...] [--tokens 25000 4096 50000] [--seconds 4] [--minutes 8]
+        [--small] [--device cuda] [--no-compile]
+
+First checks of what only a GPU can show (flash attention on padded batches, CUDA graphs, compiled layers, bf16). Then
+every model at every batch size, all in bf16 autocast: base 6-6, 30-6, 60-12, MAtt 12-12 (width 512), RNMT+ 6 (width
+1024), vocabulary 32,000, random sentences with log-normal lengths. Reported are real target tokens/s, the share of
+torch's fastest bf16 product of two 8192 x 8192 matrices that the needed operations make up (6 a weight and token, 12 d
+a query and key; padding does not count), and the peak of what torch allocates. MAtt's plain loop is a Transformer of
+its depth with attention in place of averages; RNMT+ has none. At base 6-6 compiled layers and CUDA graphs are measured
+too, at 60-12 graphs, and recomputation in the largest batches.
+
+A cell warms up on all its batches, then ours and the plain loop take turns, `--seconds` each in two rounds. What does
+not fit into memory or into `--minutes` is skipped, and said. `--small` (the default without a GPU) runs the same code
+at tiny sizes. The last line is the whole result as JSON. Exit status 1 if a check fails.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from itertools import cycle
+from typing import Any, NamedTuple
+
+import torch
+
+from benchmarks.gpu_checks import checks
+from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations
+from ziggurat.data.collate import Batch
+from ziggurat.errors import printable
+from ziggurat.training.capacity import Shortage, within_memory
+
+GIB = 1 << 30
+ROUNDS = 2
+COMPILE_SECONDS = 120.0
+"""What a first compilation may take; it cannot be stopped half-way."""
+
+
+class Sizes(NamedTuple):
+    """What differs between a GPU and a trial of this code on a CPU."""
+
+    width: int
+    lstm_width: int
+    heads: int
+    vocabulary: int
+    longest: int
+    batches: int
+    square: int
+    divide_tokens: int
+
+
+LARGE = Sizes(512, 1024, 8, 32_000, 250, 4, 8192, 1)
+SMALL = Sizes(16, 16, 2, 60, 20, 2, 256, 100)
+
+
+class Clock:
+    """The time that is left."""
+
+    def __init__(self, seconds: float) -> None:
+        self._end = time.perf_counter() + seconds
+
+    @property
+    def left(self) -> float:
+        """Seconds; below 0 when it is over."""
+        return self._end - time.perf_counter()
+
+
+def wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def peak(device: torch.device, square: int) -> float:
+    """Return the TFLOP/s of the fastest bf16 product of square matrices within two seconds."""
+    a, b = (torch.randn(square, square, device=device, dtype=torch.bfloat16) for _ in range(2))
+    best, end = 0.0, time.perf_counter() + 2
+    while time.perf_counter() < end:
+        wait_for(device)
+        began = time.perf_counter()
+        for _ in range(5):
+            a @ b
+        wait_for(device)
+        best = max(best, 5 * 2 * square**3 / (time.perf_counter() - began) / 1e12)
+    return best
+
+
+class Runner(NamedTuple):
+    """What trains, warmed up, and the most memory it held, GiB (None on a CPU)."""
+
+    trains: Ours | Plain
+    peak_gib: float | None
+
+
+def prepared(
+    make: Callable[[], Ours | Plain], batches: list[Batch], rounds: int, device: torch.device
+) -> Runner | Shortage:
+    """Build one candidate and warm it up, `rounds` times over all batches."""
+    cuda = device.type == "cuda"
+    gc.collect()
+    if cuda:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device) if cuda else 0
+
+    def warm() -> Ours | Plain:
+        made = make()
+        for batch in batches * rounds:
+            made.update(batch)
+        wait_for(device)
+        return made
+
+    made = within_memory(warm, device)
+    if isinstance(made, Shortage):
+        return made
+    return Runner(made, (torch.cuda.max_memory_allocated(device) - before) / GIB if cuda else None)
+
+
+def speeds(runners: dict[str, Runner], batches: list[Batch], device: torch.device, seconds: float) -> dict[str, float]:
+    """Return the target tokens/s of each, means of the rounds in which they take turns."""
+    found: dict[str, list[float]] = {name: [] for name in runners}
+    for _ in range(ROUNDS):
+        for name, runner in runners.items():
+            began, tokens, updates = time.perf_counter(), 0, 0
+            for batch in cycle(batches):
+                runner.trains.update(batch)
+                tokens, updates = tokens + batch.target_tokens, updates + 1
+                if updates % len(batches) == 0:  # whole cycles: batches differ
+                    wait_for(device)
+                    if time.perf_counter() - began > seconds / ROUNDS:
+                        break
+            found[name].append(tokens / (time.perf_counter() - began))
+    return {name: statistics.fmean(values) for name, values in found.items()}
+
+
+class Cell(NamedTuple):
+    """One model at one batch size; `variants` are of ours."""
+
+    model: str
+    tokens: int
+    variants: tuple[str, ...]
+    plain: bool
+
+
+def cells(models: list[str], budgets: list[int], compiled: bool) -> Iterator[Cell]:
+    """Yield what is to be measured, the most wanted first."""
+    for tokens in budgets:
+        for model in models:
+            yield Cell(model, tokens, ("eager",), plain=not model.startswith("RNMT"))
+    for model in (m for m in ("base 6-6", "60-12") if m in models):
+        for tokens in budgets:
+            yield Cell(model, tokens, ("graphs",), plain=False)
+    if "60-12" in models:
+        yield Cell("60-12", max(budgets), ("recompute",), plain=False)
+    if compiled and "base 6-6" in models:
+        for tokens in budgets:
+            yield Cell("base 6-6", tokens, ("compiled",), plain=False)
+
+
+def measure(cell: Cell, sizes: Sizes, device: torch.device, seconds: float, limit: float) -> list[dict[str, Any]]:
+    """Return a row for each candidate of the cell."""
+    width = sizes.lstm_width if cell.model.startswith("RNMT") else sizes.width
+    config = config_of(cell.model, width, sizes.heads)
+    tokens = max(4 * sizes.longest, cell.tokens // sizes.divide_tokens)
+    batches = batches_of(tokens, sizes.vocabulary, sizes.batches, sizes.longest)
+    makers: dict[str, Callable[[], Ours | Plain]] = {
+        variant: lambda variant=variant: Ours(config, sizes.vocabulary, device, variant)  # type: ignore[misc]
+        for variant in cell.variants
+    }
+    if cell.plain:
+        makers["plain loop"] = lambda: Plain(config, sizes.vocabulary, device, sizes.longest)
+    # Graphs are recorded in the second round and replayed in the third.
+    tried = {name: prepared(make, batches, 3 if name == "graphs" else 1, device) for name, make in makers.items()}
+    runners = {name: runner for name, runner in tried.items() if isinstance(runner, Runner)}
+    found = speeds(runners, batches, device, seconds)
+    models = [runner.trains.model for runner in runners.values() if isinstance(runner.trains, Ours)]
+    target = sum(batch.target_tokens for batch in batches)
+    work = sum(operations(models[0], batch) for batch in batches) / target if models else None
+    rows = []
+    for name, runner in tried.items():
+        row: dict[str, Any] = {"model": cell.model, "tokens": cell.tokens, "candidate": name}
+        if isinstance(runner, Shortage):
+            rows.append({**row, "skipped": f"out of memory: {runner}"})
+            continue
+        share = None if work is None else found[name] * work / 1e12 / limit
+        rows.append({**row, "tokens_per_second": found[name], "share": share, "peak_gib": runner.peak_gib})
+    return rows
+
+
+def skipped(cell: Cell, why: str) -> list[dict[str, Any]]:
+    names = [*cell.variants, *(["plain loop"] if cell.plain else [])]
+    return [{"model": cell.model, "tokens": cell.tokens, "candidate": name, "skipped": why} for name in names]
+
+
+def line(row: dict[str, Any], plain: float | None) -> str:
+    head = f"{row['model']:<11} {row['tokens']:>6}  {row['candidate']:<11}"
+    if "skipped" in row:
+        return f"{head} {row['skipped']}"
+    memory = "     -" if row["peak_gib"] is None else f"{row['peak_gib']:6.1f}"
+    share = "     -" if row["share"] is None else f"{row['share']:6.1%}"
+    ratio = f"   {row['tokens_per_second'] / plain:5.2f} times the plain loop" if plain else ""
+    return f"{head} {row['tokens_per_second']:>11,.0f}  {share}  {memory} GiB{ratio}"
+
+
+def all_cells(o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: Clock, limit: float) -> list[Any]:
+    """Measure what there is time for, and print it as it comes."""
+    rows: list[dict[str, Any]] = []
+    plain: dict[tuple[str, int], float] = {}
+    print("model       tokens  candidate    target tok/s   share   peak", flush=True)
+    for cell in cells(o.model, o.tokens, o.compile):
+        first = cell.variants == ("compiled",) and not any(r["candidate"] == "compiled" for r in rows)
+        wanted = 2 * o.seconds * (1 + cell.plain) + (COMPILE_SECONDS if first else 0) if not o.small else 0.0
+        if clock.left < wanted:
+            new = skipped(cell, "no time left")
+        elif cell.variants == ("graphs",) and device.type != "cuda":
+            new = skipped(cell, "CUDA graphs need a GPU")
+        else:
+            try:
+                new = measure(cell, sizes, device, o.seconds, limit)
+            except Exception as error:  # what one cell breaks on must not hide the others
+                new = skipped(cell, f"failed: {type(error).__name__}: {printable(str(error), 300)}")
+        for row in new:
+            if row["candidate"] == "plain loop" and "skipped" not in row:
+                plain[cell.model, cell.tokens] = row["tokens_per_second"]
+        for row in new:
+            beside = None if row["candidate"] == "plain loop" else plain.get((cell.model, cell.tokens))
+            print(line(row, beside), flush=True)
+        rows += new
+    return rows
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="*", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--tokens", nargs="*", type=int, default=[25_000, 4096, 50_000])
+    parser.add_argument("--seconds", type=float)
+    parser.add_argument("--minutes", type=float, default=8.0)
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--small", action=argparse.BooleanOptionalAction)
+    parser.add_argument("--compile", action=argparse.BooleanOptionalAction)
+    o = parser.parse_args()
+    clock, device = Clock(60 * o.minutes), torch.device(o.device)
+    o.small = device.type == "cpu" if o.small is None else o.small
+    o.compile = device.type == "cuda" if o.compile is None else o.compile
+    o.seconds = o.seconds or (0.1 if o.small else 4.0)
+    sizes = SMALL if o.small else LARGE
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
+    limit = peak(device, sizes.square)
+    print(f"{name}, torch {torch.__version__}, bf16 matmul peak {limit:.3g} TFLOP/s", flush=True)
+    tested = []
+    for check in checks(device, sizes.width, sizes.heads, sizes.vocabulary, compiled=o.compile):
+        verdict = {True: "right", False: "WRONG", None: "not to be seen here"}[check.right]
+        print(f"{check.name}: {verdict}: {check.found}", flush=True)
+        tested.append(check._asdict())
+    rows = all_cells(o, sizes, device, clock, limit)
+    document = {"device": name, "torch": torch.__version__, "peak_tflops": limit, "small": o.small}
+    print(json.dumps({**document, "checks": tested, "rows": rows}))
+    raise SystemExit(any(check["right"] is False for check in tested))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""The benchmark of the GPU path, as far as a CPU can tell."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import gpu_speed, train_speed
+from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations, random_batch
+from ziggurat.config import ModelConfig
+from ziggurat.models.build import build_model
+
+CPU = torch.device("cpu")
+PAIRS = [(7, 5), (3, 9), (11, 1)]
+
+
+def test_operations_are_those_of_the_other_benchmark(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(train_speed.SHAPES, "tiny", (8, 32, 2, 3, 2))
+    monkeypatch.setattr(train_speed, "VOCABULARY", 20)
+    sizes = {"d_model": 8, "d_ff": 32, "heads": 2, "encoder": {"layers": 3}, "decoder": {"layers": 2}}
+    model = build_model(ModelConfig.model_validate(sizes), 20, 20)
+    batch = random_batch(PAIRS, 20)
+    source, target = (mask.sum(1).tolist() for mask in (batch.source_mask, batch.target_mask))
+    assert operations(model, batch) == train_speed.operations("tiny", source, target)
+
+
+def test_an_average_needs_no_queries_and_keys() -> None:
+    """Of merged attention only the product with the memory is counted: 12 d for a target and a source token."""
+    batch = random_batch(PAIRS, 20)
+    model = build_model(config_of("MAtt 12-12", 8, 2), 20, 20)
+    source, target = (mask.sum(1).double() for mask in (batch.source_mask, batch.target_mask))
+    s, t = float(source.sum()), float(target.sum())
+    encoder = 12 * (4 * 64 + 2 * 8 * 32)
+    # Of the target: query, output and network; of the source: keys, and values that both attentions share.
+    of_target, of_source = 12 * (2 * 64 + 2 * 8 * 32) + 8 * 20, 12 * 2 * 64
+    products = 12 * 8 * 12 * float((source * source).sum() + (source * target).sum())
+    assert operations(model, batch) == 6 * (s * (encoder + of_source) + t * of_target) + products
+
+
+def test_batches_have_few_shapes_and_keep_the_budget() -> None:
+    batches = batches_of(2000, 50, 5, 60)
+    for batch in batches:
+        assert batch.source.shape[1] % 8 == batch.target_in.shape[1] % 8 == 0
+        assert batch.sentences * max(batch.source.shape[1], batch.target_in.shape[1]) <= 2000
+        assert batch.source_tokens == int(batch.source_mask.sum())
+    assert sum(b.target_tokens for b in batches) > 0.7 * 5 * 2000
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_candidate_trains(name: str) -> None:
+    shallow = {"encoder": {"layers": 1}, "decoder": {**MODELS[name]["decoder"], "layers": 1}}
+    config = config_of(name, 8, 2, **shallow, dropout={"residual": 0.0, "embedding": 0.0})
+    batch = random_batch(PAIRS, 30)
+    for trains in (Ours(config, 30, CPU), Ours(config, 30, CPU, "recompute"), Plain(config, 30, CPU, 20)):
+        losses = [float(trains.update(batch)) for _ in range(12)]
+        assert losses[-1] < losses[0]
+
+
+def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def out_of_memory(self: Plain, batch: object) -> None:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+
+    def broken(self: Ours, *_: object) -> None:
+        raise RuntimeError("no such kernel")
+
+    monkeypatch.setattr(Plain, "update", out_of_memory)
+    monkeypatch.setattr(gpu_speed, "peak", lambda *_: 1.0)
+    monkeypatch.setattr(gpu_speed, "checks", lambda *_, **__: iter(()))
+    monkeypatch.setattr("sys.argv", ["gpu_speed", "--model", "base 6-6", "--tokens", "4096", "--seconds", "0.01"])
+    with pytest.raises(SystemExit) as ended:
+        gpu_speed.main()
+    assert ended.value.code == 0
+    rows = {row["candidate"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    assert rows["eager"]["tokens_per_second"] > 0
+    assert "out of memory: 2.0 GiB more wanted" in rows["plain loop"]["skipped"]
+    assert rows["graphs"]["skipped"] == "CUDA graphs need a GPU"
+    monkeypatch.setattr(Ours, "__init__", broken)
+    with pytest.raises(SystemExit):
+        gpu_speed.main()
+    rows = {row["candidate"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    assert rows["eager"]["skipped"] == "failed: RuntimeError: no such kernel"
+
+
+def test_no_cell_begins_when_time_is_over(capsys: pytest.CaptureFixture[str]) -> None:
+    import argparse
+
+    options = argparse.Namespace(model=["30-6"], tokens=[4096], compile=False, small=False, seconds=1.0)
+    rows = gpu_speed.all_cells(options, gpu_speed.SMALL, CPU, gpu_speed.Clock(0.5), 1.0)
+    assert [row["skipped"] for row in rows] == ["no time left"] * 2
+    assert "no time left" in capsys.readouterr().out
