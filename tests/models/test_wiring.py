@@ -15,6 +15,7 @@ from tests.composition import model as small_model
 from tests.models.sentences import MASK, SOURCE, TARGET, V
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.attention import padding_mask
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.residual import Residual
 from ziggurat.nn.stochastic import StochasticBranch
@@ -407,7 +408,7 @@ def test_layer_drop_leaves_the_layers_that_are_not_skipped_as_they_are() -> None
     """Nothing is rescaled: a kept layer gives what it gives in evaluation, a skipped one what it reads."""
     model = skipping("encoder", 0.5)
     layers = found(model, "encoder.layers.*")
-    bias = torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -math.inf)[:, None, None, :]
+    padding = padding_mask(MASK, torch.float64)
     torch.manual_seed(6)
     kept = 0
     with torch.no_grad():
@@ -416,7 +417,7 @@ def test_layer_drop_leaves_the_layers_that_are_not_skipped_as_they_are() -> None
             memory = model.encode(SOURCE, MASK, outputs)
             for layer, y in zip(layers, outputs, strict=True):
                 if not torch.equal(y, x):
-                    torch.testing.assert_close(y, layer(x, bias), atol=1e-10, rtol=0)
+                    torch.testing.assert_close(y, layer(x, padding), atol=1e-10, rtol=0)
                     kept += 1
                 x = y
             top = model.encoder.final_norm(x)  # type: ignore[operator]
