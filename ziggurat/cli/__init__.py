@@ -87,5 +87,6 @@ def _reader_gone() -> int:
 def _fail(message: str, status: int, debug: bool) -> int:
     if debug:
         traceback.print_exc()
-    print(f"ziggurat: {message}", file=sys.stderr)
+    rank = os.environ.get("RANK")  # of processes that torchrun started
+    print(f"ziggurat{f' (process {rank})' if rank else ''}: {message}", file=sys.stderr)
     return status

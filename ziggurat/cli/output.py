@@ -22,6 +22,7 @@ __all__ = [
     "console",
     "counted",
     "input_stream",
+    "is_first_process",
     "output_stream",
     "print_json",
     "refuse_overwriting",
@@ -31,6 +32,11 @@ __all__ = [
 def console() -> Console:
     """Return the console for people: standard error."""
     return Console(stderr=True)
+
+
+def is_first_process() -> bool:
+    """Whether this process speaks for those that torchrun started with it; True where it did not."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def counted(count: int, noun: str) -> str:

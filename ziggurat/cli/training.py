@@ -9,7 +9,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from ziggurat.cli import leaving_at_once
-from ziggurat.cli.output import console, print_json
+from ziggurat.cli.output import console, is_first_process, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named
@@ -23,7 +23,7 @@ def train(
         str | None, typer.Argument(help="YAML file or recipe; with --resume leave it out: the run has its own.")
     ] = None,
     overrides: Annotated[list[str] | None, typer.Argument(help="path.to.key=value")] = None,
-    run: Annotated[Path | None, typer.Option("--run", help="Folder of the run.")] = None,
+    run: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run (-r under torchrun).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; the same as training.device=...")
@@ -49,11 +49,13 @@ def train(
     named = None if resume else load_named(given[0], given[1:])  # its mistakes are told before PyTorch is loaded
     with leaving_at_once():
         from ziggurat.training.loop import train as train_run
-        from ziggurat.training.run import reopen_run
+        from ziggurat.training.run import reopen_run, restarted
 
+    if not resume and restarted(run):
+        resume, named, given = True, None, []  # the run has what was given to its first start
     experiment = named or reopen_run(run, given)
     result = train_run(run, experiment, resume=resume, console=console())
-    if json:
+    if json and is_first_process():
         print_json(asdict(result))
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from uuid import uuid4
 
 import torch
 import torch.distributed as dist
-from torch.distributed.distributed_c10d import Store
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ziggurat.errors import ConfigError, TrainingError
 
@@ -120,6 +123,30 @@ class Processes:
         )
 
 
+def _meeting_place(store: Store, rank: int, count: int) -> str:
+    """Return a name that all processes of this start agree on, and no earlier start has used.
+
+    torchrun may give a new start the store of the one before, where the addresses of dead processes still lie
+    (github.com/pytorch/pytorch/issues/135712), and each machine counts starts by itself. So every process chooses a
+    word, and the first one answers to each word until its owner says that it has heard.
+    """
+    word = uuid4().hex
+    if rank > 0:
+        store.set(f"ziggurat/word/{rank}", word)
+        place: str = store.get(f"ziggurat/place/{word}").decode()
+        store.set(f"ziggurat/heard/{place}/{rank}", "")
+        return place
+    unheard = set(range(1, count))
+    while unheard:
+        for other in sorted(unheard):
+            theirs = store.get(f"ziggurat/word/{other}").decode()  # of a start before, perhaps, for a while
+            store.set(f"ziggurat/place/{theirs}", word)
+            if store.check([f"ziggurat/heard/{word}/{other}"]):
+                unheard.remove(other)
+        time.sleep(0.01)
+    return word
+
+
 def lost(error: RuntimeError) -> bool:
     """Whether it says that another process did not answer: gloo says so in words, NCCL by type."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
@@ -159,7 +186,11 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
             )
         torch.cuda.set_device(processes.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    dist.init_process_group(backend, timeout=timedelta(minutes=timeout_minutes))
+    timeout = timedelta(minutes=timeout_minutes)
+    store, _, _ = next(rendezvous("env://", timeout=timeout))
+    store.set_timeout(timeout)
+    place = _meeting_place(store, processes.rank, processes.count)
+    dist.init_process_group(backend, store=PrefixStore(place, store), rank=rank, world_size=count, timeout=timeout)
     try:
         processes.beat(-1)
         yield processes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -19,7 +20,20 @@ from ziggurat.models.device import usable_device
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
 from ziggurat.training.processes import Processes
 
-__all__ = ["create_run", "elsewhere", "owned", "refuse_existing", "refuse_idle", "refuse_other_store", "reopen_run"]
+__all__ = [
+    "create_run",
+    "elsewhere",
+    "owned",
+    "refuse_existing",
+    "refuse_idle",
+    "refuse_other_store",
+    "reopen_run",
+    "restarted",
+]
+
+
+_JOB = ".job"
+"""File that says which job trains in a run."""
 
 
 def refuse_existing(run: Path) -> None:
@@ -97,12 +111,34 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     return after
 
 
+def restarted(run: Path) -> bool:
+    """Whether this is a new start, by torchrun after a failure or by Slurm after a requeue, of the job that made `run`.
+
+    The same command then goes on with the run. Any other job that finds a run in its folder is refused.
+    """
+    try:
+        before = (run / _JOB).read_text(encoding="utf-8").split()
+    except OSError:
+        return False
+    job = _job()
+    if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":  # else two commands of one Slurm job would share a run
+        job = [name for name in job if not name.startswith("slurm-")]
+    return any(name in before for name in job)
+
+
+def _job() -> list[str]:
+    """Return what identifies the job of this process: names that all its starts, on all its machines, share."""
+    found = {"torchrun": os.environ.get("TORCHELASTIC_RUN_ID", "none"), "slurm": os.environ.get("SLURM_JOB_ID", "none")}
+    return [f"{kind}-{name}" for kind, name in found.items() if name != "none"]  # torchrun's own word for no name
+
+
 @contextlib.contextmanager
 def owned(run: Path) -> Iterator[None]:
-    """Hold the run for this process. Raises CheckpointError when another process trains in it."""
+    """Hold the run for this job. Raises CheckpointError when another process trains in it."""
     with (run / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CheckpointError(f"{run}: another process is training in this folder") from None
+        write_atomically(run / _JOB, "\n".join(_job()).encode())
         yield
