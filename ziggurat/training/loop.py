@@ -95,7 +95,10 @@ class _Training:
             self.loader = loader_of(self.experiment, self.store)
             if self.validator is not None:
                 self.validator.config = self.config
-        else:
+        compiled = self.config.compile == "layers"
+        if self.fitted and compiled:
+            torch.compiler.reset()  # trials of other budgets are not to shape the graphs
+        if compiled or not self.fitted:
             refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
@@ -273,6 +276,8 @@ class _Training:
                 f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
                 "restore it or start a new run"
             )
+        if self.config.compile == "layers":  # graphs depend on the batch that is seen first: the same as in a new run
+            refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
         self.learner.restore(checkpoint, self.run)
         restore_random_state(checkpoint.random)
         self.progress = checkpoint.progress
