@@ -22,6 +22,7 @@ from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, train_part
 from ziggurat.config import Experiment
 from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.models.build import build_model
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.run import reopen_run
@@ -81,6 +82,31 @@ def test_twenty_updates_and_twenty_more_are_forty_with_graphs(
     torch.compiler.reset()
     assert_resumed_equals_whole(Case("fp32", growth=True, accumulate=2, compile="layers"), tiny_folder, tmp_path)
     assert next(calls) > 0
+
+
+@pytest.mark.parametrize("fit", [False, True])
+def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
+    fit: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Since the graphs depend on it, and with them the last bits of what they compute; nothing is compiled here."""
+    seen: list[tuple[int, ...]] = []
+
+    def build(*arguments: Any, **options: Any) -> Any:
+        model = build_model(*arguments, **options)
+        model.register_forward_pre_hook(lambda _, inputs: seen.append((*inputs[0].shape, inputs[2].shape[1])))
+        return model
+
+    monkeypatch.setattr("ziggurat.training.learner.build_model", build)
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda *_, **__: None)
+    monkeypatch.setattr(torch.compiler, "reset", seen.clear)
+    batch = {"max_tokens": 150, "accumulate": 2, "fit": fit, "fit_limit": 512}
+    started = tiny_experiment(tiny_folder, compile="layers", stop={"updates": 3}, batch=batch)
+    go(tmp_path / "run", started)
+    first = seen[0]
+    seen.clear()
+    go(tmp_path / "run", reopen_run(tmp_path / "run", ["training.stop.updates=4"]), resume=True)
+    assert seen[0] == first
+    assert first not in seen[-2:], "the update itself has other batches, so the test can fail"
 
 
 def _child(run: str, document: str, resume: bool) -> None:

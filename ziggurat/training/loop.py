@@ -121,7 +121,10 @@ class _Training:
             self.loader = loader_of(self.experiment, self.store, self.processes)
             if self.validator is not None:
                 self.validator.config = self.config
-        else:
+        compiled = self.config.compile == "layers"
+        if self.fitted and compiled:
+            torch.compiler.reset()  # trials of other budgets are not to shape the graphs
+        if compiled or not self.fitted:
             refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
 
     def go(self, resume: bool) -> TrainingResult:
@@ -271,11 +274,12 @@ class _Training:
                 f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
                 "restore it or start a new run"
             )
+        # Graphs depend on the batch that is seen first: the same as in a new run. Processes may be fewer than before.
+        if self.config.compile == "layers" or self.processes.count > 1:
+            refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
         self.learner.restore(checkpoint, self.run)
         self.progress = checkpoint.progress
         self.processes.first_does(self._set_aside)
-        if self.processes.count > 1:  # their number, and so the memory each needs, may be another one
-            refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
         first = ", before its validation" if checkpoint.progress.validation_due else ""
         self.log.say(f"resumed after update {checkpoint.progress.update}{first}")
         return True

@@ -28,6 +28,7 @@ from ziggurat.models.directory import load_weights, weights
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import whole
+from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.training.capacity import Shortage, within_memory
 from ziggurat.training.loss import LossSums
 from ziggurat.training.objective import Objective, add_gradients
@@ -49,13 +50,13 @@ class Share(NamedTuple):
         source_tokens: real source tokens of all processes.
         tokens: real target tokens of all processes.
         sentences: sentence pairs of all processes.
-        rounds: batches that each process runs; who has fewer runs idle ones.
+        batches: most that any process has.
     """
 
     source_tokens: int
     tokens: int
     sentences: int
-    rounds: int
+    batches: int
 
 
 class Parallel:
@@ -100,9 +101,8 @@ class Parallel:
         def compute() -> LossSums:
             objective: Tensor | float = 0.0
             nll: Tensor | float = 0.0
-            for number in range(share.rounds):
-                batch = batches[number] if number < len(batches) else batches[0].idle()
-                sums = self._add(batch, share, last=number == share.rounds - 1)
+            for number, batch in enumerate(batches, start=1):
+                sums = self._add(batch, share, last=number == len(batches))
                 objective, nll = objective + sums.objective, nll + sums.nll
             return LossSums(torch.as_tensor(objective), torch.as_tensor(nll))
 
@@ -151,7 +151,7 @@ class Replicated(Parallel):
         precision: str,
         processes: Processes,
         *,
-        bucket_mib: int = 25,
+        bucket_mib: float = 25,
         layer_drop: bool = False,
     ) -> None:
         super().__init__(model, loss, precision, processes)
@@ -172,6 +172,8 @@ class Replicated(Parallel):
 
     def _add_up(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
         """Begin to add up one bucket over the processes; DDP's own hook would take the mean."""
+        if not self._sent:
+            self.processes.arrive()
         self._sent.append(gradients.numel())
         future = dist.all_reduce(gradients, async_op=True).get_future()
         return cast(torch.futures.Future[Tensor], future.then(lambda done: done.value()[0]))
@@ -195,7 +197,9 @@ class Replicated(Parallel):
         self.model.zero_grad(set_to_none=True)
 
     def _add(self, batch: Batch, share: Share, *, last: bool) -> LossSums:
-        with contextlib.nullcontext() if last else self._ddp.no_sync():
+        together = contextlib.nullcontext() if last else self._ddp.no_sync()
+        # What is idle uses no layer: one that no process uses is to have no gradient, rather than zero.
+        with together, _dropping_all(self.model) if batch.target_tokens == 0 else contextlib.nullcontext():
             return self._run(self._ddp, batch, share.tokens, share.sentences)
 
     def agree(self, short: bool) -> bool:
@@ -238,6 +242,11 @@ class Sharded(Parallel):
                 module.set_gradient_divide_factor(1.0)
                 module.set_force_sum_reduction_for_comms(True)
 
+    def accumulate(self, batches: Sequence[Batch], share: Share) -> LossSums | Shortage:
+        """See Parallel; a process with fewer batches than another runs idle ones, for layers are gathered together."""
+        idle = [batches[0].idle()] * (share.batches - len(batches))
+        return super().accumulate([*batches, *idle], share)
+
     def agree(self, short: bool) -> bool:
         """See Parallel; but the others wait in the middle of a layer and cannot go on, so this one ends the run."""
         if short:
@@ -258,6 +267,20 @@ class Sharded(Parallel):
         load_weights(self._copy, self.weights(), "the parts of the model")
         yield self._copy.to(device)
         self._copy.cpu()
+
+
+@contextlib.contextmanager
+def _dropping_all(model: Seq2Seq) -> Iterator[None]:
+    """Context in which layers that may be left out all are."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, Encoder | Decoder)]
+    drops = [(stack, stack.layer_drop) for stack in stacks if stack.layer_drop]
+    for stack, _ in drops:
+        stack.layer_drop = 1.0
+    try:
+        yield
+    finally:
+        for stack, drop in drops:
+            stack.layer_drop = drop
 
 
 def parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> Parallel:

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from uuid import uuid4
 
@@ -20,10 +20,10 @@ from ziggurat.errors import ConfigError, TrainingError
 
 __all__ = ["Processes", "joined", "lost"]
 
-_BEAT = "ziggurat/update"
+_ARRIVALS = "ziggurat/arrivals"
 
 
-@dataclass(frozen=True)
+@dataclass
 class Processes:
     """One process among `count`; every method is called by all of them, in the same order.
 
@@ -34,12 +34,15 @@ class Processes:
         count: how many there are.
         local_rank: number of this process on its machine.
         group: over which they talk; None: the one that all began with.
+        update: which one this process is at, for `hanging`.
     """
 
     rank: int = 0
     count: int = 1
     local_rank: int = 0
     group: dist.ProcessGroup | None = None
+    update: int = field(default=-1, compare=False)
+    _arrivals: int = field(default=0, compare=False)
 
     @property
     def first(self) -> bool:
@@ -57,6 +60,7 @@ class Processes:
         return list(values) if self.count == 1 else self._reduced(values, dist.ReduceOp.MAX)
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
+        self.arrive()
         tensor = torch.tensor(values, dtype=torch.float64)
         dist.all_reduce(tensor, operation, group=self.group)
         reduced: list[float] = tensor.tolist()
@@ -70,6 +74,7 @@ class Processes:
         """Return the texts of every process, by rank."""
         if self.count == 1:
             return [list(mine)]
+        self.arrive()
         raw = torch.frombuffer(bytearray(json.dumps(list(mine)).encode()), dtype=torch.uint8)
         sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
         dist.all_gather(sizes, torch.tensor(raw.numel()), group=self.group)
@@ -102,23 +107,28 @@ class Processes:
         """Return the same processes with a channel of their own, for another thread."""
         return self if self.count == 1 else replace(self, group=dist.new_group(backend="gloo"))
 
-    def beat(self, update: int) -> None:
-        """Say that this process has come to `update`, for `hanging`."""
-        if self.count > 1:
-            _store().set(f"{_BEAT}/{self.rank}", str(update))
+    def arrive(self) -> None:
+        """Say that this process is about to talk with the others, so that `hanging` can name those that are not."""
+        if self.count > 1 and self.group is None:
+            self._arrivals += 1
+            _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
 
     def hanging(self, error: Exception) -> TrainingError:
         """Return what to say when communication failed with `error`: which processes are behind the others."""
-        try:
-            updates = [int(_store().get(f"{_BEAT}/{rank}")) for rank in range(self.count)]
-        except RuntimeError:
-            return TrainingError(f"the processes lost each other, and the one that they meet at is gone: {error}")
-        furthest = max(updates)
-        behind = [f"process {rank} (update {update})" for rank, update in enumerate(updates) if update < furthest]
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        who = f"behind: {', '.join(behind)}" if behind else "none is behind: it hangs or died within the update"
+        try:
+            said = [_store().get(f"{_ARRIVALS}/{rank}").decode().split() for rank in range(self.count)]
+        except RuntimeError:
+            return TrainingError(f"the processes lost each other, and the one that they met at is gone ({reason})")
+        furthest = max(int(arrivals) for arrivals, _ in said)
+        behind = [
+            f"process {rank} (in or after update {update})"
+            for rank, (arrivals, update) in enumerate(said)
+            if int(arrivals) < furthest
+        ]
+        who = f"behind: {', '.join(behind)}" if behind else "none is behind: one died, or the network failed"
         return TrainingError(
-            f"the processes lost each other at update {furthest}; {who}. ({reason}) Start again with `--resume`; "
+            f"the processes lost each other at update {self.update}; {who}. ({reason}) Start again with `--resume`; "
             "`torchrun --max-restarts` does so by itself"
         )
 
@@ -192,7 +202,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     place = _meeting_place(store, processes.rank, processes.count)
     dist.init_process_group(backend, store=PrefixStore(place, store), rank=rank, world_size=count, timeout=timeout)
     try:
-        processes.beat(-1)
+        processes.arrive()
         yield processes
     finally:
         dist.destroy_process_group()

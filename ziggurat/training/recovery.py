@@ -135,7 +135,7 @@ class Recovery:
     def update(self, p: Progress, group: Group, rate: float) -> UpdateResult:
         """Try one update with learning rate `rate` and count it in `p`; roll back when too many in a row failed."""
         config, learner = self._config, self._learner
-        learner.processes.beat(p.update + 1)
+        learner.processes.update = p.update + 1
         clipper = AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None
         with learner.passes:
             result = train_update(

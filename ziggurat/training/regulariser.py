@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
 from torch import Tensor
 
 from ziggurat.config.train import LossConfig
@@ -50,5 +49,5 @@ def inter_similarity_penalty(
     if config.normalisation == "tokens":
         weight = target_mask.sum(1).to(apart.dtype) / tokens
     else:
-        weight = torch.full_like(apart, 1.0 / sentences)
+        weight = target_mask.any(1).to(apart.dtype) / sentences  # an idle batch counts for nothing
     return config.inter_sim * (weight * apart).sum()

@@ -1,0 +1,152 @@
+"""Whatever the architecture, two processes compute the gradients that one does, by DDP and by FSDP2."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from torch import Tensor
+
+from tests.composition import AXES, model, refusal
+from tests.small import small_config
+from tests.training.batches import batches
+from tests.training.launch import run_together
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.recompute import RecomputeConfig
+from ziggurat.config.train import LossConfig
+from ziggurat.data.collate import Batch
+from ziggurat.models.build import build_model, set_recompute
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import whole
+from ziggurat.training.capacity import Shortage
+from ziggurat.training.parallel import Parallel, Replicated, Sharded
+from ziggurat.training.processes import Processes, joined
+
+HERE = "tests.training.test_parallel_models"
+RNMT: dict[str, Any] = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
+LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean")
+
+
+def architectures() -> dict[str, ModelConfig]:
+    """Every value of every axis that goes with the defaults, and what goes through the layers in other ways."""
+    found = {
+        f"{axis}={value}": model({axis: value})
+        for axis, values in AXES.items()
+        for value in values
+        if refusal({axis: value}) is None
+    }
+    found["split"] = model({"encoder.history": "dlcl", "combination.unit": "sublayer"})
+    return found
+
+
+def built(config: ModelConfig) -> Seq2Seq:
+    """Return the model in fp64; the same in every process."""
+    return build_model(config, 20, 20, seed=3).double().train()
+
+
+def update(masks: int = 0) -> list[Batch]:
+    """Three batches: the first process has two of them, the second one."""
+    return [replace(batch, seed=masks + number) for number, batch in enumerate(batches([2, 3, 2]))]
+
+
+def gradients(parallel: Parallel, mine: list[Batch]) -> dict[str, Tensor]:
+    """Return the update's gradients, whole."""
+    sums = parallel.accumulate(mine, parallel.share(mine))
+    assert not isinstance(sums, Shortage)
+    return {n: whole(p.grad) for n, p in parallel.model.named_parameters() if p.grad is not None}
+
+
+def compare(kind: str, processes: Processes, config: ModelConfig, recompute: RecomputeConfig | None = None) -> float:
+    """Return the largest difference between a gradient of two processes and that of one, twice in a row."""
+    together = (Replicated if kind == "ddp" else Sharded)(built(config), LOSS, "fp32", processes)
+    alone, worst = Parallel(built(config), LOSS), 0.0
+    for each in (together, alone):
+        set_recompute(each.model, recompute or RecomputeConfig())
+    for masks in (0, 10):
+        expected = gradients(alone, update(masks))
+        found = gradients(together, update(masks)[processes.rank :: 2])
+        assert found.keys() == expected.keys()
+        worst = max(worst, *(float((found[n] - expected[n]).abs().max()) for n in expected))
+        for each in (together, alone):
+            each.model.zero_grad(set_to_none=True)
+    return worst
+
+
+def all_architectures(kind: str) -> None:
+    """Run in both processes: print the differences."""
+    with joined(timeout_minutes=2.0) as processes:
+        found = {name: compare(kind, processes, config) for name, config in architectures().items()}
+        found["recomputed"] = compare(kind, processes, model({}), RecomputeConfig(encoder=1, decoder="segments"))
+        found["rnmt"] = compare(kind, processes, small_config(3, 3, **RNMT))
+        if kind == "ddp":
+            found["layer drop"] = layer_drop(processes)
+    print(json.dumps(found))
+
+
+def layer_drop(processes: Processes) -> float:
+    """Return the difference where each batch leaves out layers of its own; what none of them has, has no gradient."""
+    config = small_config(6, 1, encoder={"layers": 6, "layer_drop": 0.7})
+    together = Replicated(built(config), LOSS, "fp32", processes, layer_drop=True)
+    alone, worst, without = Parallel(built(config), LOSS), 0.0, 0
+    for masks in range(0, 80, 10):
+        whole_update = update(masks)[: 3 if masks % 20 else 1]
+        expected = gradients(alone, whole_update)
+        found = gradients(together, whole_update[processes.rank :: 2] or [whole_update[0].idle()])
+        assert found.keys() == expected.keys()
+        without += sum(name not in found for name, _ in together.model.named_parameters())
+        worst = max(worst, *(float((found[n] - expected[n]).abs().max()) for n in expected))
+        for each in (together, alone):
+            each.model.zero_grad(set_to_none=True)
+    assert without
+    return worst
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_two_processes_compute_the_gradients_of_one(kind: str) -> None:
+    first, second = (json.loads(said.splitlines()[-1]) for said in run_together(HERE, "all_architectures", 2, kind))
+    assert first == second
+    assert len(first) > 60
+    assert {name: worst for name, worst in first.items() if worst > 1e-10} == {}
+
+
+def short_of_memory(layer_drop: str) -> None:
+    """Run in both processes: the second one runs out of memory, at another point in each update."""
+    drop = 0.4 if layer_drop else 0.0
+    config = small_config(6, 1, encoder={"layers": 6, "layer_drop": drop})
+    with joined(timeout_minutes=0.5) as processes:
+        together = Replicated(built(config), LOSS, "fp32", processes, bucket_mib=0.005, layer_drop=bool(drop))
+        alone = Parallel(built(config), LOSS)
+        mine = update()[processes.rank :: 2]
+        gradients(together, mine)
+        buckets, met = len(together._sizes), []
+        together.model.zero_grad(set_to_none=True)
+        for number in range(12):
+            parameters = list(together.model.parameters())
+
+            def fail(gradient: Tensor) -> Tensor:
+                raise MemoryError("no room")
+
+            hook = parameters[number * len(parameters) // 12].register_hook(fail) if processes.rank == 1 else None
+            sums = together.accumulate(mine, together.share(mine))
+            if hook is not None:
+                hook.remove()
+            together.model.zero_grad(set_to_none=True)
+            met.append(isinstance(sums, Shortage))
+            found, expected = gradients(together, mine), gradients(alone, update())
+            assert found.keys() == expected.keys()
+            assert max(float((found[n] - expected[n]).abs().max()) for n in expected) < 1e-10
+            for each in (together, alone):
+                each.model.zero_grad(set_to_none=True)
+        print(json.dumps([buckets, met]))
+
+
+@pytest.mark.parametrize("layer_drop", ["", "layer drop"])
+def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: str) -> None:
+    """The others' buckets are answered; the update is skipped by both, and the next one is right."""
+    for said in run_together(HERE, "short_of_memory", 2, layer_drop):
+        buckets, met = json.loads(said.splitlines()[-1])
+        assert buckets > 3
+        assert met == ([True] * 12 if not layer_drop else met)
+        assert sum(met) > 3
