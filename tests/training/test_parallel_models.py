@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import weakref
 from dataclasses import replace
 from typing import Any
 
@@ -150,3 +152,18 @@ def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: st
         assert buckets > 3
         assert met == ([True] * 12 if not layer_drop else met)
         assert sum(met) > 3
+
+
+def replaced() -> None:
+    """Run in both processes: what trained a model is let go of, as growth does."""
+    with joined(timeout_minutes=0.5) as processes:
+        together = Replicated(built(model({})), LOSS, "fp32", processes)
+        gradients(together, update()[processes.rank :: 2])
+        gone = weakref.ref(together.model)
+        del together
+        gc.collect()
+        print(gone() is None)
+
+
+def test_a_model_that_was_trained_is_freed() -> None:
+    assert [said.splitlines()[-1] for said in run_together(HERE, "replaced", 2)] == ["True", "True"]

@@ -24,6 +24,7 @@ from ziggurat.training import saving
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint, read_progress
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.objective import batch_loss
+from ziggurat.training.signals import GracefulStop
 from ziggurat.training.step import train_update
 from ziggurat.training.validate import Validation, Validator
 
@@ -252,3 +253,17 @@ def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: 
     progress = load_checkpoint(checkpoint_folders(run)[-1]).progress
     assert progress.update == [unit for unit, _ in work].count("update")
     assert progress.validation_due == (place != "update")
+
+
+def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> None:
+    """The other test of a second signal is of a process alone, which leaves."""
+    with GracefulStop(several=True) as stop:
+        for _ in range(3):
+            os.kill(os.getpid(), signal.SIGINT)
+        assert stop.received == signal.SIGINT
+        stop._heard -= 6.0
+        left: list[int] = []
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(os, "_exit", left.append)
+            os.kill(os.getpid(), signal.SIGINT)
+        assert left == [128 + signal.SIGINT]

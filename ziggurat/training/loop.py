@@ -156,7 +156,7 @@ class _Training:
         try:
             bar = ProgressLine(self.console, self.config)
             writer = Saver(self.run, self.config, self.store, self.progress, self.log, self.processes)
-            with GracefulStop(self.processes.first) as stop, bar as line, writer as saver:
+            with GracefulStop(self.processes.first, self.processes.count > 1) as stop, bar as line, writer as saver:
                 reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()

@@ -10,6 +10,7 @@ import contextlib
 import copy
 import gc
 import inspect
+import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, cast
@@ -168,7 +169,8 @@ class Replicated(Parallel):
             find_unused_parameters=self._layer_drop,
             **_BUFFERS_STAY,
         )
-        self._ddp.register_comm_hook(None, lambda _, bucket: self._add_up(bucket.buffer()))
+        this = weakref.proxy(self)  # DDP keeps the hook where the garbage collector does not look
+        self._ddp.register_comm_hook(None, lambda _, bucket: this._add_up(bucket.buffer()))
 
     def _add_up(self, gradients: Tensor) -> torch.futures.Future[Tensor]:
         """Begin to add up one bucket over the processes; DDP's own hook would take the mean."""
@@ -257,8 +259,8 @@ class Sharded(Parallel):
         return False
 
     def weights(self) -> Mapping[str, Tensor]:
-        """See Parallel."""
-        return {name: whole(parameter) for name, parameter in weights(self.model).items()}
+        """See Parallel; on the CPU, so that a GPU holds no more than one of them whole."""
+        return {name: whole(parameter).cpu() for name, parameter in weights(self.model).items()}
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[Seq2Seq]:

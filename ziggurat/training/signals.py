@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from types import FrameType, TracebackType
 
 __all__ = ["GracefulStop"]
@@ -22,14 +23,17 @@ class GracefulStop:
 
     Args:
         says: what is under way when a signal comes; of several processes one is enough.
+        several: whether processes of torchrun train together. Ctrl-C reaches each from the terminal, and once more from
+            torchrun, which passes it on: a second signal within 5 seconds of the first is then the same one.
 
     Attributes:
         received: number of the signal that came to this process, or None.
         heeded: what all processes have agreed on, or None; only this may end their training.
     """
 
-    def __init__(self, says: bool = True) -> None:
+    def __init__(self, says: bool = True, several: bool = False) -> None:
         self._says = says
+        self._deaf_seconds, self._heard = 5.0 if several else 0.0, 0.0
         self.received: int | None = None
         self.heeded: int | None = None
         self._previous: dict[int, object] = {}
@@ -51,8 +55,10 @@ class GracefulStop:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if time.monotonic() < self._heard + self._deaf_seconds:
+                return
             os._exit(128 + number)  # at once: no cleaning up, the last checkpoint is whole
-        self.received = number
+        self.received, self._heard = number, time.monotonic()
         # Not through the console or the log: the signal may have come while they were writing.
         if self._says:
             os.write(2, f"\n{signal.Signals(number).name}: {_HEARD}\n".encode())
