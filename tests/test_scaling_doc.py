@@ -1,0 +1,376 @@
+"""docs/scaling.md: its numbers are computed again, and what they stand on is counted in two processes."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import time
+import weakref
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.run import parse_args
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tests.training.launch import run_together
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.recompute import Recompute, RecomputeConfig
+from ziggurat.config.train import LossConfig, OptimiserConfig
+from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.models.build import build_model, count_parameters, parameter_roles, set_recompute
+from ziggurat.models.inspection import bare_model
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import local
+from ziggurat.training.objective import autocast, batch_loss
+from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Replicated, Sharded
+from ziggurat.training.processes import Processes, joined
+from ziggurat.training.step import train_update
+
+HERE = "tests.test_scaling_doc"
+TEXT = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
+GB = 1e9
+VOCABULARY, TOKENS = 32_000, 25_000
+KEPT = {"fp32": (12.9, 19.6, 4.5), "bf16": (8.2, 13.1, 3.5)}  # encoder layer, decoder layer, outside
+
+
+@dataclass(frozen=True)
+class Size:
+    """A model of the tables."""
+
+    encoder: int
+    decoder: int
+    width: int
+    heads: int
+    parameters: int = 0
+    root: int = 0
+    largest: int = 0
+
+
+def config_of(size: Size) -> ModelConfig:
+    """A model as `benchmarks.memory` builds it."""
+    depths = {"encoder": {"layers": size.encoder}, "decoder": {"layers": size.decoder}}
+    return ModelConfig.model_validate({"d_model": size.width, "d_ff": 4 * size.width, "heads": size.heads, **depths})
+
+
+def counted(size: Size, vocabulary: int = VOCABULARY) -> Size:
+    """Count the parameters of the real model, without allocating them."""
+    model = bare_model(config_of(size), vocabulary, vocabulary)
+    layers = [count_parameters(layer) for stack in (model.encoder, model.decoder) for layer in stack.layers]  # type: ignore[union-attr]
+    total = count_parameters(model)
+    return Size(size.encoder, size.decoder, size.width, size.heads, total, total - sum(layers), max(layers))
+
+
+@pytest.fixture(scope="module")
+def sizes() -> dict[str, Size]:
+    return {"base 60-12": counted(Size(60, 12, 512, 8)), "big 24-6": counted(Size(24, 6, 1024, 16))}
+
+
+def fixed_bytes(size: Size, kind: str, count: int) -> list[float]:
+    """Weights, gradients, moments, weights in bf16, and what fsdp has on the way."""
+    p, parts = size.parameters, count if kind == "fsdp" else 1
+    gradients = 8 * p if kind == "ddp" else 4 * p / parts
+    gathered = 12 * size.root + 24 * size.largest if kind == "fsdp" else 0
+    return [4 * p / parts, gradients, 8 * p / parts, 2 * p, gathered]
+
+
+def activation_bytes(size: Size, tokens: int, precision: str, recompute: Recompute) -> float:
+    """What is kept of the layers until the backward pass, and what the loss needs."""
+    encoder, decoder, outside = KEPT[precision]
+    layers = size.encoder + size.decoder + decoder if recompute else encoder * size.encoder + decoder * size.decoder
+    loss = 4 * 1024 * VOCABULARY + 8 * VOCABULARY * size.width
+    return 4 * size.width * tokens * (layers + outside) + loss
+
+
+def sent(size: Size, kind: str, count: int) -> float:
+    """Bytes that a process sends: ddp per update, fsdp per batch."""
+    ring = (count - 1) / count * 4
+    return ring * (2 * size.parameters if kind == "ddp" else 3 * size.parameters - size.root)
+
+
+def assert_row(*cells: object) -> None:
+    row = "| " + " | ".join(map(str, cells)) + " |"
+    assert row.replace("|  |", "| |") in TEXT, f"docs/scaling.md should have the line\n{row}"
+
+
+def test_the_models_are_those_of_the_tables(sizes: dict[str, Size]) -> None:
+    base, big = sizes.values()
+    assert_row("parameters, 32,000 joint types", "P", f"{base.parameters:,}", f"{big.parameters:,}")
+    assert_row("of these outside the layers: embeddings, last norms", "R", f"{base.root:,}", f"{big.root:,}")
+    assert_row("largest layer, one of the decoder's", "U", f"{base.largest:,}", f"{big.largest:,}")
+    for factor, said in ((4, "4P: weights in fp32"), (12, "12P: a checkpoint")):
+        assert_row(said, "", *(f"{factor * s.parameters / GB:.2f} GB" for s in (base, big)))
+    resuming, copies = ([f"{factor * s.parameters / GB:.1f}" for s in (base, big)] for factor in (96, 32))
+    assert f"96P of host memory: {resuming[0]} GB for base 60-12, {resuming[1]} GB for big 24-6" in flat(TEXT)
+    assert f"8 models for validation take {copies[0]} and {copies[1]} GB" in flat(TEXT)
+
+
+def flat(text: str) -> str:
+    return " ".join(text.split())
+
+
+def test_memory_per_process(sizes: dict[str, Size]) -> None:
+    for name, size in sizes.items():
+        for count, kind in ((1, ""), (8, "ddp"), (8, "fsdp"), (16, "ddp"), (16, "fsdp")):
+            parts = fixed_bytes(size, kind, count)
+            sums = [sum(parts) + activation_bytes(size, TOKENS, "bf16", again) for again in (1, None)]
+            assert_row(name, count, kind, *(f"{b / GB:.2f}" for b in parts), *(f"{b / GB:.1f}" for b in sums))
+    base = sizes["base 60-12"]
+    checked = 16 * base.parameters + activation_bytes(base, 3584, "fp32", 1)
+    assert f"the formulas give {checked / GB:.1f} GB" in flat(TEXT)
+    assert f"measured {4.34 * 2**30 / GB:.2f} GB (4.34 GiB)" in flat(TEXT)
+
+
+def test_volumes_of_communication(sizes: dict[str, Size]) -> None:
+    for name, size in sizes.items():
+        for kind, per in (("ddp", "update"), ("fsdp", "batch")):
+            assert_row(f"{name}, {kind}, per {per}", *(f"{sent(size, kind, count) / GB:.2f}" for count in (8, 16)))
+
+
+def test_from_how_many_tokens_communication_hides(sizes: dict[str, Size]) -> None:
+    achieved = 120e12
+    for link, speed, count in (
+        ("NVLink", 300, 8),
+        ("InfiniBand, 200 Gb/s", 25, 16),
+        ("Ethernet, 10 Gb/s", 1.25, 16),
+    ):
+        hides = 2 * (count - 1) / count * achieved / (speed * GB)
+        for size in sizes.values():  # neither size nor kind matters
+            bytes_a_second = speed * GB
+            backward, forward = 4 * size.parameters / achieved, 2 * size.parameters / achieved
+            part = (count - 1) / count * 4 * size.parameters / bytes_a_second
+            assert hides == pytest.approx(2 * part / backward) == pytest.approx(part / forward)
+            tenth = 10 * sent(size, "ddp", count) / bytes_a_second / (6 * size.parameters / achieved)
+        assert_row(link, f"{speed} GB/s", count, f"{hides:,.0f}", f"{tenth:,.0f}")
+    seconds = [6 * s.parameters * TOKENS / achieved for s in sizes.values()]
+    assert f"take {seconds[0]:.2f} s and of big 24-6 {seconds[1]:.2f} s" in flat(TEXT)
+    base = sizes["base 60-12"]
+    attended = base.width * (base.encoder + 2 * base.decoder)
+    short, long = (100 * 12 * length * attended / (6 * base.parameters) for length in (28, 256))
+    assert f"{short:.0f} % more for base 60-12 at L = 28, {long:.0f} % at L = 256" in flat(TEXT)
+
+
+def batch_of(pairs: int, vocabulary: int) -> Batch:
+    """Sentence pairs of 28 tokens a side."""
+    generator = np.random.default_rng(1)
+    sides = [list(generator.integers(4, vocabulary, (pairs, 27), dtype=np.int32)) for _ in range(2)]
+    return collate(sides[0], sides[1], np.arange(pairs), SpecialIds(0, 3, 1, 2, 3))
+
+
+def kept_bytes(size: Size, precision: str, pairs: int) -> int:
+    """Count the bytes that autograd keeps for the backward pass, parameters apart."""
+    model = build_model(config_of(size), 100, 100).train()
+    known = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept: dict[int, Tensor] = {}
+
+    def keep(tensor: Tensor) -> Tensor:
+        if tensor.untyped_storage().data_ptr() not in known:
+            kept[tensor.untyped_storage().data_ptr()] = tensor
+        return tensor
+
+    batch = batch_of(pairs, 100)
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), autocast(model.device, precision):
+        loss = batch_loss(model, batch, LossConfig(), tokens=batch.target_tokens, sentences=pairs)
+    del loss
+    return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_activations_are_as_counted(precision: str) -> None:
+    def per_token(encoder: int, decoder: int) -> float:
+        """Growth from 2 pairs to 6: copies of weights do not grow."""
+        size = Size(encoder, decoder, 512, 8)
+        return (kept_bytes(size, precision, 6) - kept_bytes(size, precision, 2)) / (4 * 28) / (4 * 512)
+
+    one = per_token(1, 1)
+    encoder, decoder = per_token(2, 1) - one, per_token(1, 2) - one
+    assert (round(encoder, 1), round(decoder, 1), round(one - encoder - decoder, 1)) == KEPT[precision]
+    for number, name in enumerate(("encoder layer", "decoder layer", "outside the layers")):
+        assert_row(name, KEPT["fp32"][number], KEPT["bf16"][number])
+
+
+SMALL = Size(4, 2, 64, 4)
+"""What two processes train here."""
+
+
+class Watch(TorchDispatchMode):
+    """Adds up the values that are sent, and remembers copies of matrices in bf16."""
+
+    def __init__(self, model: Seq2Seq) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        layers = [p for stack in (model.encoder, model.decoder) for p in stack.parameters()]
+        self.shapes = {p.shape for p in layers if p.dim() == 2}
+        self.sent: Counter[str] = Counter()
+        self.narrow: list[weakref.ref[torch.UntypedStorage]] = []
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result, name = function(*args, **(kwargs or {})), str(function)
+        if name.startswith("c10d."):
+            tensors = [t for t in torch.utils._pytree.tree_leaves(args) if isinstance(t, Tensor)]
+            if tensors[0].dtype == torch.float32:  # counts and flags are of other types
+                self.sent[name.split(".")[1]] += max(t.numel() for t in tensors)
+        if "_to_copy" in name and result.dtype == torch.bfloat16 and result.shape in self.shapes:
+            self.narrow.append(weakref.ref(result.untyped_storage()))
+        return result
+
+    def narrow_bytes(self) -> int:
+        """Bytes of the copies that are still there."""
+        return sum(storage.nbytes() for there in self.narrow if (storage := there()) is not None)
+
+
+def measure(kind: str, precision: str, recompute: str) -> None:
+    """Run in every process: print what it holds and sends."""
+    with joined(1.0) as processes:
+        found = measured(kind, precision, ast.literal_eval(recompute), processes)
+        print(json.dumps(found))
+
+
+def measured(kind: str, precision: str, recompute: Recompute, processes: Processes) -> dict[str, Any]:
+    model = build_model(config_of(SMALL), 100, 100)
+    roles = parameter_roles(model)
+    set_recompute(model, RecomputeConfig(encoder=recompute, decoder=recompute))
+    watch = Watch(model)
+    wrapper = Replicated if kind == "ddp" else Sharded
+    parallel = wrapper(model, LossConfig(), precision, processes)
+    optimiser = Optimiser(model, roles, OptimiserConfig())
+    batches = [batch_of(4, 100)] * 2
+    train_update(parallel, batches, optimiser, rate=1e-3, clip_norm=None)  # settles buckets, makes moments
+    where: list[set[int]] = []
+    narrow: list[int] = []
+    backward = Tensor.backward
+
+    def spied(loss: Tensor, *args: Any, **kwargs: Any) -> None:
+        narrow.append(watch.narrow_bytes())
+        backward(loss, *args, **kwargs)  # type: ignore[no-untyped-call]
+        where.append({local(p.grad).untyped_storage().data_ptr() for p in model.parameters() if p.grad is not None})
+
+    with pytest.MonkeyPatch.context() as patch, watch:
+        patch.setattr(Tensor, "backward", spied)
+        in_forward: list[int] = []
+        parallel.objective.register_forward_hook(lambda *_: in_forward.append(watch.narrow_bytes()))
+        parallel.accumulate(batches, parallel.share(batches))
+    return {
+        "weights": sum(local(p).nbytes for p in model.parameters()),
+        "gradients": sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None),
+        "moments": sum(local(m).nbytes for m in optimiser.state().values() if m.dim()),
+        "sent": watch.sent,
+        "outside of buckets": not where[0] & where[1],
+        "narrow": sum(2 * shape.numel() * n for shape, n in Counter(_shapes(model)).items()),
+        "narrow in forward": in_forward,
+        "narrow before backward": narrow,
+    }
+
+
+def _shapes(model: Seq2Seq) -> list[torch.Size]:
+    return [p.shape for stack in (model.encoder, model.decoder) for p in stack.parameters() if p.dim() == 2]
+
+
+def both(kind: str, precision: str = "fp32", recompute: Recompute = None) -> list[dict[str, Any]]:
+    return [json.loads(said) for said in run_together(HERE, "measure", 2, kind, precision, repr(recompute))]
+
+
+def test_ddp_holds_and_sends_what_is_said() -> None:
+    size = counted(SMALL, 100)
+    for found in both("ddp"):
+        weights, gradients, moments, *_ = fixed_bytes(size, "ddp", 2)
+        assert (found["weights"], 2 * found["gradients"], found["moments"]) == (weights, gradients, moments)
+        assert found["outside of buckets"]  # the batches before the last
+        # Of two batches one is sent; a process of two sends half of what is added up, twice.
+        assert 4 * found["sent"]["allreduce_"] == sent(size, "ddp", 2)
+
+
+@pytest.mark.parametrize(("precision", "recompute"), [("fp32", None), ("bf16", None), ("bf16", 1)])
+def test_fsdp_holds_and_sends_what_is_said(precision: str, recompute: Recompute) -> None:
+    size = counted(SMALL, 100)
+    for found in both("fsdp", precision, recompute):
+        assert [found["weights"], found["gradients"], found["moments"]] == fixed_bytes(size, "fsdp", 2)[:3]
+        volume = found["sent"]["_allgather_base_"], found["sent"]["_reduce_scatter_base_"]
+        assert volume == (2 * (2 * size.parameters - size.root), 2 * size.parameters)  # of both batches
+        assert 2 * sum(volume) == 2 * sent(size, "fsdp", 2)  # half of the 4 bytes: the other process has the rest
+        whole = found["narrow"] if precision == "bf16" else 0
+        assert found["narrow in forward"] == [whole] * 2
+        assert found["narrow before backward"] == [0 if recompute else whole] * 2
+
+
+def commands() -> list[str]:
+    joined_lines = TEXT.replace("\\\n", " ")
+    return [line.strip() for line in joined_lines.splitlines() if line.startswith("    torchrun ")]
+
+
+def test_torchrun_understands_the_commands() -> None:
+    assert len(commands()) == 3
+    for command in commands():
+        o = parse_args(shlex.split(command, comments=True)[1:])
+        assert (o.module, o.training_script, o.training_script_args[:2]) == (True, "ziggurat", ["train", "my.yaml"])
+        processes = int(o.nproc_per_node) * int(o.nnodes.split(":")[0])
+        assert f"training.batch.accumulate={processes}" in o.training_script_args
+
+
+STAND_INS = {
+    "srun": "shift\nfor i in 0 1; do\n"
+    'SLURM_PROCID=$i SLURM_LOCALID=$i SLURM_NTASKS=2 "$@" &\ndone\nwait -n; status=$?; wait; exit $status',
+    "ziggurat": 'echo $$ $RANK $LOCAL_RANK $WORLD_SIZE $MASTER_ADDR $MASTER_PORT "$@" >> "$HERE/started"\n'
+    '[ -n "$ENDS" ] && exit "$ENDS"\ntrap "echo saved >> $HERE/saved; exit 143" TERM\n'
+    "while true; do sleep 0.05; done",
+    "scancel": 'echo "$@" >> "$HERE/cancelled"; while read -r pid rest; do kill -TERM "$pid"; done < "$HERE/started"',
+    "scontrol": 'if [ "$1" = show ]; then printf "node1\\nnode2\\n"; else echo "$@" >> "$HERE/controlled"; fi',
+}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> dict[str, str]:
+    """The environment of a job whose commands only note what they are asked for."""
+    for name, body in STAND_INS.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n", encoding="utf-8")
+        (tmp_path / name).chmod(0o755)
+    found = re.search(r"```bash\n(.*?)```", TEXT, re.DOTALL)
+    assert found is not None
+    (tmp_path / "job").write_text(found[1], encoding="utf-8")
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    job = {"SLURM_JOB_ID": "10007", "SLURM_JOB_NODELIST": "node[1-2]", "HERE": str(tmp_path), "ENDS": ""}
+    return {**os.environ, **job, "PATH": path}
+
+
+needs_bash = pytest.mark.skipif(shutil.which("bash") is None, reason="the script is one of bash")
+
+
+@needs_bash
+def test_the_job_saves_and_is_queued_again_before_its_time_is_up(slurm: dict[str, str], tmp_path: Path) -> None:
+    job = subprocess.Popen(["bash", str(tmp_path / "job")], env=slurm)
+    started = tmp_path / "started"
+    until = time.monotonic() + 20
+    while time.monotonic() < until and not (started.is_file() and started.read_text().count("\n") == 2):
+        time.sleep(0.02)
+    time.sleep(0.2)  # for the stand-ins to set their traps
+    job.send_signal(signal.SIGUSR1)
+    job.wait(20)
+    lines = sorted(line.split(maxsplit=1)[1] for line in started.read_text().splitlines())
+    said = "2 node1 20007 train my.yaml --run runs/a training.batch.accumulate=16"
+    assert lines == [f"0 0 {said}", f"1 1 {said}"]
+    assert (tmp_path / "saved").read_text() == "saved\n" * 2
+    assert (tmp_path / "controlled").read_text() == "requeue 10007\n"
+
+
+@needs_bash
+@pytest.mark.parametrize(
+    ("status", "restarts", "again"), [("0", "0", False), ("1", "0", True), ("1", "4", True), ("1", "5", False)]
+)
+def test_a_job_that_failed_is_queued_again_a_few_times(
+    status: str, restarts: str, again: bool, slurm: dict[str, str], tmp_path: Path
+) -> None:
+    environment = {**slurm, "ENDS": status, "SLURM_RESTART_COUNT": restarts}
+    ended = subprocess.run(["bash", str(tmp_path / "job")], env=environment, timeout=20)
+    assert ended.returncode == int(status)
+    assert (tmp_path / "controlled").is_file() == again
