@@ -23,8 +23,10 @@ from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import whole
 from ziggurat.training.capacity import Shortage
-from ziggurat.training.parallel import Parallel, Replicated, Sharded
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.processes import Processes, joined
+from ziggurat.training.replicated import Replicated
+from ziggurat.training.sharded import Sharded
 
 HERE = "tests.training.test_parallel_models"
 RNMT: dict[str, Any] = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}

@@ -39,6 +39,7 @@ __all__ = [
     "link",
     "load_checkpoint",
     "read_progress",
+    "same_for_all",
     "save_checkpoint",
 ]
 
@@ -233,6 +234,20 @@ def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | No
     if folders:
         raise CheckpointError(f"{run}: all {len(folders)} checkpoints are damaged; start a new run")
     return None
+
+
+def same_for_all(run: Path, find: Callable[[], Checkpoint | None], processes: Processes) -> Checkpoint | None:
+    """Return in every process the checkpoint that `find` returns in the first one; the others read that.
+
+    Left to themselves, two machines could choose differently, where one of them cannot read a file. Raises
+    CheckpointError when this process cannot, and what `find` raises (ziggurat.training.processes.first_does).
+    """
+    found: list[Checkpoint | None] = []
+    processes.first_does(lambda: found.append(find()))
+    update = processes.of_first(found[0].progress.update if found and found[0] is not None else -1)
+    if update < 0:
+        return None
+    return found[0] if found else load_checkpoint(run / CHECKPOINTS / f"step-{update:08d}")
 
 
 def delete_checkpoint(folder: Path) -> None:

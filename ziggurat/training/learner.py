@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from ziggurat.config import Experiment
+from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.compatibility import unlike
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
@@ -20,9 +20,11 @@ from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
 from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel, parallel
+from ziggurat.training.parallel import Parallel
 from ziggurat.training.processes import Processes
 from ziggurat.training.profile import profile_admin
+from ziggurat.training.replicated import Replicated
+from ziggurat.training.sharded import Sharded
 
 __all__ = ["Learner"]
 
@@ -78,7 +80,7 @@ class Learner:
             compile_layers(model)  # a deeper stage finds the graphs of the one before
         roles = parameter_roles(model)
         self.passes = GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
-        self.parallel = parallel(model, training, self.processes)
+        self.parallel = _parallel(model, training, self.processes)
         self.optimiser = Optimiser(model, roles, training.optimiser, seed=training.seed)
 
     @property
@@ -140,3 +142,23 @@ class Learner:
             if found is not None and model is not self.model:
                 load_weights(self.model, weights(model), "the profiled model")
         return found
+
+
+def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> Parallel:
+    """Return what trains `model` in `processes`, as `training.distributed` says.
+
+    Raises ConfigError for `fsdp` with layers that are left out at random: each process would leave out others, and
+    wait for ever for those to be gathered.
+    """
+    layer_drop = any(getattr(stack, "layer_drop", 0.0) > 0 for stack in (model.encoder, model.decoder))
+    if processes.count == 1:
+        return Parallel(model, config.loss, config.precision)
+    if config.distributed.kind == "ddp":
+        bucket_mib = config.distributed.bucket_mib
+        return Replicated(model, config.loss, config.precision, processes, bucket_mib=bucket_mib, layer_drop=layer_drop)
+    if layer_drop:
+        raise ConfigError(
+            "`training.distributed.kind: fsdp` gathers every layer in all processes, but with `layer_drop` each would "
+            "leave out others; use `ddp`"
+        )
+    return Sharded(model, config.loss, config.precision, processes)

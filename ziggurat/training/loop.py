@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -20,10 +21,7 @@ from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
-from ziggurat.training.checkpoint import (
-    Progress,
-    latest_checkpoint,
-)
+from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
 from ziggurat.training.feeding import fed
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stage_folder
@@ -79,7 +77,8 @@ def _train(run: Path, experiment: Experiment, resume: bool, console: Console, pr
     if not resume:
         training.begin()
         processes.first_does(lambda: create_run(run, training.experiment, store))
-    with owned(run) if processes.first else nullcontext():
+    with ExitStack() as held:
+        processes.first_does(lambda: held.enter_context(owned(run)))
         return training.go(resume)
 
 
@@ -264,7 +263,11 @@ class _Training:
     def _resume(self) -> bool:
         """Go back to the newest whole checkpoint; False when there is none yet."""
         self.processes.first_does(lambda: clear_leftovers(self.run))
-        checkpoint = latest_checkpoint(self.run, lambda message: self.log.say(message, "bold red"))
+        # Graphs depend on the batch that is seen first: the same as in a new run. Processes may be fewer than before.
+        if self.config.compile == "layers" or self.processes.count > 1:
+            refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
+        warn = partial(self.log.say, style="bold red")
+        checkpoint = same_for_all(self.run, lambda: latest_checkpoint(self.run, warn), self.processes)
         if checkpoint is None:
             self.log.say("no checkpoint yet: starting from the beginning")
             self.begin()
@@ -274,9 +277,6 @@ class _Training:
                 f"{self.run}: the store {self.store.path} is not the one this run was trained on; "
                 "restore it or start a new run"
             )
-        # Graphs depend on the batch that is seen first: the same as in a new run. Processes may be fewer than before.
-        if self.config.compile == "layers" or self.processes.count > 1:
-            refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
         self.learner.restore(checkpoint, self.run)
         self.progress = checkpoint.progress
         self.processes.first_does(self._set_aside)

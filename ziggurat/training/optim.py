@@ -86,7 +86,7 @@ class Optimiser:
     def reserve(self) -> list[Tensor]:
         """Return as much memory as the moments that the first step will make; for trials of what fits."""
         return [
-            torch.ones_like(parameter)  # ones: a page that was never written takes no memory
+            torch.ones_like(parameter, dtype=_moment_dtype(part, parameter))  # a page never written takes no memory
             for part in self.parts
             for group in part.param_groups
             for parameter in group["params"]
@@ -98,7 +98,7 @@ class Optimiser:
     def moment_bytes(self) -> int:
         """Size of all moments that this process has, made or still to be made."""
         return sum(
-            local(parameter).numel() * parameter.element_size() * _moments(part)
+            local(parameter).numel() * _moment_dtype(part, parameter).itemsize * _moments(part)
             for part in self.parts
             for group in part.param_groups
             for parameter in group["params"]
@@ -147,6 +147,11 @@ class Optimiser:
 def _moments(part: torch.optim.Optimizer) -> int:
     """Return how many tensors of a parameter's shape the optimiser keeps for it."""
     return 1 if isinstance(part, torch.optim.Muon) else 2
+
+
+def _moment_dtype(part: torch.optim.Optimizer, parameter: Tensor) -> torch.dtype:
+    """Return in what type the optimiser keeps them."""
+    return torch.bfloat16 if isinstance(part, NarrowAdam) else parameter.dtype
 
 
 def _optimisers(

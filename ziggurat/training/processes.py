@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
-from ziggurat.errors import ConfigError, TrainingError
+from ziggurat.errors import ConfigError, TrainingError, ZigguratError
 
 __all__ = ["Processes", "joined", "lost"]
 
@@ -33,6 +33,7 @@ class Processes:
         rank: number of this process, from 0.
         count: how many there are.
         local_rank: number of this process on its machine.
+        timeout_minutes: longest wait for another one.
         group: over which they talk; None: the one that all began with.
         update: which one this process is at, for `hanging`.
     """
@@ -40,6 +41,7 @@ class Processes:
     rank: int = 0
     count: int = 1
     local_rank: int = 0
+    timeout_minutes: float = 30.0
     group: dist.ProcessGroup | None = None
     update: int = field(default=-1, compare=False)
     _arrivals: int = field(default=0, compare=False)
@@ -70,6 +72,10 @@ class Processes:
         """Whether `flag` holds in any process; all get the same answer."""
         return flag if self.count == 1 else self.sums([float(flag)])[0] > 0
 
+    def of_first(self, value: int) -> int:
+        """Return the first process's `value`; nobody else's counts."""
+        return int(self.sums([value if self.first else 0])[0])
+
     def texts(self, mine: Sequence[str]) -> list[list[str]]:
         """Return the texts of every process, by rank."""
         if self.count == 1:
@@ -90,22 +96,35 @@ class Processes:
         if self.count > 1:
             self.sums([0.0])
 
-    def first_does(self, work: Callable[[], None]) -> None:
-        """Have the first process do `work` while the others wait. Raises its OSError in all of them."""
-        said = ""
+    def first_does(self, work: Callable[[], object]) -> None:
+        """Have the first process do `work` while the others wait.
+
+        Its OSError is raised in all of them. An error that a user can mend is raised in the first one, and in the
+        others a TrainingError that says it.
+        """
+        if self.count == 1:
+            work()
+            return
+        failed: OSError | ZigguratError | None = None
         if self.first:
             try:
                 work()
-            except OSError as error:
-                if self.count == 1:
-                    raise
-                said = error.strerror or str(error)
-        if self.count > 1 and (failed := self.texts([said])[0][0]):
-            raise OSError(failed)
+            except (OSError, ZigguratError) as error:
+                failed = error
+        kind = "" if failed is None else "disk" if isinstance(failed, OSError) else "user"
+        said = (failed.strerror or str(failed)) if isinstance(failed, OSError) else str(failed)
+        kind, said = self.texts([kind, said])[0]
+        if failed is not None:
+            raise failed
+        if kind:
+            raise OSError(said) if kind == "disk" else TrainingError(f"the first process could not go on: {said}")
 
     def aside(self) -> Processes:
         """Return the same processes with a channel of their own, for another thread."""
-        return self if self.count == 1 else replace(self, group=dist.new_group(backend="gloo"))
+        if self.count == 1:
+            return self
+        timeout = timedelta(minutes=self.timeout_minutes)
+        return replace(self, group=dist.new_group(backend="gloo", timeout=timeout))
 
     def arrive(self) -> None:
         """Say that this process is about to talk with the others, so that `hanging` can name those that are not."""
@@ -182,7 +201,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
         return
     try:
         rank, count, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        processes = Processes(rank, count, local_rank)
+        processes = Processes(rank, count, local_rank, timeout_minutes)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"WORLD_SIZE is set, but {error} is missing or no number: start by torchrun") from None
     backend = "gloo"

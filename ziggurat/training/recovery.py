@@ -15,6 +15,7 @@ from ziggurat.training.checkpoint import (
     Progress,
     checkpoint_folders,
     load_checkpoint,
+    same_for_all,
 )
 from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.divergence import all_finite, find_fault, highest_nll, remember_loss
@@ -178,7 +179,7 @@ class Recovery:
         is PaLM's rule (Chowdhery et al. 2022, section 5.1).
         """
         self._settle()
-        checkpoint = next(self._good_checkpoints(p), None)
+        checkpoint = same_for_all(self._run, lambda: next(self._good_checkpoints(p), None), self._learner.processes)
         if checkpoint is None:
             raise TrainingError(
                 f"after {p.skipped_in_a_row} bad updates in a row ({p.fault}) the run should roll back, but "

@@ -89,7 +89,7 @@ class Saver:
         self._store, self._watch = store.fingerprint, StoreWatch(store)
         self._replaced: str | None = None
         there = (run / CHECKPOINTS / f"step-{progress.update:08d}").is_dir()
-        self._saved_update = progress.update if there else -1
+        self._saved_update = progress.update if self._processes.of_first(there) else -1
         self._buffers = Buffers(), Buffers()
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
         self._writing: tuple[Progress, Future[Progress]] | None = None

@@ -95,7 +95,7 @@ def train_update(
     sums = parallel.accumulate(batches, share)
     counts = share.source_tokens, share.tokens, share.sentences
     if isinstance(sums, Shortage):
-        optimiser.zero_grad()
+        parallel.drop_gradients()
         return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in parallel.model.parameters() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
@@ -109,5 +109,5 @@ def train_update(
             torch._foreach_mul_(gradients, clip_norm / (grad_norm + 1e-6))
         optimiser.set_rate(rate)
         optimiser.step()
-    optimiser.zero_grad()
+    parallel.drop_gradients()
     return UpdateResult(loss, nll, grad_norm, *counts, finite, admitted, spike)

@@ -91,17 +91,18 @@ def try_batches(
             reached.append(batch)
             learner.parallel.attempt(batch)
             if rounds == 1:
-                optimiser.zero_grad()
+                learner.parallel.drop_gradients()
         del reserve
 
     cuda = [device] if device.type == "cuda" else []
+    learner.parallel.settle(batches[0])  # together, before one process may run out of memory
     with (
         torch.random.fork_rng(devices=cuda),
         every_branch_present(model),
         limited_to_available_memory(device, cpu_share),
     ):
         short = within_memory(run, device, processes.any if learner.parallel.recovers else bool)
-        optimiser.zero_grad()
+        learner.parallel.drop_gradients()
     return TooLarge(reached[-1] if reached else tried[0], short) if isinstance(short, Shortage) else None
 
 
