@@ -327,7 +327,7 @@ def test_train_takes_device_and_threads_as_translate_does(
     config, run = tiny_config(tmp_path, tiny_folder, stop={"updates": 1}), tmp_path / "run"
     result = ziggurat("train", config, "--run", run, "--device", "cpu", "--threads", 1)
     assert result.status == 0, result.err
-    assert "cpu with 1 threads" in result.err
+    assert "cpu with 1 thread," in result.err
     assert load_experiment(run / "config.yaml").training.device == "cpu"
     assert load_experiment(run / "config.yaml").training.threads == 1
     before = (run / "config.yaml").read_bytes()

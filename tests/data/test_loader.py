@@ -358,3 +358,27 @@ def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
     assert seeds(1) == seeds(3)
     assert len(set(seeds(1))) == len(seeds(1)) > 20
     assert not set(seeds(1)) & set(seeds(1, seed=2))
+
+
+@pytest.mark.parametrize("count", [2, 3, 5])
+def test_processes_share_out_the_batches_of_one(table: PairTable, count: int) -> None:
+    """In order, none twice; who gets none has an idle one, that counts for nothing."""
+    batch = BatchConfig(max_tokens=120, accumulate=3, length_multiple=4)
+
+    def groups(rank: int, count: int) -> list[Group]:
+        return take(Loader(table, SOURCE, TARGET, batch, seed=5, rank=rank, count=count).groups(), 40)
+
+    idle = 0
+    for whole, *parts in zip(groups(0, 1), *(groups(rank, count) for rank in range(count)), strict=True):
+        assert {part.state_after for part in parts} == {whole.state_after}
+        for rank, part in enumerate(parts):
+            mine = whole.batches[rank::count]
+            assert [b.seed for b in part.batches if b.target_tokens] == [b.seed for b in mine]
+            assert [b.indices.tolist() for b in part.batches if b.target_tokens] == [b.indices.tolist() for b in mine]
+            if not mine:
+                (empty,) = part.batches
+                assert (empty.source_tokens, empty.target_tokens, empty.sentences) == (0, 0, 0)
+                assert not empty.target_mask.any()
+                assert empty.source_mask.any(1).all()
+                idle += 1
+    assert idle > 0

@@ -210,3 +210,32 @@ def test_growing_in_two_processes_is_growing_in_one(kind: str, data: Path, tmp_p
     assert_alike(tmp_path / "run", tmp_path / "alone")
     grown = "stages/001-layers/model.safetensors"
     assert (tmp_path / "run" / grown).stat().st_size == (tmp_path / "alone" / grown).stat().st_size
+
+
+def elsewhere_of_its_own(folder: str, config: str) -> None:
+    """Run in both processes, each of which has a folder of that name for itself."""
+    mine = Path(folder) / os.environ["RANK"]
+    mine.mkdir()
+    faulty(str(mine / "run"), config, "")
+
+
+def test_processes_without_a_common_folder_are_refused(data: Path, tmp_path: Path) -> None:
+    config = tmp_path / "run.yaml"
+    config.write_text(dump(tiny(data)), encoding="utf-8")
+    for status, output, errors in finish(launch(HERE, "elsewhere_of_its_own", 2, str(tmp_path), str(config))):
+        assert status == 3, errors
+        assert "ConfigError: " in output
+        assert "run: processes 1 do not see the folder that the first process writes to" in output
+
+
+def test_a_process_without_a_batch_does_not_look_for_a_fault() -> None:
+    from tests.small import small_config
+    from tests.training.batches import batches
+    from ziggurat.config.train import LossConfig
+    from ziggurat.models.build import build_model
+    from ziggurat.training.divergence import find_fault
+
+    fault = find_fault(
+        build_model(small_config(1, 1), 20, 20), [batches([7])[0].idle()], LossConfig(), precision="fp32"
+    )
+    assert fault == ("had nothing to do in this update", False)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import json
 import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 
 import pytest
+from torch.distributed import HashStore
 
 from tests.training.launch import finish, launch, run_together
 from ziggurat.errors import ConfigError
-from ziggurat.training.processes import Processes, joined
+from ziggurat.training.processes import Processes, _meeting_place, joined
 
 HERE = "tests.training.test_processes"
 
@@ -79,4 +82,27 @@ def test_half_of_torchruns_variables_are_refused(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.delenv("RANK", raising=False)
     with pytest.raises(ConfigError, match="'RANK' is missing"), joined(timeout_minutes=1.0):
+        pass
+
+
+def test_a_new_start_meets_at_another_place_than_the_one_before() -> None:
+    """In one store, where the words and answers of the first start still lie."""
+    store, places = HashStore(), []
+    for _ in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            met = [pool.submit(_meeting_place, store, rank, 3, timedelta(seconds=20)) for rank in range(3)]
+        assert len({place.result() for place in met}) == 1
+        places.append(met[0].result())
+    assert len(set(places)) == 3
+
+
+def test_processes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    store.set("ziggurat/word/1", "of a process that is gone")
+    with pytest.raises(RuntimeError, match=r"processes \[1\] did not answer"):
+        _meeting_place(store, 0, 2, timedelta(seconds=0.2))
+    for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("MASTER_ADDR", raising=False)
+    with pytest.raises(ConfigError, match=r"the processes cannot meet: .*MASTER_ADDR.*start by torchrun"), joined(0.1):
         pass

@@ -52,7 +52,9 @@ def train(
         from ziggurat.training.run import reopen_run, restarted
 
     if not resume and restarted(run):
-        resume, named, given = True, None, []  # the run has what was given to its first start
+        resume, named, given = True, None, []
+        if is_first_process():
+            console().print(f"this job made {run}: going on with it, as its config.yaml says", highlight=False)
     experiment = named or reopen_run(run, given)
     result = train_run(run, experiment, resume=resume, console=console())
     if json and is_first_process():

@@ -84,6 +84,9 @@ def find_fault(
     for name, parameter in model.named_parameters():
         if kind := _kind(parameter.detach()):
             return Fault(f"parameter {name} is {kind}", True)
+    batches = [batch for batch in batches if batch.target_tokens]
+    if not batches:
+        return Fault("had nothing to do in this update", False)
     watch = _Watch(model)
     try:
         with watch, _eagerly(model):

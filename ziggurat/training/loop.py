@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
@@ -31,14 +30,7 @@ from ziggurat.training.processes import Processes, joined, lost
 from ziggurat.training.progress import ProgressLine, Reporter, Window, introduction
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.retention import clear_leftovers, set_aside
-from ziggurat.training.run import (
-    create_run,
-    elsewhere,
-    owned,
-    refuse_existing,
-    refuse_idle,
-    refuse_other_store,
-)
+from ziggurat.training.run import create_run, elsewhere, held, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
@@ -77,8 +69,7 @@ def _train(run: Path, experiment: Experiment, resume: bool, console: Console, pr
     if not resume:
         training.begin()
         processes.first_does(lambda: create_run(run, training.experiment, store))
-    with ExitStack() as held:
-        processes.first_does(lambda: held.enter_context(owned(run)))
+    with held(run, training.experiment, processes):
         return training.go(resume)
 
 

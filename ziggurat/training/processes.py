@@ -33,6 +33,7 @@ class Processes:
         rank: number of this process, from 0.
         count: how many there are.
         local_rank: number of this process on its machine.
+        here: how many there are on its machine.
         timeout_minutes: longest wait for another one.
         group: over which they talk; None: the one that all began with.
         update: which one this process is at, for `hanging`.
@@ -41,6 +42,7 @@ class Processes:
     rank: int = 0
     count: int = 1
     local_rank: int = 0
+    here: int = 1
     timeout_minutes: float = 30.0
     group: dist.ProcessGroup | None = None
     update: int = field(default=-1, compare=False)
@@ -152,7 +154,7 @@ class Processes:
         )
 
 
-def _meeting_place(store: Store, rank: int, count: int) -> str:
+def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> str:
     """Return a name that all processes of this start agree on, and no earlier start has used.
 
     torchrun may give a new start the store of the one before, where the addresses of dead processes still lie
@@ -165,8 +167,10 @@ def _meeting_place(store: Store, rank: int, count: int) -> str:
         place: str = store.get(f"ziggurat/place/{word}").decode()
         store.set(f"ziggurat/heard/{place}/{rank}", "")
         return place
-    unheard = set(range(1, count))
+    unheard, end = set(range(1, count)), time.monotonic() + timeout.total_seconds()
     while unheard:
+        if time.monotonic() > end:
+            raise RuntimeError(f"processes {sorted(unheard)} did not answer")
         for other in sorted(unheard):
             theirs = store.get(f"ziggurat/word/{other}").decode()  # of a start before, perhaps, for a while
             store.set(f"ziggurat/place/{theirs}", word)
@@ -174,6 +178,23 @@ def _meeting_place(store: Store, rank: int, count: int) -> str:
                 unheard.remove(other)
         time.sleep(0.01)
     return word
+
+
+def _meet(backend: str, processes: Processes) -> None:
+    """Begin to talk with the others. Raises ConfigError when nobody says where, TrainingError when they do not come."""
+    rank, count, timeout = processes.rank, processes.count, timedelta(minutes=processes.timeout_minutes)
+    try:
+        store, _, _ = next(rendezvous("env://", timeout=timeout))
+        store.set_timeout(timeout)
+        place = _meeting_place(store, rank, count, timeout)
+        dist.init_process_group(backend, store=PrefixStore(place, store), rank=rank, world_size=count, timeout=timeout)
+    except ValueError as error:
+        raise ConfigError(f"the processes cannot meet: {str(error).splitlines()[0]}; start by torchrun") from None
+    except RuntimeError as error:
+        where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+        raise TrainingError(
+            f"process {rank} of {count} did not meet the others at {where}: {str(error).splitlines()[0]}"
+        ) from None
 
 
 def lost(error: RuntimeError) -> bool:
@@ -201,7 +222,8 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
         return
     try:
         rank, count, local_rank = (int(os.environ[name]) for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"))
-        processes = Processes(rank, count, local_rank, timeout_minutes)
+        here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
+        processes = Processes(rank, count, local_rank, here, timeout_minutes)
     except (KeyError, ValueError) as error:
         raise ConfigError(f"WORLD_SIZE is set, but {error} is missing or no number: start by torchrun") from None
     backend = "gloo"
@@ -215,11 +237,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
             )
         torch.cuda.set_device(processes.local_rank)
         backend = "cpu:gloo,cuda:nccl"
-    timeout = timedelta(minutes=timeout_minutes)
-    store, _, _ = next(rendezvous("env://", timeout=timeout))
-    store.set_timeout(timeout)
-    place = _meeting_place(store, processes.rank, processes.count)
-    dist.init_process_group(backend, store=PrefixStore(place, store), rank=rank, world_size=count, timeout=timeout)
+    _meet(backend, processes)
     try:
         processes.arrive()
         yield processes

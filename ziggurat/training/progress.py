@@ -33,7 +33,8 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
     model, config, processes = experiment.model, experiment.training, learner.processes
     kind = model.residual if model.family == "transformer" else model.family
     where = learner.device.type
-    where += f" with {torch.get_num_threads()} threads" if where == "cpu" else ""
+    threads = torch.get_num_threads()
+    where += f" with {threads} thread{'s' if threads > 1 else ''}" if where == "cpu" else ""
     where += f" in each of {processes.count} processes ({config.distributed.kind})" if processes.count > 1 else ""
     return [
         f"{kind} {learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}, "

@@ -7,6 +7,7 @@ import fcntl
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from uuid import uuid4
 
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
 from ziggurat.config.train import BatchConfig
@@ -23,15 +24,19 @@ from ziggurat.training.processes import Processes
 __all__ = [
     "create_run",
     "elsewhere",
+    "held",
+    "keep_configuration",
     "owned",
     "refuse_existing",
     "refuse_idle",
     "refuse_other_store",
+    "refuse_unshared",
     "reopen_run",
     "restarted",
 ]
 
 
+_TOKEN = ".shared"
 _JOB = ".job"
 """File that says which job trains in a run."""
 
@@ -105,10 +110,35 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     for key in fixed:
         if getattr(after.training, key) != getattr(before.training, key):
             raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
-    usable_device(after.training.device, "training.device")  # or the run could not be opened with what is written
-    if after != before:
-        write_atomically(run / CONFIG_FILE, dump(after).encode())
+    usable_device(after.training.device, "training.device")
     return after
+
+
+def keep_configuration(run: Path, experiment: Experiment) -> None:
+    """Write down what the run goes on with; only once nothing stands against it any more."""
+    if load_experiment(run / CONFIG_FILE) != experiment:
+        write_atomically(run / CONFIG_FILE, dump(experiment).encode())
+
+
+def refuse_unshared(run: Path, processes: Processes) -> None:
+    """Raise ConfigError in the processes that do not see the folder of the run in which the first one writes.
+
+    The others would write their parts of checkpoints where nobody looks for them.
+    """
+    if processes.count == 1:
+        return
+    word = [uuid4().hex] if processes.first else []
+    token = run / _TOKEN
+    processes.first_does(lambda: write_atomically(token, word[0].encode()))
+    expected = processes.texts(word)[0]
+    seen = token.is_file() and [token.read_text(encoding="utf-8")] == expected
+    unseen = [rank for rank, said in enumerate(processes.texts(["yes"] if seen else [])) if not said]
+    processes.first_does(lambda: token.unlink(missing_ok=True))
+    if unseen:
+        raise ConfigError(
+            f"{run}: processes {', '.join(map(str, unseen))} do not see the folder that the first process writes to; "
+            "put the run on a file system that all machines share, and name it by the same absolute path"
+        )
 
 
 def restarted(run: Path) -> bool:
@@ -121,6 +151,8 @@ def restarted(run: Path) -> bool:
     except OSError:
         return False
     job = _job()
+    if os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":  # a meeting place says less than an id
+        job = [name for name in job if not name.startswith("place-")]
     if os.environ.get("SLURM_RESTART_COUNT", "0") == "0":  # else two commands of one Slurm job would share a run
         job = [name for name in job if not name.startswith("slurm-")]
     return any(name in before for name in job)
@@ -128,8 +160,13 @@ def restarted(run: Path) -> bool:
 
 def _job() -> list[str]:
     """Return what identifies the job of this process: names that all its starts, on all its machines, share."""
-    found = {"torchrun": os.environ.get("TORCHELASTIC_RUN_ID", "none"), "slurm": os.environ.get("SLURM_JOB_ID", "none")}
-    return [f"{kind}-{name}" for kind, name in found.items() if name != "none"]  # torchrun's own word for no name
+    torchrun = os.environ.get("TORCHELASTIC_RUN_ID")
+    found = {
+        "torchrun": torchrun if torchrun != "none" else None,  # its own word for no id: then where they meet must do
+        "place": f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}" if torchrun == "none" else None,
+        "slurm": os.environ.get("SLURM_JOB_ID"),
+    }
+    return [f"{kind}-{name}" for kind, name in found.items() if name]
 
 
 @contextlib.contextmanager
@@ -141,4 +178,17 @@ def owned(run: Path) -> Iterator[None]:
         except OSError:
             raise CheckpointError(f"{run}: another process is training in this folder") from None
         write_atomically(run / _JOB, "\n".join(_job()).encode())
+        yield
+
+
+@contextlib.contextmanager
+def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[None]:
+    """Hold the run for all processes of this job, and write down with what configuration they go on.
+
+    Raises CheckpointError when another job trains in it, ConfigError when a process does not see its folder.
+    """
+    with contextlib.ExitStack() as stack:
+        processes.first_does(lambda: stack.enter_context(owned(run)))
+        refuse_unshared(run, processes)
+        processes.first_does(lambda: keep_configuration(run, experiment))
         yield

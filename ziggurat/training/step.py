@@ -99,8 +99,9 @@ def train_update(
         return UpdateResult(math.nan, math.nan, math.nan, *counts, finite=False, shortage=sums)
     gradients = [p.grad for p in parallel.model.parameters() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
-    *mine, grad_norm = torch.stack([sums.objective, sums.nll, norm]).tolist()  # the only wait for a GPU
-    loss, nll = parallel.processes.sums(mine)
+    *mine, norm_here = torch.stack([sums.objective, sums.nll, norm]).tolist()  # the only wait for a GPU
+    # The first process's norm decides for all: unlike GPUs may round it differently.
+    loss, nll, grad_norm = parallel.processes.sums([*mine, norm_here if parallel.processes.first else 0.0])
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     spike = finite and nll > guard.highest_nll * share.tokens
     admitted = not finite or spike or guard.clipper is None or guard.clipper.admits(grad_norm)

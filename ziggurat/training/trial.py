@@ -99,7 +99,7 @@ def try_batches(
     with (
         torch.random.fork_rng(devices=cuda),
         every_branch_present(model),
-        limited_to_available_memory(device, cpu_share),
+        limited_to_available_memory(device, cpu_share / processes.here),
     ):
         short = within_memory(run, device, processes.any if learner.parallel.recovers else bool)
         learner.parallel.drop_gradients()
