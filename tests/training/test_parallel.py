@@ -112,7 +112,7 @@ def test_processes_train_like_one_with_as_many_batches(
 
 @pytest.mark.parametrize(("kind", "count"), [("ddp", 3), ("fsdp", 2)])
 def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: int, data: Path, tmp_path: Path) -> None:
-    """Sums of three depend on their order, so DDP's buckets must lie as they did. (Two of DDP: test_parallel_faults.)"""
+    """Sums of three depend on their order, so DDP's buckets must lie as they did. (DDP's two: test_parallel_faults.)"""
     whole, parts = tiny(data, distributed={"kind": kind}), tiny(data, distributed={"kind": kind}, stop={"updates": 3})
     together(tmp_path / "whole", whole, count)
     together(tmp_path / "parts", parts, count)

@@ -227,7 +227,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
         train(tmp_path / "run", experiment, console=Console(file=said, width=1000))
     assert "2 updates in a row had a non-finite loss or gradient, or a loss spike" in str(error.value)
     assert f"the first of them update 10; first {LAYER}: output is NaN in the forward pass" in str(error.value)
-    assert "The run had rolled back 2 times already." in str(error.value)
+    assert "Roll backs of the run before: 2." in str(error.value)
     assert "Lower `training.schedule.peak`" in str(error.value)
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 

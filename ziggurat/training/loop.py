@@ -61,7 +61,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
 def _train(run: Path, experiment: Experiment, resume: bool, console: Console, processes: Processes) -> TrainingResult:
     """Train; `run` is an absolute path, since creating it may replace the folder that "." stands for."""
     store = Store.open(experiment.data.store)
-    refuse_idle(experiment.training.batch, processes)
+    refuse_idle(experiment.training.batch, processes, resume=resume)
     if not resume:
         refuse_existing(run)
         refuse_other_store(experiment, store)

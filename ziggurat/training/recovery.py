@@ -84,7 +84,7 @@ def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, settle: Call
     settle()
     kept = [folder.name for folder in checkpoint_folders(run)]
     back = config.divergence
-    rolled = f" The run had rolled back {p.roll_backs} times already." if p.roll_backs else ""
+    rolled = f" Roll backs of the run before: {p.roll_backs}." if p.roll_backs else ""
     hint = ", set `training.divergence.action: roll_back`" if back.action == "stop" else ""
     said = f"; first {p.fault}" if p.fault else ""
     raise TrainingError(

@@ -63,12 +63,13 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
         )
 
 
-def refuse_idle(batch: BatchConfig, processes: Processes) -> None:
+def refuse_idle(batch: BatchConfig, processes: Processes, *, resume: bool = False) -> None:
     """Raise ConfigError when an update has fewer batches than there are processes."""
     if batch.accumulate < processes.count:
+        more = f"set it to {processes.count} or a multiple, or start fewer processes"
         raise ConfigError(
             f"{processes.count} processes share `training.batch.accumulate: {batch.accumulate}` batches per update; "
-            f"set it to {processes.count} or a multiple (or start fewer processes)"
+            + ("start no more processes than that: a resumed run cannot change it" if resume else more)
         )
 
 
