@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/ziggurat demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n auto --maxprocesses 4
+	$(BIN)/python -m pytest
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"

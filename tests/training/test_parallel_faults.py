@@ -20,10 +20,12 @@ from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, outcom
 from tests.training.test_parallel import tiny, together
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.prepare import prepare
-from ziggurat.errors import ZigguratError
+from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.training import objective, recovery
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.loop import train
+from ziggurat.training.processes import joined
+from ziggurat.training.run import refuse_unshared
 from ziggurat.training.validate import Validator
 
 HERE = "tests.training.test_parallel_faults"
@@ -212,20 +214,23 @@ def test_growing_in_two_processes_is_growing_in_one(kind: str, data: Path, tmp_p
     assert (tmp_path / "run" / grown).stat().st_size == (tmp_path / "alone" / grown).stat().st_size
 
 
-def elsewhere_of_its_own(folder: str, config: str) -> None:
-    """Run in both processes, each of which has a folder of that name for itself."""
-    mine = Path(folder) / os.environ["RANK"]
-    mine.mkdir()
-    faulty(str(mine / "run"), config, "")
+def elsewhere(folder: str, own: str) -> None:
+    """Run in both processes: look for a common folder; with `own`, each has one of that name for itself."""
+    run = Path(folder) / os.environ["RANK"] if own else Path(folder)
+    run.mkdir(exist_ok=True)
+    with joined(timeout_minutes=1.0) as processes:
+        try:
+            refuse_unshared(run, processes)
+            print("shared")
+        except ConfigError as error:
+            print(error)
 
 
-def test_processes_without_a_common_folder_are_refused(data: Path, tmp_path: Path) -> None:
-    config = tmp_path / "run.yaml"
-    config.write_text(dump(tiny(data)), encoding="utf-8")
-    for status, output, errors in finish(launch(HERE, "elsewhere_of_its_own", 2, str(tmp_path), str(config))):
-        assert status == 3, errors
-        assert "ConfigError: " in output
-        assert "run: processes 1 do not see the folder that the first process writes to" in output
+def test_processes_without_a_common_folder_are_refused(tmp_path: Path) -> None:
+    for said in run_together(HERE, "elsewhere", 2, str(tmp_path), "own"):
+        assert "processes 1 do not see the folder that the first process writes to" in said
+    assert [said.strip() for said in run_together(HERE, "elsewhere", 2, str(tmp_path), "")] == ["shared"] * 2
+    assert not any(path.is_file() for path in tmp_path.rglob("*"))
 
 
 def test_a_process_without_a_batch_does_not_look_for_a_fault() -> None:
