@@ -7,12 +7,12 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-import torch
 
 from tests.composition import model as small_model
 from tests.test_composition import VOCABULARY, one_update, padded_batch
-from ziggurat.decoding.beam import SearchSettings, beam_search
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.search import search
 from ziggurat.init import profile_omega
 from ziggurat.models.build import build_model, stack_residuals
 
@@ -50,5 +50,6 @@ def test_unequal_depths_build_profile_train_and_decode(name: str, depth: tuple[i
     one_update(built, batch)
     settings = SearchSettings(beam_size=2, n_best=1, bos=1, eos=2, forbidden=(0, 1))
     scorer = ModelScorer(built.eval())
-    results = beam_search(scorer, batch.source, batch.source_mask, torch.tensor([4, 4, 4]), settings)
+    sentences = [Sentence(row[real].tolist(), 4) for row, real in zip(batch.source, batch.source_mask, strict=True)]
+    results = search(scorer, sentences, settings)
     assert all(math.isfinite(found[0].log_probability) for found in results)

@@ -29,7 +29,7 @@ def random_attention(seed: int, sentence: int, prefix: Prefix, length: int) -> l
 
 
 class TableScorer:
-    """Scores by a function of (sentence, prefix); it follows the beams only by what `reorder` tells it.
+    """Scores by a function of (sentence, prefix); it follows sentences and beams only by what it is told.
 
     The sentence's number is its first source token.
     """
@@ -48,45 +48,63 @@ class TableScorer:
         self.attention_seed = attention_seed
         self.attention: Tensor | None = None
         self.batch_sizes: list[int] = []
+        self.admitted: list[list[int]] = []
 
-    def start(self, source: Tensor, source_mask: Tensor, beam_size: int) -> None:
-        self.sentences = source[:, 0].tolist()
-        self.source_lengths = source_mask.sum(1).tolist()
-        self.source_size = source.shape[1]
-        self.prefixes: list[list[Prefix]] = [[()] * beam_size for _ in self.sentences]
-        self.steps = 0
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
+        self.beam_size = beam_size
+        self.slots = slots
+        self.keep_attention = keep_attention
+        self.sentences: list[int] = []
+        self.source_lengths: list[int] = []
+        self.steps_left: list[int] = []
+        self.prefixes: list[list[Prefix] | None] = []  # None: before the first step
+
+    def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
+        self.admitted.append(source[:, 0].tolist())
+        self.sentences += source[:, 0].tolist()
+        self.source_lengths += source_mask.sum(1).tolist()
+        self.steps_left += [max_steps] * len(source)
+        self.prefixes += [None] * len(source)
+        assert len(self.sentences) <= self.slots
 
     def step(self, tokens: Tensor) -> Tensor:
+        assert tokens.shape == (len(self.sentences), self.beam_size)
         self.batch_sizes.append(len(tokens))
-        if self.steps:  # the first tokens are begin-of-sentence
-            self.prefixes = [
-                [(*prefix, token) for prefix, token in zip(row, ids, strict=True)]
-                for row, ids in zip(self.prefixes, tokens.tolist(), strict=True)
-            ]
-        self.steps += 1
-        if self.attention_seed is not None:
+        self.steps_left = [left - 1 for left in self.steps_left]
+        assert min(self.steps_left) >= 0
+        # The first tokens are begin-of-sentence.
+        self.prefixes = [
+            [()] * self.beam_size if row is None else [(*p, token) for p, token in zip(row, ids, strict=True)]
+            for row, ids in zip(self.prefixes, tokens.tolist(), strict=True)
+        ]
+        if self.attention_seed is not None and self.keep_attention:
+            width = max(self.source_lengths)
             self.attention = torch.tensor(
                 [
-                    [random_attention(self.attention_seed, s, p, n) + [0.0] * (self.source_size - n) for p in row]
+                    [random_attention(self.attention_seed, s, p, n) + [0.0] * (width - n) for p in row or ()]
                     for s, n, row in zip(self.sentences, self.source_lengths, self.prefixes, strict=True)
                 ],
                 dtype=self.dtype,
             )
         return torch.tensor(
             [
-                [self.log_probabilities(sentence, prefix) for prefix in row]
+                [self.log_probabilities(sentence, prefix) for prefix in row or ()]
                 for sentence, row in zip(self.sentences, self.prefixes, strict=True)
             ],
             dtype=self.dtype,
         )
 
-    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
-        kept = sentences.tolist()
+    def follow(self, parents: Tensor) -> None:
         self.prefixes = [
-            [self.prefixes[row][parent] for parent in line] for row, line in zip(kept, parents.tolist(), strict=True)
+            row and [row[parent] for parent in line] for row, line in zip(self.prefixes, parents.tolist(), strict=True)
         ]
+
+    def keep(self, sentences: Tensor) -> None:
+        kept = sentences.tolist()
+        self.prefixes = [self.prefixes[row] for row in kept]
         self.sentences = [self.sentences[row] for row in kept]
         self.source_lengths = [self.source_lengths[row] for row in kept]
+        self.steps_left = [self.steps_left[row] for row in kept]
 
 
 class CopyState:

@@ -20,11 +20,12 @@ from ziggurat.config.load import parse_experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.decoding.batches import padded
-from ziggurat.decoding.beam import SearchSettings, beam_search
 from ziggurat.decoding.ensemble import EnsembleScorer, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.score import ModelScorer, force_score, log_mean_probability, log_probabilities
+from ziggurat.decoding.search import search
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
@@ -78,9 +79,10 @@ def by_hand(models: list[Seq2Seq], source: list[int], prefix: list[int]) -> list
     return [math.log(p) for p in means]
 
 
-def search(models: list[Seq2Seq], sources: list[list[int]], wanted: SearchSettings) -> list[list[IdHypothesis]]:
-    scorer = scorer_of(models, keep_attention=wanted.penalty.coverage > 0)
-    return beam_search(scorer, *padded(sources, PAD, "cpu"), torch.tensor([len(s) + 4 for s in sources]), wanted)
+def found_by(
+    models: list[Seq2Seq], sources: list[list[int]], wanted: SearchSettings, min_length: int = 0
+) -> list[list[IdHypothesis]]:
+    return search(scorer_of(models), [Sentence(s, len(s) + 4, min_length) for s in sources], wanted)
 
 
 @torch.no_grad()
@@ -88,19 +90,26 @@ def test_step_by_step_scores_are_logs_of_mean_probabilities_through_any_reorderi
     draw = random.Random(1)
     sources = [[4, 5, EOS], [6, EOS], [5, 5, 1, 4, EOS]]
     beam = 2
-    scorer = EnsembleScorer(members)
-    scorer.start(*padded(sources, PAD, "cpu"), beam)
+    scorer = EnsembleScorer([ModelScorer(model) for model in members])
+    scorer.start(beam, len(sources) + 1)
+    scorer.admit(*padded(sources, PAD, "cpu"), 6)
     prefixes: list[list[list[int]]] = [[[] for _ in range(beam)] for _ in sources]
     tokens = torch.full((len(sources), beam), BOS)
-    for step in range(4):
+    for step in range(6):
+        if step == 3:  # one comes when others are on their way
+            scorer.admit(*padded([[4, 4, 6, EOS]], PAD, "cpu"), 4)
+            sources.append([4, 4, 6, EOS])
+            prefixes.append([[] for _ in range(beam)])
+            tokens = torch.cat([tokens, torch.full((1, beam), BOS)])
         scores = scorer.step(tokens)
         assert scores.shape == (len(sources), beam, VOCABULARY)
         for source, row, got in zip(sources, prefixes, scores.tolist(), strict=True):
             for prefix, values in zip(row, got, strict=True):
                 assert values == pytest.approx(by_hand(members, source, prefix), abs=1e-10)
-        kept = [i for i in range(len(sources)) if step != 1 or i != 1]
+        kept = {1: [0, 2], 4: [2, 1]}.get(step, list(range(len(sources))))
+        scorer.keep(torch.tensor(kept))
         parents = [[draw.randrange(beam) for _ in range(beam)] for _ in kept]
-        scorer.reorder(torch.tensor(kept), torch.tensor(parents))
+        scorer.follow(torch.tensor(parents))
         sources = [sources[i] for i in kept]
         chosen = [[draw.choice(WORDS) for _ in range(beam)] for _ in kept]
         prefixes = [
@@ -122,7 +131,7 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(members: list[Seq2Seq]) -> 
     for alpha in (0.0, 0.6):
         best = sorted(every, key=lambda e: -e[0] / (len(e[1]) + 1) ** alpha)[:10]
         wanted = SearchSettings(64, 10, BOS, EOS, forbidden=(PAD, BOS), penalty=LengthPenalty("power", alpha))
-        found = beam_search(EnsembleScorer(members), *padded([source], PAD, "cpu"), torch.tensor([longest]), wanted)[0]
+        found = search(scorer_of(members), [Sentence(source, longest)], wanted)[0]
         assert [h.tokens for h in found] == [words for _, words in best]
         assert [h.log_probability for h in found] == pytest.approx([total for total, _ in best], abs=1e-10)
         scores = [total / (len(words) + 1) ** alpha for total, words in best]
@@ -134,9 +143,9 @@ def test_a_wide_beam_finds_the_best_of_all_sequences(members: list[Seq2Seq]) -> 
 def test_an_ensemble_of_a_model_with_itself_is_the_model(kind: str, dtype: torch.dtype, tolerance: float) -> None:
     model = member(kind).to(dtype)
     sources = [[4, 5, EOS], [6, EOS], [5, 5, 1, 4, EOS]]
-    wanted = SearchSettings(3, 3, BOS, EOS, (PAD, BOS), 2, LengthPenalty("lingvo", 0.5, 0.2))
-    alone = search([model], sources, wanted)
-    for one, three in zip(alone, search([model] * 3, sources, wanted), strict=True):
+    wanted = SearchSettings(3, 3, BOS, EOS, (PAD, BOS), penalty=LengthPenalty("lingvo", 0.5, 0.2))
+    alone = found_by([model], sources, wanted, 2)
+    for one, three in zip(alone, found_by([model] * 3, sources, wanted, 2), strict=True):
         assert [h.tokens for h in one] == [h.tokens for h in three]
         assert [h.score for h in one] == pytest.approx([h.score for h in three], abs=tolerance, rel=tolerance)
         for a, b in zip(one, three, strict=True):
@@ -162,11 +171,11 @@ def test_forced_scores_are_logs_of_mean_probabilities(members: list[Seq2Seq]) ->
 
 def test_search_scores_are_forced_scores_whatever_the_batch(members: list[Seq2Seq]) -> None:
     sources = [[4, 5, 6], [6], [5, 5, 1, 4, 1, 1], [1, 4]]
-    wanted = SearchSettings(3, 3, BOS, EOS, (PAD, BOS), 3)
+    wanted = SearchSettings(3, 3, BOS, EOS, (PAD, BOS))
     ended = [[*source, EOS] for source in sources]
-    found = search(members, ended, wanted)
+    found = found_by(members, ended, wanted, 3)
     for source, row in zip(sources, found, strict=True):
-        ((alone),) = search(members, [[*source, EOS]], wanted)
+        ((alone),) = found_by(members, [[*source, EOS]], wanted, 3)
         assert [h.tokens for h in alone] == [h.tokens for h in row]
         targets = [h.tokens for h in row]
         scores = force_score(members, [source] * len(row), targets, bos=BOS, eos=EOS, pad=PAD)
@@ -181,18 +190,20 @@ def test_attention_is_the_mean_of_those_who_have_one(members: list[Seq2Seq]) -> 
     copying = CopyModel(VOCABULARY, EOS)  # offers none
     mixed: list[Any] = [members[0], copying, *members[1:]]
     tokens = torch.full((2, 2), BOS)
-    scorer, alone = EnsembleScorer(mixed, keep_attention=True), [ModelScorer(m, keep_attention=True) for m in members]
+    scorer, alone = scorer_of(mixed), [ModelScorer(m) for m in members]
     for each in (scorer, *alone):
-        each.start(source, mask, 2)
+        each.start(2, 2, keep_attention=True)
+        each.admit(source, mask, 1)
         each.step(tokens)
     expected = sum(each.attention for each in alone if each.attention is not None) / len(members)
     assert scorer.attention is not None
     torch.testing.assert_close(scorer.attention, expected, atol=1e-12, rtol=0)
     assert float((scorer.attention * ~mask[:, None]).abs().max()) == 0
     torch.testing.assert_close(scorer.attention.sum(-1), torch.ones(2, 2, dtype=torch.float64))
-    without = EnsembleScorer(members)
+    without = scorer_of(members)
     assert without.attention is None
-    without.start(source, mask, 2)
+    without.start(2, 2)
+    without.admit(source, mask, 1)
     without.step(tokens)
     assert without.attention is None
 
@@ -230,12 +241,12 @@ def test_a_diverged_member_is_noticed(members: list[Seq2Seq]) -> None:
     with torch.no_grad():
         broken.output.weight[4] = math.nan
     with pytest.raises(ziggurat.errors.ZigguratError, match="not finite"):
-        search([members[1], broken], [[4, EOS]], SearchSettings(2, 1, BOS, EOS))
+        found_by([members[1], broken], [[4, EOS]], SearchSettings(2, 1, BOS, EOS))
 
 
 def test_members_must_have_one_target_vocabulary(members: list[Seq2Seq]) -> None:
     with pytest.raises(ValueError, match=r"one target vocabulary, not with sizes \[7, 9\]"):
-        EnsembleScorer([members[0], member("post", VOCABULARY + 2)])
+        scorer_of([members[0], member("post", VOCABULARY + 2)])
     with pytest.raises(ValueError, match=r"sizes \[\]"):
         EnsembleScorer([])
     with pytest.raises(ConfigError, match="name at least one"):

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 from ziggurat.data.subword import SentencePieceTokenizer
-from ziggurat.decoding.batches import length_batches, padded
-from ziggurat.decoding.beam import SearchSettings, beam_search
+from ziggurat.decoding.batches import length_batches
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.score import ForcedScore, ModelScorer, force_score
+from ziggurat.decoding.search import search
 from ziggurat.models.seq2seq import Seq2Seq
 
 SOURCES = [[20, 21, 22], [30], [25, 60, 70, 80, 90, 100, 31], [40, 41]]
 
 
-def search(model: Seq2Seq, sources: list[list[int]], wanted: SearchSettings) -> list[list[IdHypothesis]]:
-    source, mask = padded([[*s, wanted.eos] for s in sources], 0, "cpu")
-    limits = torch.tensor([len(s) + 6 for s in sources])
-    return beam_search(ModelScorer(model, keep_attention=wanted.penalty.coverage > 0), source, mask, limits, wanted)
+def found_by(
+    model: Seq2Seq, sources: list[list[int]], wanted: SearchSettings, min_length: int = 0
+) -> list[list[IdHypothesis]]:
+    sentences = [Sentence([*s, wanted.eos], len(s) + 6, min_length) for s in sources]
+    return search(ModelScorer(model), sentences, wanted)
 
 
 def forced(
@@ -35,8 +39,8 @@ def forced(
 def test_search_scores_are_forced_scores_token_by_token(
     tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer, beam_size: int, penalty: LengthPenalty
 ) -> None:
-    wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), 4, penalty)
-    found = search(tiny_model, SOURCES, wanted)
+    wanted = SearchSettings(beam_size, beam_size, tokenizer.bos, tokenizer.eos, (0, 2), penalty=penalty)
+    found = found_by(tiny_model, SOURCES, wanted, 4)
     assert len({tuple(h.tokens) for row in found for h in row}) >= 4  # or the model would be no test
     for source, row in zip(SOURCES, found, strict=True):
         scores = forced(tiny_model, [source] * len(row), [h.tokens for h in row], tokenizer, 4096)
@@ -48,14 +52,16 @@ def test_search_scores_are_forced_scores_token_by_token(
 
 
 def test_search_does_not_depend_on_the_batch(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:
-    wanted = SearchSettings(4, 4, tokenizer.bos, tokenizer.eos, (0, 2), 4, LengthPenalty("lingvo", 0.5, 0.2))
-    together = search(tiny_model, SOURCES, wanted)
-    reverse = search(tiny_model, SOURCES[::-1], wanted)[::-1]
-    alone = [search(tiny_model, [s], wanted)[0] for s in SOURCES]
-    for a, b, c in zip(together, reverse, alone, strict=True):
-        assert [h.tokens for h in a] == [h.tokens for h in b] == [h.tokens for h in c]
-        assert [h.score for h in a] == pytest.approx([h.score for h in b], abs=1e-10)
-        assert [h.score for h in a] == pytest.approx([h.score for h in c], abs=1e-10)
+    wanted = SearchSettings(4, 4, tokenizer.bos, tokenizer.eos, (0, 2), penalty=LengthPenalty("lingvo", 0.5, 0.2))
+    sources = [*SOURCES, *([50 + i] * (1 + i % 5) for i in range(8))]
+    together = found_by(tiny_model, sources, wanted, 4)
+    reverse = found_by(tiny_model, sources[::-1], wanted, 4)[::-1]
+    alone = [found_by(tiny_model, [s], wanted, 4)[0] for s in sources]
+    few = [found_by(tiny_model, sources, replace(wanted, batch_sentences=n), 4) for n in (2, 5)]
+    for row, *others in zip(together, reverse, alone, *few, strict=True):
+        for other in others:
+            assert [h.tokens for h in row] == [h.tokens for h in other]
+            assert [h.score for h in row] == pytest.approx([h.score for h in other], abs=1e-10)
 
 
 def test_forced_scores_against_one_sentence_at_a_time(tiny_model: Seq2Seq, tokenizer: SentencePieceTokenizer) -> None:

@@ -27,9 +27,10 @@ from tests.training.batches import batches
 from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
-from ziggurat.decoding.beam import SearchSettings, beam_search
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters, model_slots, parameter_roles
 from ziggurat.models.rnmt import RnmtEncoder, build_rnmt
@@ -292,8 +293,8 @@ def test_beams_find_better_translations_than_greedy_search(coverage: float) -> N
     scores = []
     for beam in (1, 4, 12):
         settings_of_search = SearchSettings(beam, 1, bos=2, eos=3, penalty=LengthPenalty(coverage=coverage))
-        scorer = ModelScorer(model, keep_attention=coverage > 0)
-        results = beam_search(scorer, source, mask, torch.tensor([4, 4, 4]), settings_of_search)
+        sentences = [Sentence(row[real].tolist(), 4) for row, real in zip(source, mask, strict=True)]
+        results = search(ModelScorer(model), sentences, settings_of_search)
         scores.append([found[0].score for found in results])
         for sentence, found in enumerate(results):
             tokens = torch.tensor([[2, *found[0].tokens]])

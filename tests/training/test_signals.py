@@ -18,7 +18,7 @@ from tests.cli.conftest import tiny_config
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, outcome, records
 from ziggurat.config import Experiment
-from ziggurat.decoding.beam import beam_search
+from ziggurat.decoding.search import search
 from ziggurat.errors import CheckpointError
 from ziggurat.training import saving
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint, read_progress
@@ -176,7 +176,7 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     def update(*arguments: Any, **options: Any) -> Any:
         if next(updates) == number:
             signal.raise_signal(signal.SIGTERM)
-            for place in ("ziggurat.training.validate.batch_loss", "ziggurat.decoding.translator.beam_search"):
+            for place in ("ziggurat.training.validate.batch_loss", "ziggurat.decoding.translator.search"):
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
@@ -214,15 +214,15 @@ def live(place: str, config: str, run: str, journal: str) -> None:
 
         return both
 
-    def search(scorer: Any, *arguments: Any) -> Any:
+    def noted_search(scorer: Any, *arguments: Any) -> Any:
         scorer.step = noted("step", scorer.step)
-        return beam_search(scorer, *arguments)
+        return search(scorer, *arguments)
 
     patch = pytest.MonkeyPatch()
     patch.setattr(GracefulStop, "_handle", hear)
     patch.setattr("ziggurat.training.recovery.train_update", noted("update", train_update))
     patch.setattr("ziggurat.training.validate.batch_loss", noted("batch", batch_loss))
-    patch.setattr("ziggurat.decoding.translator.beam_search", search)
+    patch.setattr("ziggurat.decoding.translator.search", noted_search)
     main(["train", config, "--run", run])
 
 

@@ -56,7 +56,9 @@ class DecodingConfig(Section):
     min_length: int = Field(default=1, ge=0)
     """Fewest tokens before end-of-sentence is allowed."""
     batch_tokens: int = Field(default=4096, ge=1)
-    """Source tokens per batch, padding counted."""
+    """Most source tokens in the search at a time, padding counted. Sentences that are done make room for others."""
+    batch_sentences: int = Field(default=256, ge=1)
+    """Most sentences in the search at a time."""
     max_source_pieces: int = Field(default=1024, ge=1)
     """A longer source line is translated in parts of this many pieces and joined; the log says so."""
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
-from ziggurat.decoding.beam import Scorer
 from ziggurat.decoding.score import ModelScorer, log_mean_probability, log_probabilities
+from ziggurat.decoding.scorer import Scorer
 from ziggurat.errors import ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.seq2seq import Seq2Seq
@@ -19,51 +19,62 @@ __all__ = ["EnsembleScorer", "open_members", "scorer_of"]
 
 
 class EnsembleScorer:
-    """The scorer (decoding.beam.Scorer) of an ensemble: p(token) = (p_1(token) + ... + p_K(token)) / K.
+    """The scorer (decoding.scorer.Scorer) of an ensemble: p(token) = (p_1(token) + ... + p_K(token)) / K.
 
     This is what zero and fairseq do. The members may differ in depth, width and architecture, since all that they
     share is the sequence of tokens: each has its own memory and caches.
 
     Args:
-        models: the members, on one device.
-        keep_attention: needed for a coverage penalty.
+        members: their scorers, on one device.
 
-    Raises ValueError for no models, or for models with different numbers of target tokens.
+    Raises ValueError for no members, or for members with different numbers of target tokens.
     """
 
-    def __init__(self, models: Sequence[Seq2Seq], *, keep_attention: bool = False) -> None:
-        sizes = [model.vocabulary_size for model in models]
+    def __init__(self, members: Sequence[Scorer]) -> None:
+        sizes = [member.vocabulary_size for member in members]
         if len(set(sizes)) != 1:
             raise ValueError(f"an ensemble needs models with one target vocabulary, not with sizes {sizes}")
         self.vocabulary_size = sizes[0]
-        self._scorers = [ModelScorer(model, keep_attention=keep_attention) for model in models]
+        self._members = members
 
     @property
     def attention(self) -> Tensor | None:
-        """Attention [B, K, S] of the last step, mean over the members that offer it; None if none does."""
-        offered = [weights for scorer in self._scorers if (weights := scorer.attention) is not None]
-        return torch.stack(offered).mean(0) if offered else None
+        """Attention [N, K, S] of the last step, mean over the members that offer it; None if none does."""
+        offered = [weights for member in self._members if (weights := member.attention) is not None]
+        if not offered:
+            return None
+        width = min(weights.shape[2] for weights in offered)  # of the longest live source; what is beyond it is 0
+        return torch.stack([weights[..., :width] for weights in offered]).mean(0)
 
-    def start(self, source: Tensor, source_mask: Tensor, beam_size: int) -> None:
-        """Let every member encode source ids [B, S]."""
-        for scorer in self._scorers:
-            scorer.start(source, source_mask, beam_size)
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
+        """Begin with no sentence, in every member."""
+        for member in self._members:
+            member.start(beam_size, slots, keep_attention=keep_attention)
+
+    def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
+        """Let every member encode source ids [n, S]."""
+        for member in self._members:
+            member.admit(source, source_mask, max_steps)
 
     def step(self, tokens: Tensor) -> Tensor:
-        """Return log-probabilities [B, K, V] of the token after `tokens` [B, K], in fp32 or wider."""
-        return log_mean_probability(log_probabilities(scorer.step(tokens)) for scorer in self._scorers)
+        """Return log-probabilities [N, K, V] of the token after `tokens` [N, K], in fp32 or wider."""
+        return log_mean_probability(log_probabilities(member.step(tokens)) for member in self._members)
 
-    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
-        """Keep `sentences` [B'] and let beam k of row i continue old beam `parents`[i, k], in every member."""
-        for scorer in self._scorers:
-            scorer.reorder(sentences, parents)
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k], in every member."""
+        for member in self._members:
+            member.follow(parents)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Keep `sentences` [N'] in every member."""
+        for member in self._members:
+            member.keep(sentences)
 
 
-def scorer_of(models: Sequence[Seq2Seq], *, keep_attention: bool = False) -> Scorer:
+def scorer_of(models: Sequence[Seq2Seq]) -> Scorer:
     """Return the scorer of one model, or of the ensemble of several; see EnsembleScorer."""
-    if len(models) == 1:
-        return ModelScorer(models[0], keep_attention=keep_attention)
-    return EnsembleScorer(models, keep_attention=keep_attention)
+    scorers = [ModelScorer(model) for model in models]
+    return scorers[0] if len(scorers) == 1 else EnsembleScorer(scorers)
 
 
 def open_members(paths: Sequence[str | Path], *, which: str | None = None, device: str = "auto") -> list[OpenedModel]:

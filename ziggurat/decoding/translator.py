@@ -15,14 +15,14 @@ import torch
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
-from ziggurat.decoding.batches import length_batches, padded
-from ziggurat.decoding.beam import SearchSettings, beam_search
 from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import join_parts, one_line, split_long, windows
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
+from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.models.seq2seq import Seq2Seq
 
@@ -182,9 +182,12 @@ class Translator:
             n_best=decoding.n_best,
             bos=tokenizer.bos,
             eos=tokenizer.eos,
+            pad=self.source_tokenizer.pad,
             forbidden=tuple(sorted(never - {tokenizer.eos})),
-            min_length=decoding.min_length,
             penalty=LengthPenalty.of(decoding.length_penalty),
+            batch_tokens=decoding.batch_tokens,
+            batch_sentences=decoding.batch_sentences,
+            device=self.device,
             before_step=self.before_step,
         )
         return _Job(decoding, settings, prefix)
@@ -220,15 +223,14 @@ class Translator:
         """Return the results of each part (ids without tag and end-of-sentence)."""
         rule = job.decoding.max_length
         limit = rule.limit if self.max_positions is None else min(rule.limit, self.max_positions - 1)
-        scorer = scorer_of(self.models, keep_attention=job.decoding.length_penalty.coverage > 0)
-        found: dict[int, list[IdHypothesis]] = {}
-        lengths = [len(part) + len(job.prefix) + 1 for part in parts]
-        for batch in length_batches(lengths, job.decoding.batch_tokens):
-            rows = [[*job.prefix, *parts[i], self.source_tokenizer.eos] for i in batch]
-            source, mask = padded(rows, self.source_tokenizer.pad, self.device)
-            longest = [min(int(rule.ratio * len(parts[i]) + rule.extra), limit) for i in batch]
-            max_lengths = torch.tensor(longest, device=self.device)
-            found.update(zip(batch, beam_search(scorer, source, mask, max_lengths, job.settings), strict=True))
+        order = sorted(range(len(parts)), key=lambda i: -len(parts[i]))
+        sentences = []
+        for i in order:
+            longest = min(int(rule.ratio * len(parts[i]) + rule.extra), limit)
+            source = [*job.prefix, *parts[i], self.source_tokenizer.eos]
+            sentences.append(Sentence(source, longest, job.decoding.min_length))
+        # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
+        found = dict(zip(order, search(scorer_of(self.models), sentences, job.settings), strict=True))
         return [found[i] for i in range(len(parts))]
 
     def _joined(self, source: str, parts: list[list[IdHypothesis]], n_best: int) -> Translation:

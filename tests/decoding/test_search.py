@@ -12,9 +12,10 @@ from doubles import Prefix, TableScorer, random_attention, random_log_probabilit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziggurat.decoding.beam import NonFiniteScoreError, SearchSettings, beam_search
 from ziggurat.decoding.hypotheses import IdHypothesis, best_tokens
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.search import NonFiniteScoreError, search
 from ziggurat.errors import ConfigError
 
 BOS, EOS = 0, 1
@@ -39,7 +40,7 @@ def penalised(penalty: LengthPenalty, log_probability: float, length: int, atten
 
 
 def plain_search(
-    scorer: TableScorer, sentence: int, source_length: int, max_length: int, wanted: SearchSettings
+    scorer: TableScorer, sentence: int, source_length: int, max_length: int, wanted: SearchSettings, min_length: int
 ) -> list[Plain]:
     """One sentence at a time, no early stopping: all steps up to the limit are made."""
     alive: list[tuple[float, Prefix, list[float]]] = [(0.0, (), [0.0] * source_length)]
@@ -52,7 +53,7 @@ def plain_search(
                 new = random_attention(scorer.attention_seed, sentence, prefix, source_length)
                 attended = [a + b for a, b in zip(attended, new, strict=True)]
             for token, p in enumerate(scorer.log_probabilities(sentence, prefix)):
-                too_short = token == EOS and step < min(wanted.min_length, max_length)
+                too_short = token == EOS and step < min(min_length, max_length)
                 if token not in wanted.forbidden and not too_short and p > -math.inf:
                     extensions.append((-(total + p), rank, token, prefix, attended))
         extensions.sort(key=lambda e: e[:3])
@@ -74,13 +75,18 @@ def plain_search(
 
 
 def run(
-    scorer: TableScorer, max_lengths: list[int], wanted: SearchSettings, source_lengths: list[int] | None = None
+    scorer: TableScorer,
+    max_lengths: list[int],
+    wanted: SearchSettings,
+    source_lengths: list[int] | None = None,
+    min_length: int = 0,
 ) -> list[list[IdHypothesis]]:
     lengths = source_lengths or [1] * len(max_lengths)
-    source = torch.zeros(len(lengths), max(lengths), dtype=torch.int64)
-    source[:, 0] = torch.arange(len(lengths))
-    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
-    return beam_search(scorer, source, mask, torch.tensor(max_lengths), wanted)
+    sentences = [
+        Sentence([number] + [0] * (length - 1), longest, min_length)
+        for number, (longest, length) in enumerate(zip(max_lengths, lengths, strict=True))
+    ]
+    return search(scorer, sentences, wanted)
 
 
 def assert_same(found: list[IdHypothesis], wanted: list[Plain]) -> None:
@@ -110,18 +116,20 @@ def test_same_n_best_as_a_plain_loop_whatever_the_batch(data: st.DataObject, pen
         bos=BOS,
         eos=EOS,
         forbidden=data.draw(st.sampled_from([(BOS,), (BOS, vocabulary - 1), ()])),
-        min_length=data.draw(st.integers(0, 3)),
         penalty=penalty,
+        batch_tokens=data.draw(st.integers(1, 12)),
+        batch_sentences=data.draw(st.integers(1, 6)),
     )
+    min_length = data.draw(st.integers(0, 3))
     table = random_log_probabilities(
         data.draw(st.integers(0, 999)), vocabulary, data.draw(st.sampled_from([0.3, 2, 6]))
     )
-    max_lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=4))
+    max_lengths = data.draw(st.lists(st.integers(0, 6), min_size=1, max_size=8))
     source_lengths = data.draw(st.lists(st.integers(1, 4), min_size=len(max_lengths), max_size=len(max_lengths)))
     scorer = TableScorer(table, vocabulary, attention_seed=3 if penalty.coverage else None)
-    found = run(scorer, max_lengths, wanted, source_lengths)
+    found = run(scorer, max_lengths, wanted, source_lengths, min_length)
     for sentence, (longest, length) in enumerate(zip(max_lengths, source_lengths, strict=True)):
-        assert_same(found[sentence], plain_search(scorer, sentence, length, longest, wanted))
+        assert_same(found[sentence], plain_search(scorer, sentence, length, longest, wanted, min_length))
 
 
 @pytest.mark.parametrize("kind", ["none", "power", "gnmt", "lingvo"])
@@ -175,8 +183,8 @@ def test_without_reordering_the_result_is_another_one() -> None:
     """The test above would be hollow if the order of beams did not matter to it."""
 
     class Forgetful(TableScorer):
-        def reorder(self, sentences: torch.Tensor, parents: torch.Tensor) -> None:
-            super().reorder(sentences, torch.arange(parents.shape[1]).expand_as(parents))
+        def follow(self, parents: torch.Tensor) -> None:
+            pass
 
     found = run(Forgetful(crossing, 4), [5], SearchSettings(2, 1, BOS, EOS, forbidden=(BOS,)))[0][0]
     assert math.exp(found.log_probability) != pytest.approx(0.44 * 0.98 * 0.98 * 0.97)
@@ -233,7 +241,7 @@ def test_min_length_holds_back_the_end() -> None:
         return [math.log(p) for p in (0.01, 0.97, 0.01, 0.01)]
 
     for shortest in range(4):
-        found = run(TableScorer(ends, 4), [6, 2], SearchSettings(2, 1, BOS, EOS, (BOS,), min_length=shortest))
+        found = run(TableScorer(ends, 4), [6, 2], SearchSettings(2, 1, BOS, EOS, (BOS,)), None, shortest)
         assert [len(h[0].tokens) for h in found] == [shortest, min(shortest, 2)]  # the limit of 2 wins
 
 
@@ -242,7 +250,7 @@ def test_equal_scores_go_to_the_smaller_id_and_the_better_parent() -> None:
         return [0.0] * 6
 
     # Of the last step's 6 extensions, the best parent takes 5 (one of them the end), the second best the last.
-    found = run(TableScorer(flat, 6), [2] * 3, SearchSettings(3, 3, BOS, EOS, (BOS,), min_length=2))
+    found = run(TableScorer(flat, 6), [2] * 3, SearchSettings(3, 3, BOS, EOS, (BOS,)), None, 2)
     assert [[h.tokens for h in row] for row in found] == [[[2, 2], [2, 3]]] * 3
 
 
@@ -297,7 +305,7 @@ def test_coverage_without_attention_is_refused() -> None:
 def test_half_precision_scores_are_summed_in_single_precision() -> None:
     table = random_log_probabilities(1, 6, 1.0)
     scorer = TableScorer(table, 6, dtype=torch.bfloat16)
-    found = run(scorer, [20], SearchSettings(2, 1, BOS, EOS, (BOS,), min_length=20))[0][0]
+    found = run(scorer, [20], SearchSettings(2, 1, BOS, EOS, (BOS,)), None, 20)[0][0]
     logits = [torch.tensor(table(0, tuple(found.tokens[:i]))).bfloat16().double() for i in range(21)]
     path = [*found.tokens, EOS][: len(found.token_log_probabilities)]
     exact = [row.log_softmax(0)[token].item() for row, token in zip(logits, path, strict=False)]
