@@ -226,7 +226,8 @@ def test_an_endless_stream_needs_constant_memory(copying: Translator) -> None:
         early, late = peak(240), peak(1800)
     finally:
         tracemalloc.stop()
-    assert late < early + 200_000  # 1,800 translations that were kept would take megabytes
+    # 1,800 translations that were kept would take megabytes; Python itself keeps some thousand freed tuples.
+    assert late < early + 600_000
 
 
 def test_lines_before_a_fault_of_the_stream_are_translated(copying: Translator) -> None:

@@ -195,13 +195,12 @@ class Translator:
     def _translate_window(self, texts: Sequence[str], job: _Job) -> list[Translation]:
         """Translate `texts`, all in memory at once."""
         clean = _without_nul(texts)
-        encoded = self.source_tokenizer.encode(clean)
         limit = job.decoding.max_source_pieces
         if self.max_positions is not None:
             limit = min(limit, max(1, self.max_positions - 1 - len(job.prefix)))
         parts: list[list[int]] = []
         owned: list[range] = []
-        for text, ids in zip(clean, encoded, strict=True):
+        for text, ids in zip(clean, self.source_tokenizer.encode(clean), strict=True):
             # str.strip also takes the blanks that normalisation leaves, such as U+3000.
             new = split_long(text, ids, self.source_tokenizer.encode, limit) if text.strip() and ids else []
             owned.append(range(len(parts), len(parts) + len(new)))
@@ -230,8 +229,8 @@ class Translator:
             source = [*job.prefix, *parts[i], self.source_tokenizer.eos]
             sentences.append(Sentence(source, longest, job.decoding.min_length))
         # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
-        found = dict(zip(order, search(scorer_of(self.models), sentences, job.settings), strict=True))
-        return [found[i] for i in range(len(parts))]
+        found = search(scorer_of(self.models), sentences, job.settings)
+        return [result for _, result in sorted(zip(order, found, strict=True))]
 
     def _joined(self, source: str, parts: list[list[IdHypothesis]], n_best: int) -> Translation:
         """Return the translation of a line: the k-th best results of its parts, side by side.
