@@ -11,8 +11,11 @@ from torch import Tensor, nn
 from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
+    Live,
+    LiveMemory,
     Mask,
     MergedAttention,
+    Moved,
     OwnAttention,
     OwnCache,
     SelfAttention,
@@ -83,31 +86,33 @@ class EncoderLayer(Layer[Mask | None]):
 
 
 class DecoderLayerCache:
-    """What one decoder layer keeps between steps.
+    """What one decoder layer keeps of the live hypotheses between steps.
 
     Args:
         own: of its attention to the target.
         cross: of its attention to the memory.
     """
 
-    def __init__(self, own: OwnCache, cross: CrossAttentionCache) -> None:
+    def __init__(self, own: OwnCache, cross: LiveMemory) -> None:
         self.own = own
         self.cross = cross
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
-        """Let `module` attend from the newest position `x` [batch, beam, d_model]; its cache gains that position."""
+        """Let `module` attend from the newest position `x` [N, K, d_model]; its cache gains that position."""
         return module.step(x, self.own)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
-        """Return the memory as projected at the start."""
+        """Return the memory as projected when the sentences came."""
         return self.cross
 
-    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
-        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
-        if rows is not None:
-            self.own.keep(rows)
-        if sentences is not None:
-            self.cross.keep(sentences)
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        self.own.follow(parents)
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows; the live ones are counted already."""
+        self.own.keep(moved)
+        self.cross.keep(moved)
 
 
 class DecoderLayer(Layer[TargetView]):
@@ -133,9 +138,14 @@ class DecoderLayer(Layer[TargetView]):
         self.ffn = ffn
         self.self_attn_residual, self.cross_attn_residual, self.ffn_residual = residuals
 
-    def start(self, memory: Tensor, mask: Mask | None, *, keep_weights: bool = False) -> DecoderLayerCache:
-        """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
-        return DecoderLayerCache(self.self_attn.start(), self.cross_attn.remember(memory, mask, keep_weights))
+    def start(self, live: Live, *, keep_weights: bool = False) -> DecoderLayerCache:
+        """Return the cache for the hypotheses of `live`."""
+        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, keep_weights))
+
+    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache) -> None:
+        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones."""
+        cache.own.admit(rows)
+        cache.cross.admit(self.cross_attn.remember(memory, None), rows)
 
     def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
         return [self._attend_target, self._attend_memory]
@@ -163,9 +173,14 @@ class MergedDecoderLayer(Layer[TargetView]):
         self.ffn = ffn
         self.merged_attn_residual, self.ffn_residual = residuals
 
-    def start(self, memory: Tensor, mask: Mask | None, *, keep_weights: bool = False) -> DecoderLayerCache:
-        """Return the cache before the first step; the memory [batch, source, d_memory] is projected once."""
-        return DecoderLayerCache(self.merged_attn.start(), self.merged_attn.cross.remember(memory, mask, keep_weights))
+    def start(self, live: Live, *, keep_weights: bool = False) -> DecoderLayerCache:
+        """Return the cache for the hypotheses of `live`."""
+        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, keep_weights))
+
+    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache) -> None:
+        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones."""
+        cache.own.admit(rows)
+        cache.cross.admit(self.merged_attn.cross.remember(memory, None), rows)
 
     def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
         return [self._attend]

@@ -13,7 +13,7 @@ from ziggurat.models.memory import Memory
 from ziggurat.models.parts import Embeddings
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import CrossAttentionCache, Mask, padding_bias
+from ziggurat.nn.attention import Live, LiveMemory, Mask, Moved, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history.transparent import Transparent
@@ -45,9 +45,9 @@ class RnmtLayer(nn.Module):
         return self._join(x, self.lstm(read, order))
 
     def step(self, x: Tensor, context: Tensor, state: LstmState) -> tuple[Tensor, LstmState]:
-        """Return [batch, beam, d_out] for one position per hypothesis, and the state [batch * beam, ...] after it."""
-        state = self.lstm.step(torch.cat([x, context], dim=-1).flatten(0, 1), state)
-        return self._join(x, state.output.view(*x.shape[:2], -1)), state
+        """Return [N, K, d_out] for one position per hypothesis, and the state [N, K, ...] after it."""
+        state = self.lstm.step(torch.cat([x, context], dim=-1), state)
+        return self._join(x, state.output), state
 
     def _join(self, x: Tensor, y: Tensor) -> Tensor:
         joined: Tensor = self.dropout(y, x if self.residual else None)
@@ -103,35 +103,67 @@ class RnmtEncoder(Recomputing):
 
 
 class RnmtCache:
-    """What the decoder keeps between steps.
+    """What the decoder keeps of the live hypotheses between steps.
 
     Args:
-        memory: its projection, one row per sentence.
+        live: the hypotheses.
+        keep_attention: keep that to the memory.
+        width: of cells and context.
+        layers: number of layers.
 
     Attributes:
-        states: of each layer, one row per hypothesis.
-        context: what the first layer attended to last, [batch, beam, width]; None before the first step.
+        memory: its projection.
     """
 
-    def __init__(self, memory: CrossAttentionCache) -> None:
-        self.memory = memory
-        self.states: list[LstmState] = []
-        self.context: Tensor | None = None
+    def __init__(self, live: Live, keep_attention: bool, width: int, layers: int) -> None:
+        self.live = live
+        self.memory = LiveMemory(live, keep_attention)
+        self._width = width
+        self._layers = layers
+        # The context, what the first layer attended to last, and outputs and cells of all layers: [slots, K, width].
+        self._buffers: list[Tensor] = []
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention to the memory at the last step, mean over heads, [batch, beam, source], if it is kept."""
+        """Attention to the memory at the last step, mean over heads, [N, K, source], if it is kept."""
         return self.memory.weights
 
-    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
-        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
-        if sentences is not None:
-            self.memory.keep(sentences)
-        if rows is None or self.context is None:
-            return
-        self.states = [LstmState(*(part.index_select(0, rows) for part in state)) for state in self.states]
-        batch = self.memory.key.shape[0]
-        self.context = self.context.flatten(0, 1).index_select(0, rows).unflatten(0, (batch, -1))
+    @property
+    def context(self) -> Tensor:
+        """What the first layer attended to last, [N, K, width]."""
+        return self._buffers[0][: self.live.count]
+
+    @property
+    def states(self) -> list[LstmState]:
+        """State of each layer, [N, K, width] a part."""
+        parts = [buffer[: self.live.count] for buffer in self._buffers[1:]]
+        return [LstmState(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
+
+    def begin(self, context: Tensor, rows: slice) -> None:
+        """Let new sentences, which have `rows` among the live ones, begin with `context` [n, K, width]."""
+        if not self._buffers:
+            shape = (self.live.slots, *context.shape[1:])
+            self._buffers = [context.new_zeros(shape) for _ in range(1 + 2 * self._layers)]
+        for buffer in self._buffers[1:]:
+            buffer[rows] = 0.0
+        self._buffers[0][rows] = context
+
+    def update(self, context: Tensor, states: list[LstmState]) -> None:
+        """Keep what a step gives, [N, K, width] each."""
+        for buffer, part in zip(self._buffers, [context, *(part for state in states for part in state)], strict=True):
+            buffer[: self.live.count] = part
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        for buffer in self._buffers:
+            live = buffer[: self.live.count]
+            live.copy_(live.gather(1, parents[..., None].expand_as(live)))
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows; the live ones are counted already."""
+        self.memory.keep(moved)
+        for buffer in self._buffers:
+            moved.within(buffer)
 
 
 class RnmtDecoder(Recomputing):
@@ -190,28 +222,27 @@ class RnmtDecoder(Recomputing):
             contexts.append(context)
         return torch.stack(outputs, dim=1), torch.cat(contexts, dim=1)
 
-    def start(self, memory: Memory, *, keep_attention: bool = False) -> RnmtCache:
-        """Return an empty cache, with the memory projected once per sentence.
+    def start(self, live: Live, *, keep_attention: bool = False) -> RnmtCache:
+        """Return the cache for the hypotheses of `live`; with `keep_attention`, it keeps that to the memory."""
+        return RnmtCache(live, keep_attention, self.attention.score.shape[0] * self.attention.heads, len(self.layers))
 
-        With `keep_attention`, each step leaves its attention to the memory in the cache.
-        """
+    def admit(self, memory: Memory, rows: slice, cache: RnmtCache) -> None:
+        """Project the memory of new sentences, which have `rows` among the live ones, and look at it once."""
         states = memory.of(0)
-        padding = Mask(padding_bias(memory.mask, states.dtype))
-        return RnmtCache(self.attention.remember(states, padding, keep_attention))
+        remembered = self.attention.remember(states, Mask(padding_bias(memory.mask, states.dtype)))
+        cache.memory.admit(remembered, rows)
+        nothing = states.new_zeros(len(states), cache.live.beam_size, states.shape[2])
+        cache.begin(self.attention(nothing, remembered), rows)
 
     def step(self, x: Tensor, cache: RnmtCache) -> Tensor:
-        """Return [batch, beam, 2 * width] for one new position per hypothesis, `x` [batch, beam, width]."""
-        layers, context = [cast(RnmtLayer, layer) for layer in self.layers], cache.context
-        if context is None:
-            context = self.attention(torch.zeros_like(x), cache.memory)
-            cache.states = [layer.lstm.start(x.shape[0] * x.shape[1]) for layer in layers]
-        states = []
-        for number, (layer, state) in enumerate(zip(layers, cache.states, strict=True)):
-            x, state = layer.step(x, context, state)
+        """Return [N, K, 2 * width] for one new position per hypothesis, `x` [N, K, width]."""
+        context, states = cache.context, []
+        for number, (layer, state) in enumerate(zip(self.layers, cache.states, strict=True)):
+            x, state = cast(RnmtLayer, layer).step(x, context, state)
             states.append(state)
             if number == 0:
                 context = self.attention(x, cache.memory)
-        cache.states, cache.context = states, context
+        cache.update(context, states)
         return torch.cat([x, context], dim=-1)
 
 

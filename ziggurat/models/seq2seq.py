@@ -9,55 +9,51 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.models.memory import Memory
+from ziggurat.nn.attention import Live, Moved
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
 
 __all__ = ["DecoderState", "Memory", "Seq2Seq"]
 
 
 class _Cache(Protocol):
-    """What a decoder keeps between steps."""
+    """What a decoder keeps of the live hypotheses between steps."""
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention of the last step, mean over heads, [batch, beam, source], if it is kept."""
+        """Attention of the last step, mean over heads, [N, K, source], if it is kept."""
 
-    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
-        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows; the live ones are counted already."""
 
 
 class DecoderState:
-    """Decoding state of a batch of `batch` sentences with `beam` hypotheses each.
+    """Decoding state of N sentences with K hypotheses each; sentences come and go.
 
     Attributes:
-        position: number of tokens decoded so far.
+        live: where every hypothesis is.
         cache: the decoder's.
     """
 
-    def __init__(self, cache: _Cache, batch: int, beam_size: int) -> None:
+    def __init__(self, live: Live, cache: _Cache) -> None:
+        self.live = live
         self.cache = cache
-        self.batch = batch
-        self.beam_size = beam_size
-        self.position = 0
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Last attention of the last step, mean over heads, [batch, beam, source]; None unless it is kept."""
+        """Last attention of the last step, mean over heads, [N, K, source]; None unless it is kept."""
         return self.cache.cross_attention
 
-    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
-        """Keep some sentences and re-order their hypotheses.
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        self.live.follow(parents)
+        self.cache.follow(parents)
 
-        New hypothesis k of new row i continues old hypothesis parents[i, k] of old row sentences[i];
-        `sentences` is [new batch], `parents` [new batch, beam].
-        """
-        rows = (sentences[:, None] * self.beam_size + parents).flatten()
-        # Comparing costs nothing beside copying every layer's cache; on a GPU it would wait for the device.
-        on_cpu = rows.device.type == "cpu"
-        if on_cpu and rows.numel() == self.batch * self.beam_size and torch.equal(rows, torch.arange(rows.numel())):
-            return
-        same = sentences.numel() == self.batch and (not on_cpu or torch.equal(sentences, torch.arange(self.batch)))
-        self.cache.keep(rows, None if same and on_cpu else sentences)
-        self.batch, self.beam_size = parents.shape
+    def keep(self, sentences: Tensor) -> None:
+        """Let row i be the old row sentences[i]; `sentences` is [new N], without repetition."""
+        self.cache.keep(self.live.keep(sentences))
 
 
 class Seq2Seq(nn.Module):
@@ -69,7 +65,7 @@ class Seq2Seq(nn.Module):
         source_embedding: of the encoder's input.
         target_embedding: of the decoder's input.
         encoder: (x [batch, source, d], mask [batch, source], outputs or None) -> tuple of memory states.
-        decoder: (x [batch, target, d], Memory) -> hidden states; with methods `start` and `step` for decoding.
+        decoder: (x [batch, target, d], Memory) -> hidden states; with methods `start`, `admit` and `step` for decoding.
         output: projection to the target vocabulary.
     """
 
@@ -123,14 +119,21 @@ class Seq2Seq(nn.Module):
         """
         return self.decode(target_in, self.encode(source, source_mask, outputs))
 
-    def start(self, memory: Memory, beam_size: int, *, keep_attention: bool = False) -> DecoderState:
-        """Return the state before the first token."""
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> DecoderState:
+        """Return the state of an empty batch for at most `slots` sentences of `beam_size` hypotheses at a time."""
         begin = cast(Callable[..., _Cache], self.decoder.start)
-        return DecoderState(begin(memory, keep_attention=keep_attention), len(memory.mask), beam_size)
+        live = Live(beam_size, slots)
+        return DecoderState(live, begin(live, keep_attention=keep_attention))
+
+    def admit(self, memory: Memory, state: DecoderState) -> None:
+        """Take the sentences of `memory` into the batch, behind those that are there."""
+        take = cast(Callable[..., None], self.decoder.admit)
+        take(memory, state.live.admit(memory.mask, memory.of(0)), state.cache)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Feed `tokens` [batch, beam] (ids); return logits of the next token [batch, beam, vocabulary]."""
+        """Feed `tokens` [N, K] (ids); return logits of the next token [N, K, vocabulary]."""
         advance = cast(Callable[..., Tensor], self.decoder.step)
-        hidden = advance(self.target_embedding.step(tokens, state.position), state.cache)
-        state.position += 1
+        state.live.begin()
+        hidden = advance(self.target_embedding.step(tokens, state.live.positions, state.live.longest), state.cache)
+        state.live.end()
         return self.logits(hidden)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, Layer, View
 from ziggurat.models.memory import Memory
 from ziggurat.models.recompute import Recomputing
-from ziggurat.nn.attention import Mask, WholeTarget, causal_mask, padding_bias, padding_mask
+from ziggurat.nn.attention import Live, Moved, WholeTarget, causal_mask, padding_mask
 from ziggurat.nn.history import History, Past
 from ziggurat.nn.history.transparent import Transparent
 
@@ -150,20 +150,25 @@ class Encoder(_Stack):
 
 
 class DecoderCache:
-    """What the decoder keeps between steps: one cache per layer."""
+    """What the decoder keeps of the live hypotheses between steps: one cache per layer."""
 
     def __init__(self, layers: list[DecoderLayerCache]) -> None:
         self.layers = layers
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention of the last layer to the memory at the last step, [batch, beam, source], if it is kept."""
+        """Attention of the last layer to the memory at the last step, [N, K, source], if it is kept."""
         return self.layers[-1].cross.weights
 
-    def keep(self, rows: Tensor | None, sentences: Tensor | None) -> None:
-        """Keep hypotheses `rows` [new rows] and sentences [new batch]; None leaves that part as it is."""
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         for layer in self.layers:
-            layer.keep(rows, sentences)
+            layer.follow(parents)
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows; the live ones are counted already."""
+        for layer in self.layers:
+            layer.keep(moved)
 
 
 class Decoder(_Stack):
@@ -181,22 +186,21 @@ class Decoder(_Stack):
             past = run.through(self._pass, past, lambda number: WholeTarget(future, memory.of(number), padding)).past
         return self._close(past)
 
-    def start(self, memory: Memory, *, keep_attention: bool = False) -> DecoderCache:
-        """Return empty caches, with the memory projected once per sentence.
-
-        With `keep_attention`, the last layer leaves its attention to the memory in its cache.
-        """
+    def start(self, live: Live, *, keep_attention: bool = False) -> DecoderCache:
+        """Return caches for the hypotheses of `live`; with `keep_attention`, the last keeps attention to the memory."""
         layers = [cast(AnyDecoderLayer, layer) for layer in self.layers]
-        padding = Mask(padding_bias(memory.mask, memory.of(0).dtype))
+        last = len(layers) - 1
         return DecoderCache(
-            [
-                layer.start(memory.of(number), padding, keep_weights=keep_attention and number == len(layers) - 1)
-                for number, layer in enumerate(layers)
-            ]
+            [layer.start(live, keep_weights=keep_attention and number == last) for number, layer in enumerate(layers)]
         )
 
+    def admit(self, memory: Memory, rows: slice, cache: DecoderCache) -> None:
+        """Project the memory of new sentences, which have `rows` among the live ones, once for every layer."""
+        for number, (layer, its_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
+            cast(AnyDecoderLayer, layer).admit(memory.of(number), rows, its_cache)
+
     def step(self, x: Tensor, cache: DecoderCache) -> Tensor:
-        """Return [batch, beam, d_model] for one new position per hypothesis, `x` [batch, beam, d_model]."""
+        """Return [N, K, d_model] for one new position per hypothesis, `x` [N, K, d_model]."""
         past = self._open(x)
         for layer, its_cache in zip(self.layers, cache.layers, strict=True):
             past, _ = self._through(layer, past, its_cache)

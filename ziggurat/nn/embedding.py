@@ -47,6 +47,10 @@ class SinusoidalPositions(nn.Module):
             self.table = sinusoids(max(end, 2 * self.table.shape[0]), self.d_model).to(self.table)
         return self.table[start:end]
 
+    def at(self, positions: Tensor, longest: int) -> Tensor:
+        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
+        return self(0, longest + 1)[positions]
+
     def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
         if self.table.dtype == torch.float64:  # recomputed: a table rounded to fp32 stays rounded
@@ -74,6 +78,11 @@ class LearnedPositions(nn.Module):
             )
         return self.weight[start : start + length]
 
+    def at(self, positions: Tensor, longest: int) -> Tensor:
+        """Return [N, d_model] for `positions` [N], none of them beyond `longest`."""
+        vectors: Tensor = self(0, longest + 1)[positions]
+        return vectors
+
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""
         yield Slot(self.weight, Role.POSITION, "weight")
@@ -96,7 +105,7 @@ class InputEmbedding(nn.Module):
     def __init__(
         self,
         tokens: nn.Embedding,
-        positions: nn.Module | None,
+        positions: SinusoidalPositions | LearnedPositions | None,
         scale: float,
         dropout: Dropout,
         *,
@@ -113,20 +122,28 @@ class InputEmbedding(nn.Module):
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
-        x = self.tokens(ids)
-        if self.scale != 1.0:
-            x = x * self.scale
-        if self.bias is not None:
-            x = x + self.bias
+        x = self._scaled(ids)
         if self.zero_start and start == 0:
             x = F.pad(x[:, 1:], (0, 0, 1, 0))
         if self.positions is not None:
             x = x + self.positions(start, ids.shape[1])
         return self.dropout(x)
 
-    def step(self, ids: Tensor, position: int) -> Tensor:
-        """Return [batch, beam, d_model] for `ids` [batch, beam], all at the same position."""
-        return self(ids.reshape(-1, 1), position).view(*ids.shape, -1)
+    def step(self, ids: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """Return [N, K, d_model] for `ids` [N, K]; those of sentence i are at positions[i], at most `longest`."""
+        x = self._scaled(ids)
+        if self.zero_start:
+            x = x.masked_fill((positions == 0)[:, None, None], 0.0)
+        if self.positions is not None:
+            x = x + self.positions.at(positions, longest)[:, None]
+        return self.dropout(x)
+
+    def _scaled(self, ids: Tensor) -> Tensor:
+        """Return [..., d_model] without positions."""
+        x: Tensor = self.tokens(ids)
+        if self.scale != 1.0:
+            x = x * self.scale
+        return x if self.bias is None else x + self.bias
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""

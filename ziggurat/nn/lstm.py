@@ -20,8 +20,8 @@ class LstmState(NamedTuple):
     """What a cell carries from step to step.
 
     Attributes:
-        output: m [rows, width].
-        cell: c [rows, width].
+        output: m [..., width].
+        cell: c [..., width].
     """
 
     output: Tensor
@@ -86,11 +86,11 @@ class LstmCell(nn.Module):
         return LstmState(zero, zero)
 
     def step(self, x: Tensor, state: LstmState) -> LstmState:
-        """Return the state after one more input `x` [rows, inputs]."""
+        """Return the state after one more input `x` [..., inputs], given that before, [..., width]."""
         return self.advance(linear(torch.cat([x, state.output], dim=-1), self.weight), state)
 
     def advance(self, sums: Tensor, state: LstmState) -> LstmState:
-        """Return the state after one more input, given [x; m] W, `sums` [rows, 4 * width]."""
+        """Return the state after one more input, given [x; m] W, `sums` [..., 4 * width]."""
         gates = sums.to(self.gain.dtype).unflatten(-1, self.gain.shape)
         normed = F.layer_norm(gates, self.gain.shape[1:], eps=EPSILON)
         g, i, f, o = torch.addcmul(self.bias, normed, self.gain).unbind(-2)
@@ -136,7 +136,7 @@ class LstmLayer(nn.Module):
         return self.first.start(rows)
 
     def step(self, x: Tensor, state: LstmState) -> LstmState:
-        """Return the first direction's state after one more input `x` [rows, inputs]."""
+        """Return the first direction's state after one more input `x` [..., inputs]."""
         return self.first.step(x, state)
 
     @property

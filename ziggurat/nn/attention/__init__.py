@@ -2,7 +2,8 @@
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.base import attend
-from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.cache import CrossAttentionCache, LiveMemory, SelfAttentionCache
+from ziggurat.nn.attention.live import Live, Moved
 from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker, SelfAttention
@@ -16,9 +17,12 @@ __all__ = [
     "CrossAttention",
     "CrossAttentionCache",
     "LinearMaker",
+    "Live",
+    "LiveMemory",
     "Mask",
     "MergedAttention",
     "MergedAverageAttention",
+    "Moved",
     "OwnAttention",
     "OwnCache",
     "QueryKeyScaling",

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
+from ziggurat.nn.attention.live import Live, Moved
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker
 from ziggurat.nn.attention.target import OwnAttention
@@ -33,23 +34,39 @@ def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 class AverageCache:
-    """Sum of the positions decoded so far, one row per hypothesis; its size does not grow with them."""
+    """Sum of what each live hypothesis was fed, [slots, K, d_model]; its size does not grow with the positions.
 
-    def __init__(self) -> None:
-        self.length = 0
+    Args:
+        live: the hypotheses.
+    """
+
+    def __init__(self, live: Live) -> None:
+        self.live = live
         self.total: Tensor | None = None
 
     def append(self, x: Tensor) -> Tensor:
-        """Add one position, [rows, d_model]; return the mean of all so far, of the same shape and type."""
-        summand = x.to(torch.promote_types(x.dtype, torch.float32))
-        self.total = summand if self.total is None else self.total + summand
-        self.length += 1
-        return (self.total / self.length).to(x.dtype)
+        """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type."""
+        if self.total is None:
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            self.total = x.new_zeros(self.live.slots, *x.shape[1:], dtype=dtype)
+        total = self.total[: self.live.count].add_(x)
+        return (total / (self.live.positions + 1)[:, None, None]).to(x.dtype)
 
-    def keep(self, rows: Tensor) -> None:
-        """Replace row i by the old row rows[i]; `rows` is [new rows]."""
+    def admit(self, rows: slice) -> None:
+        """Begin new sentences, which have `rows` among the live ones."""
         if self.total is not None:
-            self.total = self.total.index_select(0, rows)
+            self.total[rows] = 0.0
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        if self.total is not None and self.live.beam_size > 1:
+            total = self.total[: self.live.count]
+            total.copy_(total.gather(1, parents[..., None].expand_as(total)))
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows."""
+        if self.total is not None:
+            moved.within(self.total)
 
 
 class AverageAttention(OwnAttention):
@@ -70,17 +87,17 @@ class AverageAttention(OwnAttention):
         self.ffn = ffn
         self.gate_proj = linear(2 * d_model, 2 * d_model) if gate else None
 
-    def start(self) -> AverageCache:
-        """Return the cache before the first step."""
-        return AverageCache()
+    def start(self, live: Live) -> AverageCache:
+        """Return the cache for the hypotheses of `live`."""
+        return AverageCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `mask` is not needed."""
         return self._gated(x, causal_average(x))
 
     def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
-        """Return [batch, beam, d_model] for one new position per hypothesis; the cache gains that position."""
-        return self._gated(x, cache.append(x.flatten(0, 1)).view(x.shape))
+        """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
+        return self._gated(x, cache.append(x))
 
     def _gated(self, x: Tensor, average: Tensor) -> Tensor:
         y: Tensor = average if self.ffn is None else self.ffn(average)
@@ -111,17 +128,17 @@ class SimplifiedAverageAttention(OwnAttention):
         self.v_proj = linear(d_model, d_model)
         self.out_proj = linear(d_model, d_model)
 
-    def start(self) -> AverageCache:
-        """Return the cache before the first step."""
-        return AverageCache()
+    def start(self, live: Live) -> AverageCache:
+        """Return the cache for the hypotheses of `live`."""
+        return AverageCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `mask` is not needed."""
         return self.out_proj(causal_average(self.v_proj(x)))
 
     def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
-        """Return [batch, beam, d_model] for one new position per hypothesis; the cache gains that position."""
-        return self.out_proj(cache.append(self.v_proj(x.flatten(0, 1))).view(x.shape))
+        """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
+        return self.out_proj(cache.append(self.v_proj(x)))
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""

@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ziggurat.nn.attention.live import Live, Moved, grown
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["CrossAttentionCache", "SelfAttentionCache"]
+__all__ = ["CrossAttentionCache", "LiveMemory", "SelfAttentionCache"]
 
 
 class CrossAttentionCache:
@@ -27,45 +28,80 @@ class CrossAttentionCache:
         self.keep_weights = keep_weights
         self.weights: Tensor | None = None
 
-    def keep(self, sentences: Tensor) -> None:
-        """Keep only the rows `sentences` [new batch], in that order."""
-        self.key = self.key.index_select(0, sentences)
-        self.value = self.value.index_select(0, sentences)
-        if self.mask is not None:
-            self.mask = Mask(self.mask.bias.index_select(0, sentences))
+
+class LiveMemory(CrossAttentionCache):
+    """Keys and values of the memory of the live sentences, which come and go.
+
+    Args:
+        live: the hypotheses.
+        keep_weights: as above.
+    """
+
+    def __init__(self, live: Live, keep_weights: bool = False) -> None:
+        super().__init__(torch.empty(0), torch.empty(0), None, keep_weights)
+        self.live = live
+        self._buffers: list[Tensor] = []
+
+    def admit(self, memory: CrossAttentionCache, rows: slice) -> None:
+        """Take in the projected memory of new sentences, which have `rows` among the live ones."""
+        new = (memory.key, memory.value)
+        if not self._buffers:
+            self._buffers = [part.new_zeros(self.live.slots, *part.shape[1:]) for part in new]
+        length = memory.key.shape[2]
+        if length > self._buffers[0].shape[2]:
+            self._buffers = [grown(buffer, 2, length) for buffer in self._buffers]
+        for buffer, part in zip(self._buffers, new, strict=True):
+            buffer[rows, :, :length] = part
+        self._refresh()
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows."""
+        for buffer in self._buffers:
+            moved.within(buffer)
+        if self.live.count:
+            self._refresh()
+
+    def _refresh(self) -> None:
+        self.key, self.value = (buffer[: self.live.count, :, : self.live.source] for buffer in self._buffers)
+        self.mask = self.live.padding
 
 
 class SelfAttentionCache:
-    """Keys and values of the positions decoded so far, one row per hypothesis.
+    """Keys and values of what the live hypotheses were fed; ziggurat.nn.attention.live.Live has the order of entries.
 
-    The tensors grow by blocks of `block` positions, so that no step allocates, and a re-ordering copies at
-    most one block more than is in use.
+    Args:
+        live: the hypotheses.
     """
 
-    def __init__(self, block: int = 16) -> None:
-        self.block = block
-        self.length = 0
-        self.key: Tensor | None = None
-        self.value: Tensor | None = None
+    def __init__(self, live: Live) -> None:
+        self.live = live
+        self._buffers: list[Tensor] = []  # [slots, heads, T * K, d_head] each
 
     def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one position, [rows, heads, 1, d_head] each; return all so far, [rows, heads, length, d_head]."""
-        if self.key is None or self.value is None:
-            self.key, self.value = self._room(key), self._room(value)
-        elif self.length == self.key.shape[2]:
-            self.key = torch.cat([self.key, self._room(key)], dim=2)
-            self.value = torch.cat([self.value, self._room(value)], dim=2)
-        self.key[:, :, self.length] = key[:, :, 0]
-        self.value[:, :, self.length] = value[:, :, 0]
-        self.length += 1
-        return self.key[:, :, : self.length], self.value[:, :, : self.length]
+        """Add one position, [N, heads, K, d_head] each; return all so far, [N, heads, (longest + 1) * K, d_head]."""
+        live, beams, new = self.live, self.live.beam_size, (key, value)
+        if not self._buffers:
+            # Zeros, since what is hidden has weight 0, and 0 times NaN is NaN.
+            shape = (live.slots, key.shape[1], live.room * beams, key.shape[3])
+            self._buffers = [part.new_zeros(shape) for part in new]
+        elif self._buffers[0].shape[2] < live.room * beams:
+            self._buffers = [grown(buffer, 2, live.room * beams) for buffer in self._buffers]
+        at, rows = live.longest, torch.arange(live.count, device=key.device)
+        for buffer, part in zip(self._buffers, new, strict=True):
+            if live.aligned:
+                buffer[: live.count, :, at * beams : (at + 1) * beams] = part
+            else:
+                buffer.unflatten(2, (live.room, beams))[rows, :, live.positions] = part
+        keys, values = (buffer[: live.count, :, : (at + 1) * beams] for buffer in self._buffers)
+        return keys, values
 
-    def keep(self, rows: Tensor) -> None:
-        """Replace row i by the old row rows[i]; `rows` is [new rows]."""
-        if self.key is not None and self.value is not None:
-            self.key = self.key.index_select(0, rows)
-            self.value = self.value.index_select(0, rows)
+    def admit(self, rows: slice) -> None:
+        """New sentences have `rows` among the live ones; what stood there is hidden from them."""
 
-    def _room(self, like: Tensor) -> Tensor:
-        rows, heads, _, d_head = like.shape
-        return like.new_empty(rows, heads, self.block, d_head)
+    def follow(self, parents: Tensor) -> None:
+        """Beams change places; entries do not."""
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows."""
+        for buffer in self._buffers:
+            moved.within(buffer)

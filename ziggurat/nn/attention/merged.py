@@ -8,6 +8,7 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 from ziggurat.nn.attention.average import AverageAttention
+from ziggurat.nn.attention.live import Live
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker
 from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView
 from ziggurat.nn.linear import Linear, linear
@@ -29,9 +30,9 @@ class MergedAttention(nn.Module):
         self.own = own
         self.cross = cross
 
-    def start(self) -> OwnCache:
-        """Return the cache of the attention to the target before the first step."""
-        return self.own.start()
+    def start(self, live: Live) -> OwnCache:
+        """Return the cache of the attention to the target for the hypotheses of `live`."""
+        return self.own.start(live)
 
     def forward(self, x: Tensor, at: TargetView) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import attend
 from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.live import Live
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
@@ -66,37 +67,37 @@ class SelfAttention(OwnAttention):
         self.scaling = scaling
         self.rotary = rotary
 
-    def start(self) -> SelfAttentionCache:
-        """Return the cache before the first step."""
-        return SelfAttentionCache()
+    def start(self, live: Live) -> SelfAttentionCache:
+        """Return the cache for the hypotheses of `live`."""
+        return SelfAttentionCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """Return [batch, length, d_model] for such an `x`; what `mask` hides is not attended to."""
-        query, key, value = self._project(x, 0)
+        query, key, value = self._project(x)
         return self.out_proj(join_heads(self._context(query, key, value, mask)))
 
     def step(self, x: Tensor, cache: SelfAttentionCache) -> Tensor:  # type: ignore[override]
         """Attend from the newest position to all so far, itself included.
 
-        `x` is [batch, beam, d_model], one new position per beam; the cache gains that position.
-        Returns [batch, beam, d_model].
+        `x` is [N, K, d_model], one new position per hypothesis; the cache gains that position. Returns the same shape.
         """
-        query, key, value = self._project(x.flatten(0, 1).unsqueeze(1), cache.length)
+        query, key, value = self._project(x, cache.live)
         keys, values = cache.append(key, value)
-        context = self._context(query, keys, values, None)
-        return self.out_proj(join_heads(context)).view(x.shape)
+        return self.out_proj(join_heads(self._context(query, keys, values, cache.live.mask, cache.live)))
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, heads, queries, d_head]; the queries are the last positions of the keys."""
+    def _context(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, live: Live | None = None
+    ) -> Tensor:
+        """Return [batch, heads, queries, d_head]; the queries are positions of the keys, or the beams of `live`."""
         return attend(query, key, value, mask, self.dropout).context
 
-    def _project(self, x: Tensor, start: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Return query, key and value, [batch, heads, length, d_head] each, of `x` whose first position is `start`."""
+    def _project(self, x: Tensor, live: Live | None = None) -> tuple[Tensor, Tensor, Tensor]:
+        """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
         query, key, value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
         if self.scaling is not None:
             query, key = self.scaling.query(query), self.scaling.key(key)
         if self.rotary is not None:
-            query, key = self.rotary(query, start), self.rotary(key, start)
+            query, key = self.rotary(query, live), self.rotary(key, live)
         return query, key, value
 
     def slots(self) -> Iterator[Slot]:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.live import Live
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
 from ziggurat.nn.attention.scaling import QueryKeyScaling
@@ -53,8 +54,12 @@ class RelativeAttention(SelfAttention):
         self.key_table = _table(clip, d_model // heads)
         self.register_parameter("value_table", _table(clip, d_model // heads) if values else None)
 
-    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
-        index = self._index(query.shape[2], key.shape[2], query.device).expand(*query.shape[:3], -1)
+    def _context(
+        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, live: Live | None = None
+    ) -> Tensor:
+        position = torch.arange(key.shape[2], device=query.device)
+        distance = position - position[:, None] if live is None else live.distances[:, None, None]
+        index = (distance.clamp(-self.clip, self.clip) + self.clip).expand(*query.shape[:3], -1)
         scaled = query * query.shape[-1] ** -0.5
         relative = torch.matmul(scaled, self.key_table.t()).gather(-1, index)
         if mask is not None:
@@ -66,11 +71,6 @@ class RelativeAttention(SelfAttention):
         summands = weights.to(torch.promote_types(weights.dtype, torch.float32))  # a half type loses small ones
         by_distance = summands.new_zeros(*query.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, summands)
         return torch.matmul(weights, value) + torch.matmul(by_distance.to(weights.dtype), self.value_table)
-
-    def _index(self, queries: int, keys: int, device: torch.device) -> Tensor:
-        """Return the row of the tables for every pair, [queries, keys]; the queries are the last of the keys."""
-        position = torch.arange(keys, device=device)
-        return (position - position[keys - queries :, None]).clamp(-self.clip, self.clip) + self.clip
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ziggurat.nn.attention.live import Live
+
 __all__ = ["Rotary"]
 
 
@@ -34,14 +36,17 @@ class Rotary(nn.Module):
         self.d_head = d_head
         self.register_buffer("table", _turns(length, d_head).float(), persistent=False)
 
-    def forward(self, x: Tensor, start: int) -> Tensor:
-        """Return `x` [batch, heads, length, d_head] turned; its positions are start, start + 1, ..."""
-        end = start + x.shape[2]
+    def forward(self, x: Tensor, live: Live | None = None) -> Tensor:
+        """Return `x` [batch, heads, length, d_head] turned; its positions are 0, 1, ...
+
+        With `live` x is [N, heads, K, d_head], and all beams of a sentence are at the sentence's position.
+        """
+        end = x.shape[2] if live is None else live.longest + 1
         if end > self.table.shape[1]:
             # A table made while decoding is read in training too, where inference tensors cannot be.
             with torch.inference_mode(False):
                 self.table = _turns(max(end, 2 * self.table.shape[1]), self.d_head).to(self.table)
-        cosine, sine = self.table[0, start:end], self.table[1, start:end]
+        cosine, sine = self.table[:, :end] if live is None else self.table[:, live.positions, None, None]
         first, second = x.chunk(2, dim=-1)
         return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x.dtype)
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.cache import CrossAttentionCache
+from ziggurat.nn.attention.live import Live, Moved
 from ziggurat.nn.attention.mask import Mask
 
 if TYPE_CHECKING:
@@ -16,17 +17,23 @@ __all__ = ["OwnAttention", "OwnCache", "TargetView", "WholeTarget"]
 
 
 class OwnCache(Protocol):
-    """What attention to the target keeps between steps."""
+    """What attention to the target keeps of the live hypotheses (ziggurat.nn.attention.live) between steps."""
 
-    def keep(self, rows: Tensor) -> None:
-        """Replace row i by the old row rows[i]; `rows` is [new rows]."""
+    def admit(self, rows: slice) -> None:
+        """Begin new sentences, which have `rows` among the live ones."""
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+
+    def keep(self, moved: Moved) -> None:
+        """Move rows; the live ones are counted already."""
 
 
 class OwnAttention(nn.Module):
     """Attention of the target to itself: all positions at once, or the newest one with a cache."""
 
-    def start(self) -> OwnCache:
-        """Return the cache before the first step."""
+    def start(self, live: Live) -> OwnCache:
+        """Return the cache for the hypotheses of `live`."""
         raise TypeError(f"{type(self).__name__} does not say what it keeps")  # abstract
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
@@ -34,7 +41,7 @@ class OwnAttention(nn.Module):
         raise TypeError(f"{type(self).__name__} does not say how it attends")  # abstract
 
     def step(self, x: Tensor, cache: OwnCache) -> Tensor:
-        """Return [batch, beam, d_model] for one new position per hypothesis; the cache gains that position."""
+        """Return [N, K, d_model] for one new position of every hypothesis; the cache gains that position."""
         raise TypeError(f"{type(self).__name__} does not say how it steps")  # abstract
 
 
