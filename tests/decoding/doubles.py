@@ -108,13 +108,19 @@ class TableScorer:
 
 
 class CopyState:
-    def __init__(self, source: Tensor) -> None:
-        self.source = source
-        self.position = 0
+    """The wanted outputs [n, length] of every live sentence, and how far each is."""
+
+    def __init__(self) -> None:
+        self.rows: list[list[int]] = []
+        self.positions: list[int] = []
         self.cross_attention: Tensor | None = None
 
-    def reorder(self, sentences: Tensor, parents: Tensor) -> None:
-        self.source = self.source[sentences]
+    def follow(self, parents: Tensor) -> None:
+        pass
+
+    def keep(self, sentences: Tensor) -> None:
+        self.rows = [self.rows[row] for row in sentences.tolist()]
+        self.positions = [self.positions[row] for row in sentences.tolist()]
 
 
 class CopyModel(nn.Module):
@@ -142,13 +148,17 @@ class CopyModel(nn.Module):
         width = max(map(len, kept))
         return torch.tensor([row + [self.eos] * (width - len(row)) for row in kept])
 
-    def start(self, memory: Tensor, beam_size: int, *, keep_attention: bool = False) -> CopyState:
-        return CopyState(memory)
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> CopyState:
+        return CopyState()
+
+    def admit(self, memory: Tensor, state: CopyState) -> None:
+        state.rows += memory.tolist()
+        state.positions += [0] * len(memory)
 
     def step(self, tokens: Tensor, state: CopyState) -> Tensor:
-        wanted = state.source[:, min(state.position, state.source.shape[1] - 1)]
-        state.position += 1
-        return self.scores(wanted[:, None].expand(tokens.shape))
+        wanted = [row[min(at, len(row) - 1)] for row, at in zip(state.rows, state.positions, strict=True)]
+        state.positions = [at + 1 for at in state.positions]
+        return self.scores(torch.tensor(wanted)[:, None].expand(tokens.shape))
 
     def decode(self, target_in: Tensor, memory: Tensor) -> Tensor:
         extra = memory.new_full((len(memory), max(0, target_in.shape[1] - memory.shape[1])), self.eos)

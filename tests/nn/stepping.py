@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import Mask, OwnAttention, WholeTarget, causal_mask
+from ziggurat.nn.attention import Live, Mask, OwnAttention, WholeTarget, causal_mask
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]
@@ -81,17 +81,30 @@ def whole(x: Tensor, memory: Tensor, padding: Mask | None = None) -> WholeTarget
 
 
 def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int = 7) -> None:
-    """Every step, after any re-ordering and any change of the number of rows, is the last position of a whole pass."""
-    generator = torch.Generator().manual_seed(9)
-    cache = module.start()
-    prefixes = torch.empty(6, 0, d_model, dtype=torch.float64)
-    for number in range(steps):
-        new = draw(prefixes.shape[0] // 2, 2, d_model, seed=number)
-        prefixes = torch.cat([prefixes, new.view(-1, 1, d_model)], dim=1)
-        got = module.step(new, cache)
-        assert got.shape == new.shape
-        expected = module(prefixes, causal(number + 1))[:, -1]
-        torch.testing.assert_close(got.reshape(-1, d_model), expected, atol=1e-10, rtol=0)
-        rows = torch.randint(len(prefixes), (2 * (1 + number % 3),), generator=generator)
-        cache.keep(rows)
-        prefixes = prefixes[rows]
+    """Every step is the last position of a whole pass, whoever comes, leaves or changes places."""
+    for beams in (1, 2, 3):
+        generator = torch.Generator().manual_seed(9)
+        live = Live(beams, slots=4)
+        cache = module.start(live)
+        prefixes: list[Tensor] = []  # [beams, length, d_model] of each sentence
+        for number in range(steps):
+            if (count := (2, 0, 1, 2)[number % 4]) and len(prefixes) + count <= live.slots:
+                cache.admit(live.admit(torch.ones(count, 3, dtype=torch.bool), torch.empty(0, dtype=torch.float64)))
+                prefixes += [torch.empty(beams, 0, d_model, dtype=torch.float64)] * count
+            live.begin()
+            new = draw(len(prefixes), beams, d_model, seed=number)
+            got = module.step(new, cache)
+            live.end()
+            assert got.shape == new.shape
+            for row, x in enumerate(new):
+                prefixes[row] = torch.cat([prefixes[row], x[:, None]], dim=1)
+                expected = module(prefixes[row], causal(prefixes[row].shape[1]))[:, -1]
+                torch.testing.assert_close(got[row], expected, atol=1e-10, rtol=0)
+            if number % 3 == 1:
+                kept = torch.randperm(len(prefixes), generator=generator)[: max(1, len(prefixes) - 1)]
+                cache.keep(live.keep(kept))
+                prefixes = [prefixes[row] for row in kept]
+            parents = torch.randint(beams, (len(prefixes), beams), generator=generator)
+            live.follow(parents)
+            cache.follow(parents)
+            prefixes = [prefix[its] for prefix, its in zip(prefixes, parents, strict=True)]

@@ -12,6 +12,7 @@ from torch import Tensor
 from ziggurat.init import Role, assign_roles
 from ziggurat.nn.attention import (
     CrossAttention,
+    Live,
     Mask,
     SelfAttention,
     SelfAttentionCache,
@@ -138,18 +139,39 @@ def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:
     assert all(slot.cross for slot in cross.values())
 
 
-@settings(max_examples=30, deadline=None)
-@given(data=st.data(), block=st.integers(1, 4), steps=st.integers(1, 9))
-def test_cache_holds_what_was_appended_after_any_reordering(data: st.DataObject, block: int, steps: int) -> None:
-    cache = SelfAttentionCache(block)
-    history: list[list[float]] = [[], [], []]
+@settings(max_examples=40, deadline=None)
+@given(data=st.data(), beams=st.integers(1, 3), steps=st.integers(1, 9))
+def test_what_a_hypothesis_sees_is_its_past(data: st.DataObject, beams: int, steps: int) -> None:
+    """Whoever comes, leaves or changes places: the entries that the mask leaves are those of the hypothesis."""
+    live = Live(beams, slots=4)
+    live.room = 2  # so that it grows
+    cache = SelfAttentionCache(live)
+    history: list[list[list[float]]] = []
     for step in range(steps):
-        numbers = [100.0 * step + row for row in range(len(history))]
-        key = torch.tensor(numbers).view(-1, 1, 1, 1)
+        space = live.slots - len(history)
+        if new := data.draw(st.integers(0 if history else 1, space)) if space else 0:
+            cache.admit(live.admit(torch.ones(new, 2, dtype=torch.bool), torch.empty(0)))
+            history += [[[] for _ in range(beams)] for _ in range(new)]
+        numbers = [[1.0 + 100 * step + 10 * row + beam for beam in range(beams)] for row in range(len(history))]
+        history = [
+            [[*old, x] for old, x in zip(row, its, strict=True)] for row, its in zip(history, numbers, strict=True)
+        ]
+        live.begin()
+        key = torch.tensor(numbers)[:, None, :, None]
         keys, values = cache.append(key, -key)
-        history = [[*old, new] for old, new in zip(history, numbers, strict=True)]
-        assert keys[:, 0, :, 0].tolist() == history
-        assert values[:, 0, :, 0].tolist() == [[-x for x in row] for row in history]
-        rows = data.draw(st.lists(st.integers(0, len(history) - 1), min_size=1, max_size=4))
-        cache.keep(torch.tensor(rows))
-        history = [history[row] for row in rows]
+        hidden = torch.zeros(keys.shape[0], 1, beams, keys.shape[2]) if live.mask is None else live.mask.bias
+        for row, its in enumerate(history):
+            for beam, past in enumerate(its):
+                seen = hidden[row, 0, beam] == 0
+                assert keys[row, 0, seen, 0].tolist() == past
+                assert values[row, 0, seen, 0].tolist() == [-x for x in past]
+                assert live.positions[row] == len(past) - 1
+        live.end()
+        if len(history) > 1 and data.draw(st.booleans()):
+            kept = data.draw(st.permutations(range(len(history))))[: len(history) - 1]
+            cache.keep(live.keep(torch.tensor(kept)))
+            history = [history[row] for row in kept]
+        parents = [data.draw(st.lists(st.integers(0, beams - 1), min_size=beams, max_size=beams)) for _ in history]
+        live.follow(torch.tensor(parents))
+        cache.follow(torch.tensor(parents))
+        history = [[row[p] for p in its] for row, its in zip(history, parents, strict=True)]

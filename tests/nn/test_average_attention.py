@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
-from ziggurat.nn.attention import AverageAttention, SelfAttention, SimplifiedAverageAttention
+from ziggurat.nn.attention import AverageAttention, Live, SelfAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.average import AverageCache, causal_average
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
@@ -112,9 +112,11 @@ def test_12_09_open_gate_of_the_average_alone_gives_ln_of_x_plus_average() -> No
 def test_12_09_running_sum_equals_the_matrix_form() -> None:
     x = draw(3, 8, D_MODEL)
     matrix = torch.ones(8, 8, dtype=torch.float64).tril() / torch.arange(1, 9, dtype=torch.float64)[:, None]
-    cache = AverageCache()
+    live = one_beam(3)
+    cache = AverageCache(live)
     for t in range(8):
-        torch.testing.assert_close(cache.append(x[:, t]), (matrix @ x)[:, t], **TOLERANCE)
+        torch.testing.assert_close(cache.append(x[:, t, None])[:, 0], (matrix @ x)[:, t], **TOLERANCE)
+        live.end()
 
 
 @pytest.mark.parametrize("ffn", [False, True])
@@ -134,6 +136,12 @@ def test_gated_average_equals_its_formula(gate: bool, ffn: bool) -> None:
     torch.testing.assert_close(module(x, None), expected, **TOLERANCE)
 
 
+def one_beam(sentences: int) -> Live:
+    live = Live(1, sentences)
+    live.admit(torch.ones(sentences, 1, dtype=torch.bool), torch.empty(0))
+    return live
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_equal_whole_sequences(kind: str) -> None:
     assert_steps_equal_whole(KINDS[kind](), D_MODEL)
@@ -149,11 +157,13 @@ def test_the_future_is_not_seen(kind: str) -> None:
 
 
 def test_the_cache_does_not_grow() -> None:
-    module, cache = simplified(), AverageCache()
+    module, live = simplified(), one_beam(2)
+    cache = AverageCache(live)
     for step in range(5):
-        module.step(draw(2, 3, D_MODEL, seed=step), cache)
+        module.step(draw(2, 1, D_MODEL, seed=step), cache)
+        live.end()
         assert cache.total is not None
-        assert cache.total.shape == (6, D_MODEL)
+        assert cache.total.shape == (2, 1, D_MODEL)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -162,9 +172,11 @@ def test_half_types_are_summed_in_single_precision(dtype: torch.dtype) -> None:
     x = torch.full((1, 2500, 1), 100.0, dtype=dtype)
     assert torch.equal(causal_average(x), x)
     assert torch.equal(causal_average(x, torch.ones(1, 2500, dtype=torch.bool)), x)
-    cache = AverageCache()
+    live = one_beam(1)
+    cache = AverageCache(live)
     for t in range(2500):
-        average = cache.append(x[:, t])
+        average = cache.append(x[:, t, None])
+        live.end()
     assert (average.dtype, float(average)) == (dtype, 100.0)
 
 

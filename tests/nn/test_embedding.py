@@ -48,7 +48,9 @@ def test_embedding_is_scaled_and_offset() -> None:
         for t in range(3):
             expected = tokens.weight[ids[b, t]] * math.sqrt(6) + table[2 + t]
             torch.testing.assert_close(embedding(ids, 2)[b, t], expected)
-    torch.testing.assert_close(embedding.step(ids[:, :2], 4), embedding(ids[:, :2].reshape(-1, 1), 4).view(2, 2, 6))
+    at = torch.tensor([4, 1])
+    expected = torch.stack([embedding(ids[row, :2, None], int(at[row]))[:, 0] for row in range(2)])
+    torch.testing.assert_close(embedding.step(ids[:, :2], at, 4), expected)
 
 
 def test_learned_positions_refuse_what_they_cannot_hold() -> None:
@@ -87,8 +89,9 @@ def test_bias_is_added_to_every_embedding_and_the_first_may_be_zero(
             for t in range(3):
                 torch.testing.assert_close(whole[b, t], expected(int(ids[b, t]), start + t), atol=1e-10, rtol=0)
     for position in range(3):
-        step = embedding.step(ids[:, position, None].expand(2, 4), position)
-        torch.testing.assert_close(step, embedding(ids)[:, position, None].expand(2, 4, 6), atol=1e-10, rtol=0)
+        at = torch.tensor([position, 2 - position])
+        step = embedding.step(ids[range(2), at, None].expand(2, 4), at, 2)
+        torch.testing.assert_close(step, embedding(ids)[range(2), at, None].expand(2, 4, 6), atol=1e-10, rtol=0)
 
 
 def test_a_zero_start_trains_nothing() -> None:

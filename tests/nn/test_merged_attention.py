@@ -18,6 +18,8 @@ from ziggurat.models.layers import DecoderLayerCache
 from ziggurat.nn.attention import (
     AverageAttention,
     CrossAttention,
+    Live,
+    LiveMemory,
     Mask,
     MergedAttention,
     MergedAverageAttention,
@@ -172,21 +174,29 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     d_memory = module.cross.kv_proj.weight.shape[1]
     memory, mask = draw(2, 5, d_memory, seed=2), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     hidden = padding_mask(mask, torch.float64)
-    at = DecoderLayerCache(module.start(), module.cross.remember(memory, hidden))
     beam, sentences = 3, [0, 1]
-    prefixes = torch.empty(6, 0, D_MODEL, dtype=torch.float64)
+    live = Live(beam, 2)
+    at = DecoderLayerCache(module.start(live), LiveMemory(live))
+    rows = live.admit(mask, memory)
+    at.own.admit(rows)
+    at.cross.admit(module.cross.remember(memory, None), rows)
+    prefixes = [torch.empty(beam, 0, D_MODEL, dtype=torch.float64)] * 2
     for number, parents in enumerate([[2, 0, 1], [1, 1, 0], [0, 0, 2], [0, 1, 2]]):
         new = draw(len(sentences), beam, D_MODEL, seed=number)
-        prefixes = torch.cat([prefixes, new.view(-1, 1, D_MODEL)], dim=1)
+        prefixes = [torch.cat([prefix, x[:, None]], dim=1) for prefix, x in zip(prefixes, new, strict=True)]
+        live.begin()
         got = module(new, at)
-        for row, sentence in enumerate(sentences):
-            own = prefixes[row * beam : (row + 1) * beam]
+        live.end()
+        for own, sentence, output in zip(prefixes, sentences, got, strict=True):
             sight = whole(own, memory[[sentence] * beam], Mask(hidden.bias[[sentence] * beam]))
-            torch.testing.assert_close(got[row], module(own, sight)[:, -1], **TOLERANCE)
-        kept = [1] if number == 1 else list(range(len(sentences)))
-        rows = torch.tensor([sentence * beam + parent for sentence in kept for parent in parents])
-        at.keep(rows, torch.tensor(kept))
-        prefixes, sentences = prefixes[rows], [sentences[row] for row in kept]
+            torch.testing.assert_close(output, module(own, sight)[:, -1], **TOLERANCE)
+        if number == 1:
+            at.keep(live.keep(torch.tensor([1])))
+            prefixes, sentences = prefixes[1:], [1]
+        following = torch.tensor(parents).expand(len(sentences), -1)
+        live.follow(following)
+        at.follow(following)
+        prefixes = [prefix[parents] for prefix in prefixes]
     assert sentences == [1]
 
 

@@ -171,6 +171,7 @@ def test_decoding_step_by_step_goes_by_biases(calls: list[tuple[int, int]]) -> N
     model = build_model(small_config(1, 1), 9, 9).double().eval()
     memory = model.encode(torch.ones(3, 4, dtype=torch.long), REAL)
     calls.clear()
-    state = model.start(memory, 2)
+    state = model.start(2, 3)
+    model.admit(memory, state)
     model.step(torch.ones(3, 2, dtype=torch.long), state)
     assert not calls

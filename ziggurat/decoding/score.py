@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from ziggurat.decoding.batches import length_batches, padded
-from ziggurat.models.seq2seq import DecoderState, Seq2Seq
+from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["ForcedScore", "ModelScorer", "force_score", "log_mean_probability", "log_probabilities"]
 
@@ -19,61 +19,37 @@ _LOGIT_ROWS = 1024
 
 
 class ModelScorer:
-    """The scorer (decoding.scorer.Scorer) of a single model.
-
-    A state of the model has all its sentences at one position, so sentences that entered together share one, and a
-    step is one call of the model for each of these groups.
-    """
+    """The scorer (decoding.scorer.Scorer) of a single model."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self.model = model
         self.vocabulary_size = model.vocabulary_size
-        self.attention: Tensor | None = None
-        self.start(1, 1)
+        self._state = model.start(1, 1)
+
+    @property
+    def attention(self) -> Tensor | None:
+        """Last layer's cross-attention [N, K, S] at the last step, mean over heads; None if not kept."""
+        return self._state.cross_attention
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
         """Begin with no sentence."""
-        self._beam_size = beam_size
-        self._keep_attention = keep_attention
-        self._states: list[DecoderState] = []
-        self._rows: list[Tensor] = []  # of each state: the row of the batch that each of its sentences is
-        self.attention = None
+        self._state = self.model.start(beam_size, slots, keep_attention=keep_attention)
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
-        """Encode source ids [n, S]."""
-        memory = self.model.encode(source, source_mask)
-        first = sum(map(len, self._rows))
-        self._states.append(self.model.start(memory, self._beam_size, keep_attention=self._keep_attention))
-        self._rows.append(torch.arange(first, first + len(source), device=source.device))
+        """Encode source ids [n, S]; caches grow with the steps, whatever the most is."""
+        self.model.admit(self.model.encode(source, source_mask), self._state)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [N, K, V] of the token after `tokens` [N, K]."""
-        logits = [self.model.step(tokens[rows], state) for state, rows in zip(self._states, self._rows, strict=True)]
-        order = torch.cat(self._rows).argsort()
-        self.attention = None
-        weights = [state.cross_attention for state in self._states]
-        if self._keep_attention and (offered := [w for w in weights if w is not None]):
-            width = max(w.shape[2] for w in offered)
-            padded_weights = [nn.functional.pad(w, (0, width - w.shape[2])) for w in offered]
-            self.attention = torch.cat(padded_weights)[order]
-        return torch.cat(logits)[order]
+        return self.model.step(tokens, self._state)
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam `parents`[i, k]."""
-        for state, rows in zip(self._states, self._rows, strict=True):
-            state.reorder(torch.arange(len(rows), device=rows.device), parents[rows])
+        self._state.follow(parents)
 
     def keep(self, sentences: Tensor) -> None:
-        """Keep `sentences` [N'] of the batch; a state that has none of them goes."""
-        beams = torch.arange(self._beam_size, device=sentences.device)
-        kept = []
-        for state, rows in zip(self._states, self._rows, strict=True):
-            new, old = (sentences[:, None] == rows).nonzero().unbind(1)
-            if len(new):
-                state.reorder(old, beams.expand(len(old), -1))
-                kept.append((state, new))
-        self._states = [state for state, _ in kept]
-        self._rows = [rows for _, rows in kept]
+        """Keep `sentences` [N'] of the batch."""
+        self._state.keep(sentences)
 
 
 @dataclass(frozen=True)

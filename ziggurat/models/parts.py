@@ -62,7 +62,7 @@ class Embeddings:
     def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
         """Return the embedding of one side, positions included."""
         config, width = self.config.embedding, tokens.embedding_dim
-        positions: nn.Module | None = None
+        positions: SinusoidalPositions | LearnedPositions | None = None
         if config.positions == "sinusoidal":
             positions = SinusoidalPositions(width)
         elif config.positions == "learned":

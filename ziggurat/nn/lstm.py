@@ -131,10 +131,6 @@ class LstmLayer(nn.Module):
         )
         return outputs.flatten(0, 2).index_select(0, order.states).view(batch, length, -1)
 
-    def start(self, rows: int) -> LstmState:
-        """Return the zero state of the first direction for `rows` sequences."""
-        return self.first.start(rows)
-
     def step(self, x: Tensor, state: LstmState) -> LstmState:
         """Return the first direction's state after one more input `x` [..., inputs]."""
         return self.first.step(x, state)

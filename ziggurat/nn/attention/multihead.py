@@ -97,8 +97,12 @@ class SelfAttention(OwnAttention):
         if self.scaling is not None:
             query, key = self.scaling.query(query), self.scaling.key(key)
         if self.rotary is not None:
-            query, key = self.rotary(query, live), self.rotary(key, live)
+            query, key = self._rotated(query, live), self._rotated(key, live)
         return query, key, value
+
+    def _rotated(self, x: Tensor, live: Live | None) -> Tensor:
+        assert self.rotary is not None
+        return self.rotary(x, 0) if live is None else self.rotary.at(x, live.positions, live.longest)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention.live import Live
-
 __all__ = ["Rotary"]
 
 
@@ -15,6 +13,12 @@ def _turns(length: int, d_head: int) -> Tensor:
     rates = 10000.0 ** (-torch.arange(0, d_head, 2, dtype=torch.float64) / d_head)
     angles = torch.arange(length, dtype=torch.float64)[:, None] * rates
     return torch.stack([angles.cos(), angles.sin()])
+
+
+def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """Return `x` [..., d_head] turned by angles of which cosine and sine, [..., d_head / 2], are given."""
+    first, second = x.chunk(2, dim=-1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x.dtype)
 
 
 class Rotary(nn.Module):
@@ -36,19 +40,23 @@ class Rotary(nn.Module):
         self.d_head = d_head
         self.register_buffer("table", _turns(length, d_head).float(), persistent=False)
 
-    def forward(self, x: Tensor, live: Live | None = None) -> Tensor:
-        """Return `x` [batch, heads, length, d_head] turned; its positions are 0, 1, ...
+    def forward(self, x: Tensor, start: int) -> Tensor:
+        """Return `x` [batch, heads, length, d_head] turned; its positions are start, start + 1, ..."""
+        end = start + x.shape[2]
+        self._reach(end)
+        return _turned(x, self.table[0, start:end], self.table[1, start:end])
 
-        With `live` x is [N, heads, K, d_head], and all beams of a sentence are at the sentence's position.
-        """
-        end = x.shape[2] if live is None else live.longest + 1
+    def at(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
+        """Return `x` [N, heads, K, d_head] turned; row i is at positions[i], [N], none of them beyond `longest`."""
+        self._reach(longest + 1)
+        return _turned(x, self.table[0, positions, None, None], self.table[1, positions, None, None])
+
+    def _reach(self, end: int) -> None:
+        """Let the table hold the positions before `end`."""
         if end > self.table.shape[1]:
             # A table made while decoding is read in training too, where inference tensors cannot be.
             with torch.inference_mode(False):
                 self.table = _turns(max(end, 2 * self.table.shape[1]), self.d_head).to(self.table)
-        cosine, sine = self.table[:, :end] if live is None else self.table[:, live.positions, None, None]
-        first, second = x.chunk(2, dim=-1)
-        return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x.dtype)
 
     def _apply(self, fn: object, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
