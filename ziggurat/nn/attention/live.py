@@ -73,7 +73,7 @@ class Live:
 
     @property
     def mask(self) -> Mask | None:
-        """Hides what is not of a hypothesis's past; its bias is [N, 1, K, (longest + 1) * K]. None: nothing is hidden."""
+        """Hides what is not of a hypothesis's past: a bias [N, 1, K, (longest + 1) * K]. None: nothing is hidden."""
         if self.beam_size == 1 and self.aligned:
             return None
         return Mask(self._bias[: self.count, None, :, : (self.longest + 1) * self.beam_size])
