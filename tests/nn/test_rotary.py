@@ -119,13 +119,8 @@ def test_steps_equal_whole_sequences() -> None:
 def test_one_graph_serves_all_lengths() -> None:
     module, counter = attention(Rotary(D_HEAD)), CompileCounter()
     compiled = torch.compile(module, fullgraph=True, backend=counter)
-    for length in (
-        3,
-        4,
-        5,
-        9,
-        250,
-    ):  # the first length is taken for a constant, the second for a variable; from 257 on another kernel
+    # The first length is taken for a constant, the second for a variable; from 257 on there is another kernel.
+    for length in (3, 4, 5, 9, 250):
         x = draw(2, length, 12, seed=length)
         torch.testing.assert_close(compiled(x, causal(length)), module(x, causal(length)), atol=1e-10, rtol=0)
     assert counter.frame_count <= 2
