@@ -92,10 +92,11 @@ def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int =
                 cache.admit(live.admit(torch.ones(count, 3, dtype=torch.bool), torch.empty(0, dtype=torch.float64)))
                 prefixes += [torch.empty(beams, 0, d_model, dtype=torch.float64)] * count
             live.begin()
-            new = draw(len(prefixes), beams, d_model, seed=number)
+            new = draw(len(prefixes), 1 if live.first else beams, d_model, seed=number)
             got = module.step(new, cache)
             live.end()
             assert got.shape == new.shape
+            new, got = (part.expand(-1, beams, -1) for part in (new, got))
             for row, x in enumerate(new):
                 prefixes[row] = torch.cat([prefixes[row], x[:, None]], dim=1)
                 expected = module(prefixes[row], causal(prefixes[row].shape[1]))[:, -1]

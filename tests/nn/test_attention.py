@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
 from torch import Tensor
@@ -21,6 +21,8 @@ from ziggurat.nn.attention import (
     causal_mask,
     padding_mask,
 )
+from ziggurat.nn.attention import cache as cache_module
+from ziggurat.nn.attention import live as live_module
 from ziggurat.nn.dropout import Dropout
 
 NO_DROPOUT = Dropout(0.0)
@@ -139,12 +141,17 @@ def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:
     assert all(slot.cross for slot in cross.values())
 
 
-@settings(max_examples=40, deadline=None)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])  # blocks of one size, read as a whole or not
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data(), beams=st.integers(1, 3), steps=st.integers(1, 9))
-def test_what_a_hypothesis_sees_is_its_past(data: st.DataObject, beams: int, steps: int) -> None:
+def test_what_a_hypothesis_sees_is_its_past(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, data: st.DataObject, beams: int, steps: int
+) -> None:
     """Whoever comes, leaves or changes places: the entries that the mask leaves are those of the hypothesis."""
+    for module in (cache_module, live_module):
+        monkeypatch.setattr(module, "BLOCK", 3)
+    monkeypatch.setattr(cache_module, "_DENSE_BLOCK", 3)
     live = Live(beams, slots=4)
-    live.room = 2  # so that it grows
     cache = SelfAttentionCache(live)
     history: list[list[list[float]]] = []
     for step in range(steps):
@@ -152,14 +159,21 @@ def test_what_a_hypothesis_sees_is_its_past(data: st.DataObject, beams: int, ste
         if new := data.draw(st.integers(0 if history else 1, space)) if space else 0:
             cache.admit(live.admit(torch.ones(new, 2, dtype=torch.bool), torch.empty(0)))
             history += [[[] for _ in range(beams)] for _ in range(new)]
-        numbers = [[1.0 + 100 * step + 10 * row + beam for beam in range(beams)] for row in range(len(history))]
+        # In the first step of all, the beams are fed the same.
+        numbers = [
+            [1.0 + 16 * step + 4 * row + (0 if live.first else beam) for beam in range(beams)]
+            for row in range(len(history))
+        ]
         history = [
             [[*old, x] for old, x in zip(row, its, strict=True)] for row, its in zip(history, numbers, strict=True)
         ]
         live.begin()
-        key = torch.tensor(numbers)[:, None, :, None]
-        keys, values = cache.append(key, -key)
-        hidden = torch.zeros(keys.shape[0], 1, beams, keys.shape[2]) if live.mask is None else live.mask.bias
+        key = torch.tensor(numbers, dtype=dtype)[:, None, : 1 if live.first else beams, None]
+        blocks = cache.append(key, -key)
+        keys, values = (torch.cat(parts, dim=2) for parts in zip(*blocks, strict=True))
+        mask = live.seen(keys.shape[2])
+        hidden = torch.zeros(1) if mask is None else mask.bias
+        hidden = hidden.expand(len(keys), 1, beams, keys.shape[2])
         for row, its in enumerate(history):
             for beam, past in enumerate(its):
                 seen = hidden[row, 0, beam] == 0

@@ -182,10 +182,10 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     at.cross.admit(module.cross.remember(memory, None), rows)
     prefixes = [torch.empty(beam, 0, D_MODEL, dtype=torch.float64)] * 2
     for number, parents in enumerate([[2, 0, 1], [1, 1, 0], [0, 0, 2], [0, 1, 2]]):
-        new = draw(len(sentences), beam, D_MODEL, seed=number)
+        new = draw(len(sentences), 1 if live.first else beam, D_MODEL, seed=number).expand(-1, beam, -1)
         prefixes = [torch.cat([prefix, x[:, None]], dim=1) for prefix, x in zip(prefixes, new, strict=True)]
         live.begin()
-        got = module(new, at)
+        got = module(new[:, : 1 if live.first else beam], at).expand(-1, beam, -1)
         live.end()
         for own, sentence, output in zip(prefixes, sentences, got, strict=True):
             sight = whole(own, memory[[sentence] * beam], Mask(hidden.bias[[sentence] * beam]))

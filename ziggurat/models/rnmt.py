@@ -149,7 +149,7 @@ class RnmtCache:
         self._buffers[0][rows] = context
 
     def update(self, context: Tensor, states: list[LstmState]) -> None:
-        """Keep what a step gives, [N, K, width] each."""
+        """Keep what a step gives, [N, K, width] each, or [N, 1, width] that holds for all beams."""
         for buffer, part in zip(self._buffers, [context, *(part for state in states for part in state)], strict=True):
             buffer[: self.live.count] = part
 
@@ -235,10 +235,11 @@ class RnmtDecoder(Recomputing):
         cache.begin(self.attention(nothing, remembered), rows)
 
     def step(self, x: Tensor, cache: RnmtCache) -> Tensor:
-        """Return [N, K, 2 * width] for one new position per hypothesis, `x` [N, K, width]."""
-        context, states = cache.context, []
+        """Return [N, K, 2 * width] for one new position per hypothesis, `x` [N, K, width]; K may be 1 at first."""
+        beams, states = x.shape[1], []
+        context = cache.context[:, :beams]
         for number, (layer, state) in enumerate(zip(self.layers, cache.states, strict=True)):
-            x, state = cast(RnmtLayer, layer).step(x, context, state)
+            x, state = cast(RnmtLayer, layer).step(x, context, LstmState(*(part[:, :beams] for part in state)))
             states.append(state)
             if number == 0:
                 context = self.attention(x, cache.memory)

@@ -44,7 +44,8 @@ class DecoderState:
     @property
     def cross_attention(self) -> Tensor | None:
         """Last attention of the last step, mean over heads, [N, K, source]; None unless it is kept."""
-        return self.cache.cross_attention
+        weights = self.cache.cross_attention
+        return None if weights is None else weights.expand(-1, self.live.beam_size, -1)
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
@@ -131,9 +132,16 @@ class Seq2Seq(nn.Module):
         take(memory, state.live.admit(memory.mask, memory.of(0)), state.cache)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
-        """Feed `tokens` [N, K] (ids); return logits of the next token [N, K, vocabulary]."""
+        """Feed `tokens` [N, K] (ids); return logits of the next token [N, K, vocabulary].
+
+        A sentence's first tokens must be the same in all its beams.
+        """
         advance = cast(Callable[..., Tensor], self.decoder.step)
-        state.live.begin()
-        hidden = advance(self.target_embedding.step(tokens, state.live.positions, state.live.longest), state.cache)
-        state.live.end()
-        return self.logits(hidden)
+        live, count = state.live, tokens.shape[1]
+        if live.first:
+            tokens = tokens[:, :1]
+        live.begin()
+        hidden = advance(self.target_embedding.step(tokens, live.positions, live.longest), state.cache)
+        live.end()
+        logits = self.logits(hidden)
+        return logits if logits.shape[1] == count else logits.repeat(1, count, 1)

@@ -66,6 +66,12 @@ class FeedForward(_TwoMaps):
         super().__init__(linear(d_model, d_ff), linear(d_ff, d_model), dropout, shifted=shifted)
         self.activation = _ACTIVATIONS[activation]
 
+    @property
+    def is_plain(self) -> bool:
+        """Whether it is two linear maps with a ReLU between them and nothing else."""
+        linear = isinstance(self.in_proj, Linear) and isinstance(self.out_proj, Linear)
+        return linear and self.activation is F.relu and self.shift is None
+
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         inner = self._shifted(self.in_proj(x))

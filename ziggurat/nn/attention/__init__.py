@@ -2,7 +2,7 @@
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.base import attend
-from ziggurat.nn.attention.cache import CrossAttentionCache, LiveMemory, SelfAttentionCache
+from ziggurat.nn.attention.cache import Block, CrossAttentionCache, LiveMemory, SelfAttentionCache
 from ziggurat.nn.attention.live import Live, Moved
 from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
@@ -14,6 +14,7 @@ from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView, Who
 
 __all__ = [
     "AverageAttention",
+    "Block",
     "CrossAttention",
     "CrossAttentionCache",
     "LinearMaker",

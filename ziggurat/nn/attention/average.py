@@ -45,11 +45,14 @@ class AverageCache:
         self.total: Tensor | None = None
 
     def append(self, x: Tensor) -> Tensor:
-        """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type."""
+        """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type.
+
+        In the first step of all it may be one beam, [N, 1, d_model], that stands for all.
+        """
         if self.total is None:
             dtype = torch.promote_types(x.dtype, torch.float32)
-            self.total = x.new_zeros(self.live.slots, *x.shape[1:], dtype=dtype)
-        total = self.total[: self.live.count].add_(x)
+            self.total = x.new_zeros(self.live.slots, self.live.beam_size, x.shape[2], dtype=dtype)
+        total = self.total[: self.live.count].add_(x)[:, : x.shape[1]]
         return (total / (self.live.positions + 1)[:, None, None]).to(x.dtype)
 
     def admit(self, rows: slice) -> None:

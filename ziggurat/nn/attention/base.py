@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
+from ziggurat.nn.attention.cache import Block
 from ziggurat.nn.attention.mask import Cuts, Mask
 from ziggurat.nn.dropout import Dropout
 
-__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend"]
+__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend", "attend_to_blocks"]
 
 EXPLICIT_MAX_LENGTH = 256
 """On CPU, sequences up to this long are attended to by explicit products (benchmarks/attention_kernel.py)."""
@@ -62,7 +64,28 @@ def attend(
     if bias is not None:
         logits = logits + bias
     weights = torch.softmax(logits, dim=-1)
-    return AttentionResult(torch.matmul(dropout(weights), value), weights if need_weights else None)
+    # The bias may be wider than what packed projections give.
+    context = torch.matmul(dropout(weights).to(value.dtype), value)
+    return AttentionResult(context, weights if need_weights else None)
+
+
+def attend_to_blocks(
+    query: Tensor, blocks: Sequence[Block], bias: Tensor | None, dropout: Dropout
+) -> tuple[Tensor, Tensor]:
+    """Return the context of `attend`, of keys and values in several tensors, and the weights after dropout.
+
+    For the few queries of a decoding step, K beams; fused kernels are no faster for these on CPU.
+    """
+    scaled = query * query.shape[-1] ** -0.5
+    logits = [torch.matmul(scaled, block.key.transpose(-2, -1)) for block in blocks]
+    total = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)
+    weights = torch.softmax(total if bias is None else total + bias, dim=-1)
+    dropped = dropout(weights).to(query.dtype)
+    first, *others = dropped.split([block.key.shape[2] for block in blocks], dim=-1)
+    context = torch.matmul(first, blocks[0].value)
+    for part, block in zip(others, blocks[1:], strict=True):
+        context = context + torch.matmul(part, block.value)
+    return context, dropped
 
 
 def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:

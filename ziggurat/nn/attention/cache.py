@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
-from ziggurat.nn.attention.live import Live, Moved, grown
+from ziggurat.nn.attention.live import BLOCK, Live, Moved
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["CrossAttentionCache", "LiveMemory", "SelfAttentionCache"]
+__all__ = ["Block", "CrossAttentionCache", "LiveMemory", "SelfAttentionCache"]
+
+_DENSE_BLOCK = 8
+"""Positions in a block that is always read as a whole: more would be read in vain, fewer make more products."""
 
 
 class CrossAttentionCache:
@@ -45,29 +50,43 @@ class LiveMemory(CrossAttentionCache):
     def admit(self, memory: CrossAttentionCache, rows: slice) -> None:
         """Take in the projected memory of new sentences, which have `rows` among the live ones."""
         new = (memory.key, memory.value)
-        if not self._buffers:
-            self._buffers = [part.new_zeros(self.live.slots, *part.shape[1:]) for part in new]
-        length = memory.key.shape[2]
-        if length > self._buffers[0].shape[2]:
-            self._buffers = [grown(buffer, 2, length) for buffer in self._buffers]
+        if not self._buffers or self._buffers[0].shape[2] != self.live.source:
+            self._buffers = self._resized(memory.key)
         for buffer, part in zip(self._buffers, new, strict=True):
-            buffer[rows, :, :length] = part
+            buffer[rows, :, : part.shape[2]] = part[:, :, : buffer.shape[2]]
         self._refresh()
 
     def keep(self, moved: Moved) -> None:
         """Move rows."""
         for buffer in self._buffers:
             moved.within(buffer)
-        if self.live.count:
-            self._refresh()
+        self._refresh()
+
+    def _resized(self, like: Tensor) -> list[Tensor]:
+        """Return buffers as wide as the longest source now is: products want their factors dense."""
+        shape = (self.live.slots, like.shape[1], self.live.source, like.shape[3])
+        larger = [like.new_zeros(shape), like.new_zeros(shape)]
+        for new, old in zip(larger, self._buffers, strict=False):
+            width = min(new.shape[2], old.shape[2])
+            new[: self.live.count, :, :width] = old[: self.live.count, :, :width]
+        return larger
 
     def _refresh(self) -> None:
-        self.key, self.value = (buffer[: self.live.count, :, : self.live.source] for buffer in self._buffers)
+        self.key, self.value = (buffer[: self.live.count] for buffer in self._buffers)
         self.mask = self.live.padding
+
+
+class Block(NamedTuple):
+    """Keys and values of some positions of the live hypotheses, [N, heads, entries, d_head] each."""
+
+    key: Tensor
+    value: Tensor
 
 
 class SelfAttentionCache:
     """Keys and values of what the live hypotheses were fed; ziggurat.nn.attention.live.Live has the order of entries.
+
+    They lie in blocks of so many positions, and new blocks come as positions do: nothing is ever copied.
 
     Args:
         live: the hypotheses.
@@ -75,25 +94,42 @@ class SelfAttentionCache:
 
     def __init__(self, live: Live) -> None:
         self.live = live
-        self._buffers: list[Tensor] = []  # [slots, heads, T * K, d_head] each
+        self._blocks: list[Block] = []  # for all slots
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one position, [N, heads, K, d_head] each; return all so far, [N, heads, (longest + 1) * K, d_head]."""
-        live, beams, new = self.live, self.live.beam_size, (key, value)
-        if not self._buffers:
+    def append(self, key: Tensor, value: Tensor) -> list[Block]:
+        """Add one position, [N, heads, K, d_head] each, or of one beam in the first step of all; return all so far.
+
+        Entries that nobody has been fed may stand behind them.
+        """
+        live, beams = self.live, self.live.beam_size
+        # oneDNN's products of bf16 matrices copy factors that are not dense, so these are read as whole blocks.
+        whole = key.dtype == torch.bfloat16 and key.device.type == "cpu"
+        size = _DENSE_BLOCK if whole else BLOCK
+        number, place = divmod(live.longest, size)
+        if number == len(self._blocks):
             # Zeros, since what is hidden has weight 0, and 0 times NaN is NaN.
-            shape = (live.slots, key.shape[1], live.room * beams, key.shape[3])
-            self._buffers = [part.new_zeros(shape) for part in new]
-        elif self._buffers[0].shape[2] < live.room * beams:
-            self._buffers = [grown(buffer, 2, live.room * beams) for buffer in self._buffers]
-        at, rows = live.longest, torch.arange(live.count, device=key.device)
-        for buffer, part in zip(self._buffers, new, strict=True):
-            if live.aligned:
-                buffer[: live.count, :, at * beams : (at + 1) * beams] = part
-            else:
-                buffer.unflatten(2, (live.room, beams))[rows, :, live.positions] = part
-        keys, values = (buffer[: live.count, :, : (at + 1) * beams] for buffer in self._buffers)
-        return keys, values
+            shape = (live.slots, key.shape[1], size * beams, key.shape[3])
+            self._blocks.append(Block(key.new_zeros(shape), value.new_zeros(shape)))
+        begin, end = place * beams, place * beams + key.shape[2]
+        if live.aligned:
+            for buffer, part in zip(self._blocks[number], (key, value), strict=True):
+                buffer[: live.count, :, begin:end] = part
+        else:
+            self._scatter(key, value, size)
+        blocks = [Block(*(part[: live.count] for part in block)) for block in self._blocks[: number + 1]]
+        if not whole:
+            blocks[-1] = Block(*(part[:, :, :end] for part in blocks[-1]))
+        return blocks
+
+    def _scatter(self, key: Tensor, value: Tensor, size: int) -> None:
+        """Write one position of sentences at unlike positions."""
+        live = self.live
+        rows = torch.arange(live.count, device=key.device)
+        for number, block in enumerate(self._blocks):
+            place = live.positions - number * size
+            here = rows if len(self._blocks) == 1 else rows[(place >= 0) & (place < size)]
+            for buffer, part in zip(block, (key, value), strict=True):
+                buffer.unflatten(2, (size, live.beam_size))[here, :, place[here]] = part[here]
 
     def admit(self, rows: slice) -> None:
         """New sentences have `rows` among the live ones; what stood there is hidden from them."""
@@ -103,5 +139,6 @@ class SelfAttentionCache:
 
     def keep(self, moved: Moved) -> None:
         """Move rows."""
-        for buffer in self._buffers:
-            moved.within(buffer)
+        for block in self._blocks:
+            for buffer in block:
+                moved.within(buffer)

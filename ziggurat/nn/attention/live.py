@@ -10,10 +10,10 @@ from torch import Tensor
 
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["Live", "Moved"]
+__all__ = ["BLOCK", "Live", "Moved"]
 
-_BLOCK = 32
-"""Positions that caches hold at first; then twice as many, and so on."""
+BLOCK = 32
+"""Caches hold a multiple of so many positions."""
 
 
 class Moved(NamedTuple):
@@ -35,8 +35,8 @@ class Live:
     fed at position t), and stay where they are. When beams change places only `bias` is re-ordered: it hides from a
     hypothesis the entries that are not of its past. So no cache is copied, whatever the search does.
 
-    All tensors are made once, for `slots` sentences, and grow with the positions in powers of two. Sentences come
-    behind the others (`admit`) and leave as the search says (`keep`).
+    Sentences come behind the others (`admit`) and leave as the search says (`keep`); there are `slots` rows for them
+    from the start.
 
     Args:
         beam_size: K.
@@ -44,20 +44,21 @@ class Live:
 
     Attributes:
         count: N.
-        room: positions T that caches must hold.
         longest: the largest of `positions`.
         aligned: whether all sentences are at the same position.
-        source: source positions S of the longest live sentence.
+        source: source positions S of the longest sentence when the last one came.
+        first: all sentences take their first step, in which their beams are fed one and the same token: caches and
+            decoder then work on one beam, and what they make of it holds for all.
     """
 
     def __init__(self, beam_size: int, slots: int) -> None:
         self.beam_size = beam_size
         self.slots = slots
         self.count = 0
-        self.room = _BLOCK
         self.longest = 0
         self.aligned = True
         self.source = 0
+        self.first = True
         self._steps = 0
         self._born: list[int] = []  # the step at which each sentence came: what the device need not be asked
         self._lengths: list[int] = []  # source positions of each sentence
@@ -71,23 +72,26 @@ class Live:
         """Number of tokens that each sentence has been fed before this step, int64 [N]."""
         return self._positions[: self.count]
 
-    @property
-    def mask(self) -> Mask | None:
-        """Hides what is not of a hypothesis's past: a bias [N, 1, K, (longest + 1) * K]. None: nothing is hidden."""
-        if self.beam_size == 1 and self.aligned:
+    def seen(self, entries: int) -> Mask | None:
+        """Hide what is not of a hypothesis's past among the first `entries` of the caches.
+
+        The bias is [N, 1, K, entries], for one beam in the first step of all. None: nothing is hidden.
+        """
+        if self.first:
+            return None if entries == 1 else Mask(self._bias[: self.count, None, :1, :entries])
+        if self.beam_size == 1 and self.aligned and entries == self.longest + 1:
             return None
-        return Mask(self._bias[: self.count, None, :, : (self.longest + 1) * self.beam_size])
+        return Mask(self._bias[: self.count, None, :, :entries])
 
     @property
     def padding(self) -> Mask:
         """Hides padding of the memory; its bias is [N, 1, 1, S]."""
         return Mask(self._padding[: self.count, None, None, : self.source])
 
-    @property
-    def distances(self) -> Tensor:
-        """Position of every entry of the caches less that of the sentence, [N, (longest + 1) * K]."""
-        entries = torch.arange((self.longest + 1) * self.beam_size, device=self._positions.device)
-        return entries // self.beam_size - self.positions[:, None]
+    def distances(self, entries: int) -> Tensor:
+        """Return the position of each of the first `entries` of the caches less that of the sentence, [N, entries]."""
+        positions = torch.arange(entries, device=self._positions.device) // self.beam_size
+        return positions - self.positions[:, None]
 
     def admit(self, mask: Tensor, like: Tensor) -> slice:
         """Take in n sentences with source `mask` [n, source] (True: real token); return their rows.
@@ -100,7 +104,7 @@ class Live:
         if not self._positions.numel():
             beams = self.beam_size
             self._positions = torch.zeros(self.slots, dtype=torch.int64, device=like.device)
-            self._bias = like.new_full((self.slots, beams, self.room * beams), -math.inf)
+            self._bias = like.new_full((self.slots, beams, BLOCK * beams), -math.inf)
             self._own = like.new_full((beams, beams), -math.inf).fill_diagonal_(0)
             self._padding = like.new_full((self.slots, 0), -math.inf)
         length = mask.shape[1]
@@ -112,19 +116,22 @@ class Live:
         self._padding[new, :length].masked_fill_(mask, 0)
         self._born += [self._steps] * len(mask)
         self._lengths += mask.sum(1).tolist()
+        self.source = max(self._lengths)
         self._survey()
         return new
 
     def begin(self) -> None:
         """Open a step: each beam sees what it is about to be fed."""
-        if self.longest >= self.room:
-            self.room *= 2
-            self._bias = grown(self._bias, 2, self.room * self.beam_size, -math.inf)
         beams, at = self.beam_size, self.longest
-        if self.aligned:
+        if (at + 1) * beams > self._bias.shape[2]:
+            more = self._bias.new_full((self.slots, beams, BLOCK * beams), -math.inf)
+            self._bias = torch.cat([self._bias, more], dim=2)
+        if self.first:
+            self._bias[: self.count, :, 0] = 0
+        elif self.aligned:
             self._bias[: self.count, :, at * beams : (at + 1) * beams] = self._own
         else:
-            entries = self._bias.unflatten(2, (self.room, beams))
+            entries = self._bias.unflatten(2, (-1, beams))
             entries[torch.arange(self.count, device=self._bias.device), :, self.positions] = self._own
 
     def end(self) -> None:
@@ -132,6 +139,7 @@ class Live:
         self._positions[: self.count] += 1
         self._steps += 1
         self.longest += 1
+        self.first = False
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
@@ -159,13 +167,4 @@ class Live:
         first = min(self._born, default=self._steps)
         self.longest = self._steps - first
         self.aligned = first == max(self._born, default=self._steps)
-        self.source = max(self._lengths, default=0)
-
-
-def grown(buffer: Tensor, dim: int, size: int, value: float = 0.0) -> Tensor:
-    """Return a copy of `buffer` with dimension `dim` enlarged to `size`, new entries set to `value`."""
-    shape = list(buffer.shape)
-    shape[dim] = size
-    larger = buffer.new_full(shape, value)
-    larger.narrow(dim, 0, buffer.shape[dim]).copy_(buffer)
-    return larger
+        self.first = self.longest == 0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
@@ -66,6 +67,16 @@ class MergedAverageAttention(MergedAttention):
         """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
         context = self.cross(x, at.remembered(self.cross))
         return self.out_proj(context + at.attend(self.own, self._values(x)))
+
+    @torch.no_grad()
+    def separate_values(self) -> None:
+        """Give V a copy of the value map that it shares, for inference; a map with shifts stays shared."""
+        shared = self.cross.kv_proj
+        if self.v_proj is None and isinstance(shared, Linear):
+            d_model = shared.out_features // 2
+            self.v_proj = Linear(shared.in_features, d_model, bias=shared.bias is not None).to(shared.weight)
+            for ours, theirs in zip(self.v_proj.parameters(), shared.parameters(), strict=True):
+                ours.copy_(theirs[d_model:])
 
     def _values(self, x: Tensor) -> Tensor:
         if self.v_proj is not None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ziggurat.nn.attention.base import attend
-from ziggurat.nn.attention.cache import CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.base import attend, attend_to_blocks
+from ziggurat.nn.attention.cache import Block, CrossAttentionCache, SelfAttentionCache
 from ziggurat.nn.attention.live import Live
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
@@ -82,14 +82,16 @@ class SelfAttention(OwnAttention):
         `x` is [N, K, d_model], one new position per hypothesis; the cache gains that position. Returns the same shape.
         """
         query, key, value = self._project(x, cache.live)
-        keys, values = cache.append(key, value)
-        return self.out_proj(join_heads(self._context(query, keys, values, cache.live.mask, cache.live)))
+        return self.out_proj(join_heads(self._context_of_beams(query, cache.append(key, value), cache.live)))
 
-    def _context(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, live: Live | None = None
-    ) -> Tensor:
-        """Return [batch, heads, queries, d_head]; the queries are positions of the keys, or the beams of `live`."""
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
+        """Return [batch, heads, length, d_head] for such queries, keys and values."""
         return attend(query, key, value, mask, self.dropout).context
+
+    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: Live) -> Tensor:
+        """Return [N, heads, K, d_head] for `query` of that shape, the newest position of every hypothesis."""
+        mask = live.seen(sum(block.key.shape[2] for block in blocks))
+        return attend_to_blocks(query, blocks, None if mask is None else mask.bias, self.dropout)[0]
 
     def _project(self, x: Tensor, live: Live | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""

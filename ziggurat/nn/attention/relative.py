@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.base import attend, attend_to_blocks
+from ziggurat.nn.attention.cache import Block
 from ziggurat.nn.attention.live import Live
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
@@ -54,23 +55,39 @@ class RelativeAttention(SelfAttention):
         self.key_table = _table(clip, d_model // heads)
         self.register_parameter("value_table", _table(clip, d_model // heads) if values else None)
 
-    def _context(
-        self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None, live: Live | None = None
-    ) -> Tensor:
+    def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         position = torch.arange(key.shape[2], device=query.device)
-        distance = position - position[:, None] if live is None else live.distances[:, None, None]
-        index = (distance.clamp(-self.clip, self.clip) + self.clip).expand(*query.shape[:3], -1)
-        scaled = query * query.shape[-1] ** -0.5
-        relative = torch.matmul(scaled, self.key_table.t()).gather(-1, index)
+        relative, index = self._relative(query, position - position[:, None])
         if mask is not None:
             relative = relative + mask.bias
         if self.value_table is None:
             return attend(query, key, value, Mask(relative), self.dropout).context
         # Both sums over the keys need the weights, and the same ones of them dropped.
-        weights = self.dropout(torch.softmax(torch.matmul(scaled, key.transpose(-2, -1)) + relative, dim=-1))
+        context, weights = attend_to_blocks(query, [Block(key, value)], relative, self.dropout)
+        return context + self._of_distances(weights, index)
+
+    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: Live) -> Tensor:
+        entries = sum(block.key.shape[2] for block in blocks)
+        relative, index = self._relative(query, live.distances(entries)[:, None, None])
+        mask = live.seen(entries)
+        bias = relative if mask is None else relative + mask.bias
+        context, weights = attend_to_blocks(query, blocks, bias, self.dropout)
+        return context if self.value_table is None else context + self._of_distances(weights, index)
+
+    def _relative(self, query: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the logits by distance, [batch, heads, queries, keys], and for each the row of the tables.
+
+        `distance` of the keys from the queries broadcasts to that shape.
+        """
+        index = (distance.clamp(-self.clip, self.clip) + self.clip).expand(*query.shape[:3], -1)
+        return torch.matmul(query * query.shape[-1] ** -0.5, self.key_table.t()).gather(-1, index), index
+
+    def _of_distances(self, weights: Tensor, index: Tensor) -> Tensor:
+        """Return the context by distance, [batch, heads, queries, d_head]."""
+        assert self.value_table is not None
         summands = weights.to(torch.promote_types(weights.dtype, torch.float32))  # a half type loses small ones
-        by_distance = summands.new_zeros(*query.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, summands)
-        return torch.matmul(weights, value) + torch.matmul(by_distance.to(weights.dtype), self.value_table)
+        by_distance = summands.new_zeros(*weights.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, summands)
+        return torch.matmul(by_distance.to(weights.dtype), self.value_table)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own."""

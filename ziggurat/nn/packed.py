@@ -1,0 +1,186 @@
+"""Linear maps for inference on CPUs: weights laid out once by oneDNN, in fp32, bf16 or int8.
+
+What is between the maps stays in fp32: with one row per hypothesis, conversions cost less than bf16 arithmetic does
+(benchmarks/README.md). Nothing here can be trained.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, cast
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.nn.attention.merged import MergedAverageAttention
+from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.embedding import OutputProjection
+from ziggurat.nn.feed_forward import FeedForward
+from ziggurat.nn.linear import Linear
+
+__all__ = ["Int8Linear", "PackedFeedForward", "PackedLinear", "Precision", "available", "pack"]
+
+Precision = Literal["float32", "bfloat16", "int8"]
+"""Of the products; in `int8` weights and inputs have 8 bits and sums 32."""
+
+_HALF = 0.5
+_CENTRE = 128
+"""What zero is in unsigned bytes."""
+
+
+def available(precision: Precision) -> bool:
+    """Whether this CPU computes with `precision` at its speed."""
+    if not torch.backends.mkldnn.is_available():
+        return False
+    if precision == "bfloat16":
+        supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return supported
+    # Without VNNI, sums of two products of bytes would saturate at 16 bits.
+    return precision == "float32" or torch.cpu._is_vnni_supported()
+
+
+class PackedLinear(nn.Module):
+    """x W^T + b, and its positive part with `relu`; products in the type of `weight`, fp32 or bf16.
+
+    Args:
+        weight: W [out, in].
+        bias: b [out], or None.
+        relu: whether negative results become 0.
+        narrow: leave results in the type of `weight`; else they are fp32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, relu: bool = False, narrow: bool = False) -> None:
+        super().__init__()
+        # Not a buffer: an opaque tensor can be neither moved nor saved.
+        self.weight = torch.ops.mkldnn._reorder_linear_weight(weight.detach().contiguous())
+        self.bias = None if bias is None else bias.detach().to(weight.dtype)
+        self.dtype = weight.dtype
+        self.activation = "relu" if relu else "none"
+        self.result = weight.dtype if narrow else torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., out] for `x` [..., in]."""
+        y = torch.ops.mkldnn._linear_pointwise(x.to(self.dtype), self.weight, self.bias, self.activation, [], "")
+        return y.to(self.result)
+
+
+class Int8Linear(nn.Module):
+    """x W^T + b with a scale for every row of W and, at run time, for every row of x: |largest| / 127.
+
+    A row's scale is its own, so that a sentence's result does not depend on its neighbours in the batch.
+
+    Args:
+        weight: W [out, in].
+        bias: b [out], or None.
+        positive: inputs are never negative, and so have all 8 bits for their size.
+        narrow: results are bf16; else they are fp32.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, *, positive: bool = False, narrow: bool = False) -> None:
+        super().__init__()
+        weight = weight.detach().float()
+        self.scale = weight.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        rounded = (weight / self.scale[:, None]).round().to(torch.int8)
+        self.weight = torch.ops.onednn.qlinear_prepack(rounded, None)
+        self.bias = weight.new_zeros(len(weight)) if bias is None else bias.detach().float()
+        self.zero = torch.zeros(len(weight), dtype=torch.int32)
+        self.positive = positive
+        self.result = torch.bfloat16 if narrow else torch.float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., out] for `x` [..., in]."""
+        rows = x.reshape(-1, x.shape[-1]).float()
+        levels, centre = (255, 0) if self.positive else (127, _CENTRE)
+        largest = (rows if self.positive else rows.abs()).amax(-1, keepdim=True)
+        scale = largest.clamp_(min=torch.finfo(torch.float32).tiny).div_(levels)
+        # The conversion cuts off; no number here is negative, so with a half added it rounds.
+        quantised = (rows * scale.reciprocal()).add_(centre + _HALF).to(torch.uint8)
+        y = torch.ops.onednn.qlinear_pointwise(
+            quantised, 1.0, centre, self.weight, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
+        )
+        return torch.addcmul(self.bias, y, scale).to(self.result).view(*x.shape[:-1], -1)
+
+
+class PackedFeedForward(nn.Module):
+    """relu(x W_1 + b_1) W_2 + b_2 (ziggurat.nn.feed_forward.FeedForward) without conversions in between.
+
+    Args:
+        ffn: the network.
+        precision: of its products.
+    """
+
+    def __init__(self, ffn: FeedForward, precision: Precision) -> None:
+        super().__init__()
+        first, second = cast(Linear, ffn.in_proj), cast(Linear, ffn.out_proj)
+        self.in_proj: PackedLinear | Int8Linear
+        self.out_proj: PackedLinear | Int8Linear
+        if precision == "int8":
+            self.in_proj = Int8Linear(first.weight, first.bias)
+            self.out_proj = Int8Linear(second.weight, second.bias, positive=True)
+        else:
+            dtype = getattr(torch, precision)
+            self.in_proj = PackedLinear(first.weight.to(dtype), first.bias, relu=True, narrow=True)
+            self.out_proj = PackedLinear(second.weight.to(dtype), second.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [batch, length, d_model] for `x` of that shape."""
+        inner = self.in_proj(x)
+        y: Tensor = self.out_proj(inner if isinstance(self.in_proj, PackedLinear) else inner.relu_())
+        return y
+
+
+class PackedOutput(nn.Module):
+    """hidden W^T + b (ziggurat.nn.embedding.OutputProjection).
+
+    Args:
+        projection: the map; its weight stays, since the embedding may be the same.
+        precision: of the product.
+    """
+
+    def __init__(self, projection: OutputProjection, precision: Precision) -> None:
+        super().__init__()
+        self.weight = projection.weight
+        # Scores are wanted in fp32, and a pass over [rows, vocabulary] to scale them costs more than bytes save.
+        narrow = precision != "float32" and available("bfloat16")
+        dtype = torch.bfloat16 if narrow else torch.float32
+        self.map = PackedLinear(projection.weight.to(dtype), projection.bias, narrow=True)
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        """Return logits [..., vocabulary] for `hidden` [..., d_model]."""
+        y: Tensor = self.map(hidden)
+        return y
+
+
+def packed(
+    weight: Tensor, bias: Tensor | None, precision: Precision, *, narrow: bool = False
+) -> PackedLinear | Int8Linear:
+    """Return x W^T + b with products in `precision`; `narrow`: with results in bf16, unless that is `float32`."""
+    if precision == "int8":
+        return Int8Linear(weight, bias, narrow=narrow)
+    return PackedLinear(weight.to(getattr(torch, precision)), bias, narrow=narrow)
+
+
+def pack(model: nn.Module, precision: Precision) -> None:
+    """Replace the linear maps of `model`, on a CPU and in fp32, by packed ones; it can then not be trained or saved.
+
+    Maps of other kinds (Fixup's with shifts, those of LSTM cells) stay as they are, in fp32.
+    """
+    if isinstance(model, MergedAverageAttention):
+        model.separate_values()
+    # Keys and values in bf16 are half as much to read, and products of small matrices as fast.
+    narrow = {"qkv_proj", "q_proj", "kv_proj"} if _attends_plainly(model) and available("bfloat16") else set()
+    for name, child in model.named_children():
+        if isinstance(child, FeedForward) and child.is_plain:
+            setattr(model, name, PackedFeedForward(child, precision))
+        elif isinstance(child, Linear):
+            setattr(model, name, packed(child.weight, child.bias, precision, narrow=name in narrow))
+        elif isinstance(child, OutputProjection):
+            setattr(model, name, PackedOutput(child, precision))
+        else:
+            pack(child, precision)
+
+
+def _attends_plainly(module: nn.Module) -> bool:
+    """Whether it makes queries, keys and values by linear maps and nothing else that would have to be narrow too."""
+    if type(module) is SelfAttention:
+        return module.scaling is None and module.rotary is None
+    return isinstance(module, CrossAttention) and module.scaling is None
