@@ -113,9 +113,15 @@ class Assembler:
             number += begins or not place
             numbers.append(number)
         words = part.text.split()
-        if len(words) != number + 1:  # normalisation changed the blanks: spell the words from their pieces
-            of_word = [[i for i, n in zip(part.ids, numbers, strict=True) if n == word] for word in range(number + 1)]
-            words = [self.source.decode(ids).strip() for ids in of_word]
+        if len(words) != number + 1:  # segmented text, or normalisation changed the blanks
+            segmented = words if len(words) == len(pieces) else None
+            words = []
+            for word in range(number + 1):
+                own = [place for place, n in enumerate(numbers) if n == word]
+                if segmented is not None:
+                    words.append("".join(segmented[place].removesuffix(_GOES_ON) for place in own))
+                else:
+                    words.append(self.source.decode([part.ids[place] for place in own]).strip())
         return [words[n] for n in numbers]
 
 

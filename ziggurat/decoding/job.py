@@ -78,8 +78,10 @@ class Job:
         before_step: called before every step of a search.
         tag: put before every source sentence.
         terminology: source terms and what each must become.
+        constrained: whether lines come with constraints.
 
-    Raises ConfigError for an unknown tag, or a banned phrase that is blank or that the vocabulary cannot spell.
+    Raises ConfigError for an unknown tag, constraints in a search that cannot meet them, or a banned phrase that is
+    blank or that the vocabulary cannot spell.
     """
 
     def __init__(
@@ -94,6 +96,7 @@ class Job:
         before_step: Callable[[], None],
         tag: str | None,
         terminology: Mapping[str, str] | None,
+        constrained: bool,
     ) -> None:
         self.decoding = decoding
         self.source = source
@@ -105,6 +108,8 @@ class Job:
                 raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
             self.tag = (source.tags[tag],)
         self.terminology = Terminology(terminology or {})
+        if constrained or terminology:
+            self._check_constraints()
         self.source_limit = decoding.max_source_pieces
         """Most pieces of a source that is translated in one go."""
         self.target_limit = decoding.max_length.limit
@@ -145,8 +150,7 @@ class Job:
         """Yield the parts of the line at `place` of the window as sentences of a search.
 
         Its prefix and its constraints are for the first part; terms are for the parts whose source holds them.
-        Raises ConfigError for constraints in a search that cannot meet them, DataError for a prefix that is longer
-        than the model's positions.
+        Raises DataError for more of them than the model has positions.
         """
         for number, ids in enumerate(parts):
             source = text if len(parts) == 1 else self.source.decode(ids)
@@ -162,8 +166,6 @@ class Job:
 
     def _sentence(self, part: Part, prefix: tuple[int, ...], key: int, line: int) -> Sentence:
         constraints = tuple(ids for ids in phrase_ids(part.constraints, self.target) if ids) if part.constraints else ()
-        if constraints:
-            self._check_constraints()
         rule = self.decoding.max_length
         longest = min(int(rule.ratio * len(part.ids) + rule.extra), self.target_limit)
         needed = len(prefix) + sum(map(len, constraints))

@@ -113,7 +113,7 @@ class Translator:
         for name, given in (("prefixes", prefixes), ("constraints", constraints)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
-        job = self._job(tag, terminology, **decoding)
+        job = self._job(tag, terminology, constraints is not None, **decoding)
         extras = LineExtras(first, list(prefixes or ()), list(constraints or ()))
         return self._translate_window(texts, job, extras)
 
@@ -137,7 +137,7 @@ class Translator:
         """
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
-        job = self._job(tag, terminology, **decoding)
+        job = self._job(tag, terminology, constraints is not None, **decoding)
         beside = line_extras(windows(lines, window), first, prefixes, constraints)
         return chain.from_iterable(self._translate_window(texts, job, extras) for texts, extras in beside)
 
@@ -178,7 +178,13 @@ class Translator:
             for ids, score in zip(target_ids, scores, strict=True)
         ]
 
-    def _job(self, tag: str | None, terminology: Mapping[str, str] | None = None, **changes: Any) -> Job:
+    def _job(
+        self,
+        tag: str | None,
+        terminology: Mapping[str, str] | None = None,
+        constrained: bool = False,
+        **changes: Any,
+    ) -> Job:
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
         return Job(
             decoding,
@@ -190,6 +196,7 @@ class Translator:
             before_step=self.before_step,
             tag=tag,
             terminology=terminology,
+            constrained=constrained,
         )
 
     def _translate_window(self, texts: Sequence[str], job: Job, extras: LineExtras) -> list[Translation]:
