@@ -4,74 +4,19 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import dataclass
 
 import pytest
 import torch
-from doubles import Prefix, TableScorer, random_attention, random_log_probabilities
+from doubles import Prefix, TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from plain import BOS, EOS, Plain, penalised, plain_search
 
 from ziggurat.decoding.hypotheses import IdHypothesis, best_tokens
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.search import NonFiniteScoreError, search
 from ziggurat.errors import ConfigError
-
-BOS, EOS = 0, 1
-
-
-@dataclass
-class Plain:
-    """A result of the plain search."""
-
-    tokens: list[int]
-    log_probability: float
-    score: float
-    finished: bool
-
-
-def penalised(penalty: LengthPenalty, log_probability: float, length: int, attention: list[float]) -> float:
-    """The penalties once more, written from docs: nothing of ziggurat.decoding.length is used."""
-    base = {"none": 1.0, "power": length, "gnmt": (5 + length) / 6, "lingvo": (5 + length) / 5}[penalty.kind]
-    rho = penalty.length_ratio
-    coverage = sum(math.log(min(max(a / rho, 0.001), 0.5)) for a in attention)
-    return log_probability / base**penalty.alpha + (penalty.coverage * rho * coverage if penalty.coverage else 0.0)
-
-
-def plain_search(
-    scorer: TableScorer, sentence: int, source_length: int, max_length: int, wanted: SearchSettings, min_length: int
-) -> list[Plain]:
-    """One sentence at a time, no early stopping: all steps up to the limit are made."""
-    alive: list[tuple[float, Prefix, list[float]]] = [(0.0, (), [0.0] * source_length)]
-    finished: list[Plain] = []
-    before = alive
-    for step in range(max_length + 1):
-        extensions = []
-        for rank, (total, prefix, attended) in enumerate(alive):
-            if scorer.attention_seed is not None:
-                new = random_attention(scorer.attention_seed, sentence, prefix, source_length)
-                attended = [a + b for a, b in zip(attended, new, strict=True)]
-            for token, p in enumerate(scorer.log_probabilities(sentence, prefix)):
-                too_short = token == EOS and step < min(min_length, max_length)
-                if token not in wanted.forbidden and not too_short and p > -math.inf:
-                    extensions.append((-(total + p), rank, token, prefix, attended))
-        extensions.sort(key=lambda e: e[:3])
-        extensions = extensions[: 2 * wanted.beam_size if wanted.beam_size > 1 else 1]
-        for total, _, token, prefix, attended in extensions:
-            if token == EOS:
-                score = penalised(wanted.penalty, -total, step + 1, attended)
-                finished.append(Plain(list(prefix), -total, score, True))
-        before = alive
-        alive = [(-t, (*prefix, token), a) for t, _, token, prefix, a in extensions if token != EOS]
-        alive = alive[: wanted.beam_size]
-        if not alive:
-            break
-    finished.sort(key=lambda f: -f.score)
-    if finished:
-        return finished[: wanted.n_best]
-    total, prefix, _ = before[0]
-    return [Plain(list(prefix), total, penalised(wanted.penalty, total, max(len(prefix), 1), []), False)]
 
 
 def run(
@@ -298,7 +243,7 @@ def test_non_finite_scores_are_an_error_that_says_so(bad: float, beam_size: int)
 
 def test_coverage_without_attention_is_refused() -> None:
     wanted = SearchSettings(2, 1, BOS, EOS, penalty=LengthPenalty("lingvo", 0.5, 0.2))
-    with pytest.raises(ConfigError, match=r"coverage.*needs attention"):
+    with pytest.raises(ConfigError, match=r"coverage.*need attention"):
         run(ends_after([2]), [4], wanted)
 
 

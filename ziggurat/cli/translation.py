@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import sys
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -22,12 +19,12 @@ from ziggurat.cli.output import (
     refuse_overwriting,
 )
 from ziggurat.cli.preparation import Json
+from ziggurat.cli.translated import counts, line_extras, notices, text
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.results import Translation
     from ziggurat.decoding.translator import Translator
     from ziggurat.evaluation.scores import Metric
 
@@ -62,6 +59,20 @@ def translate(
         int | None, typer.Option("--window", min=1, help="Lines read before any is translated; 1 answers at once.")
     ] = None,
     tag: Tag = None,
+    prefix: Annotated[
+        str | None, typer.Option("--prefix", help="File of how each translation begins, line by line; may be blank.")
+    ] = None,
+    constraints: Annotated[
+        str | None,
+        typer.Option("--constraints", help="File of phrases, tabs between them, that each translation must hold."),
+    ] = None,
+    terminology: Annotated[
+        str | None,
+        typer.Option("--terminology", help="File of lines `source term TAB target term`, for lines that hold one."),
+    ] = None,
+    quality: Annotated[
+        bool, typer.Option("--quality", help="Write `translation ||| mean log-probability per token`.")
+    ] = False,
     ensemble: Ensemble = None,
     which: Which = None,
     device: Device = "auto",
@@ -77,10 +88,15 @@ def translate(
     from ziggurat.decoding.translator import WINDOW_LINES
 
     settings = _settings(overrides, "--input")
-    refuse_overwriting(output, input)
-    check_input(input)  # before the model is loaded, which takes seconds
+    beside = [path for path in (prefix, constraints, terminology) if path is not None]
+    if [input, *beside].count("-") > 1:
+        raise ConfigError("only one of the inputs can be standard input (`-`)")
+    refuse_overwriting(output, input, *beside)
+    for path in (input, *beside):
+        check_input(path)  # before the model is loaded, which takes seconds
     check_output(output)
-    with _notices():
+    extras = line_extras(prefix, constraints, terminology)
+    with notices():
         translator = _open([model, *(ensemble or [])], which, device, threads, settings)
         n_best = translator.decoding.n_best
         stream, name = input_stream(input)
@@ -89,15 +105,17 @@ def translate(
         began, count = time.perf_counter(), 0
         with output_stream(output) as out:
             size = window or (1 if interactive else WINDOW_LINES)
-            for count, translation in enumerate(translator.translate_stream(lines, window=size, tag=tag), start=1):
-                out.write((translation.to_json() if json else _text(translation, count, n_best)).encode() + b"\n")
+            translations = translator.translate_stream(lines, window=size, tag=tag, **extras)
+            for count, translation in enumerate(translations, start=1):
+                shown = translation.to_json() if json else text(translation, count, n_best, quality=quality)
+                out.write(shown.encode() + b"\n")
                 if interactive or window == 1:
                     out.flush()
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             console().print(
-                f"{counted(count, 'line')} in {duration(seconds)} ({rate}){_counts(translator)}",
+                f"{counted(count, 'line')} in {duration(seconds)} ({rate}){counts(translator)}",
                 highlight=False,
                 soft_wrap=True,
             )
@@ -186,7 +204,7 @@ def evaluate(
         assert model is not None
         sources = _read(source)
         _pair_up((source, sources), *zip(reference, references, strict=True))
-        with _notices():
+        with notices():
             translator = _open([model, *(ensemble or [])], which, device, threads, settings)
             hypotheses = _translations(translator, sources, output)
         language = translator.target_language
@@ -270,27 +288,3 @@ def _metrics(listed: str) -> list[Metric]:
     if unknown := [name for name in names if name not in METRICS]:
         raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
     return [metric for metric in METRICS if metric in names]
-
-
-def _text(translation: Translation, number: int, n_best: int) -> str:
-    if n_best == 1:
-        return translation.text
-    return "\n".join(f"{number} ||| {h.text} ||| {h.score:.4f}" for h in translation.hypotheses)
-
-
-def _counts(translator: Translator) -> str:
-    names = {"blank_lines": "blank", "long_lines": "translated in parts", "unfinished": "cut at the length limit"}
-    shown = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
-    return "; " + ", ".join(shown) if shown else ""
-
-
-@contextmanager
-def _notices() -> Iterator[None]:
-    """Show warnings of the translator as plain lines."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("always", UserWarning)
-        shown = console()
-        warnings.showwarning = lambda message, *_args, **_kwargs: shown.print(
-            f"warning: {message}", markup=False, highlight=False, soft_wrap=True
-        )
-        yield

@@ -45,16 +45,48 @@ class MaxLengthConfig(Section):
 class DecodingConfig(Section):
     """Search (`translate`, validation)."""
 
+    search: Literal["beam", "sample"] = "beam"
+    """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones."""
     beam_size: int = Field(default=4, ge=1)
-    """Hypotheses per sentence; 1 is greedy search."""
+    """Hypotheses per sentence; 1 is greedy search. Means nothing to `search: sample`."""
     n_best: int = Field(default=1, ge=1)
-    """Translations returned per sentence, at most `beam_size`."""
+    """Translations returned per sentence, at most `beam_size` (when sampling: any number)."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     """How hypotheses of different length are compared."""
     max_length: MaxLengthConfig = MaxLengthConfig()
     """Longest output."""
     min_length: int = Field(default=1, ge=0)
     """Fewest tokens before end-of-sentence is allowed."""
+    prune: float | None = Field(default=None, gt=0)
+    """Give up hypotheses whose log-probability is more than this below the best of the sentence (lingvo: 3.0)."""
+    eos_margin: float | None = Field(default=None, ge=0)
+    """End-of-sentence only where its logit is within this of the best token's (lingvo: 5.0)."""
+    banned: list[str] = Field(default_factory=list)
+    """Words or phrases that are never written, as the vocabulary segments them at the start of a word."""
+    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    """No sequence of so many tokens occurs twice in a translation; 0: any may."""
+    repetition_penalty: float = Field(default=1.0, ge=1)
+    """Log-probabilities of tokens that the translation holds already are multiplied by this in the search; 1: none."""
+    diverse_groups: int = Field(default=1, ge=1)
+    """Groups of diverse beam search (Vijayakumar et al. 2016); divides `beam_size`."""
+    diverse_strength: float = Field(default=0.5, ge=0)
+    """What a token costs for each beam of an earlier group that takes it at the same step."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Sampling: log-probabilities are divided by it; below 1 likely tokens become likelier."""
+    top_k: int = Field(default=0, ge=0)
+    """Sampling: only the k likeliest tokens; 0: all."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sampling: only the fewest likeliest tokens whose probabilities add up to this (nucleus)."""
+    epsilon: float = Field(default=0.0, ge=0, lt=1)
+    """Sampling: only tokens at least this likely (Hewitt et al. 2022)."""
+    seed: int = Field(default=0, ge=0, lt=1 << 63)
+    """Sampling: random numbers are a function of it, of the line's number, and of the place in the translation."""
+    mbr: int = Field(default=0, ge=0)
+    """Sampling: draw so many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
+    alignments: bool = False
+    """Results say which source tokens each of their tokens attended to (last layer, mean over heads)."""
+    replace_unknown: bool = False
+    """An unknown token becomes the source word that it attended to most."""
     batch_tokens: int = Field(default=4096, ge=1)
     """Most source tokens in the search at a time, padding counted. Sentences that are done make room for others."""
     batch_sentences: int = Field(default=256, ge=1)
@@ -63,7 +95,25 @@ class DecodingConfig(Section):
     """A longer source line is translated in parts of this many pieces and joined; the log says so."""
 
     @model_validator(mode="after")
-    def _n_best_within_beam(self) -> Self:
+    def _no_contradictions(self) -> Self:
+        if self.search == "sample":
+            self._check_sampling()
+            return self
         if self.n_best > self.beam_size:
             raise ValueError(f"`n_best` ({self.n_best}) is larger than `beam_size` ({self.beam_size})")
+        if self.beam_size % self.diverse_groups:
+            raise ValueError(f"`diverse_groups` ({self.diverse_groups}) must divide `beam_size` ({self.beam_size})")
+        ordinary = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "epsilon": 0.0, "mbr": 0}
+        if needed := [f"`{key}`" for key, value in ordinary.items() if getattr(self, key) != value]:
+            raise ValueError(f"{', '.join(needed)}: for sampling only; set `search: sample` as well")
         return self
+
+    def _check_sampling(self) -> None:
+        if self.diverse_groups > 1:
+            raise ValueError("`diverse_groups` is for `search: beam`")
+        if self.prune is not None:
+            raise ValueError("`prune` is for `search: beam`")
+        if self.mbr == 1:
+            raise ValueError("`mbr: 1` has nothing to choose from; draw more")
+        if self.mbr and self.n_best > self.mbr:
+            raise ValueError(f"`n_best` ({self.n_best}) is larger than `mbr` ({self.mbr})")

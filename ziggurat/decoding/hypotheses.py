@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -24,11 +24,13 @@ class IdHypothesis:
     token_log_probabilities: list[float]
     """One per token; one more, for end-of-sentence, when `finished`."""
     log_probability: float
-    """Their sum, as the search added it up."""
+    """Their sum: what the model gives, whatever rules or temperature did to the choice."""
     score: float
     """Penalised score; results are ranked by it."""
     finished: bool
-    """False: cut at the length limit, because no hypothesis of the sentence had ended."""
+    """False: cut at the length limit, because no hypothesis of the sentence (or of its group) had ended."""
+    attention: list[list[float]] = field(default_factory=list)
+    """Per token, its attention to each source token, if it was asked for."""
 
 
 def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -6,7 +6,19 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Hypothesis", "TargetScore", "Translation", "json_line"]
+__all__ = ["Alignment", "Hypothesis", "TargetScore", "Translation", "json_line"]
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """What each token of a translation attended to: the last decoder layer, mean over its heads."""
+
+    source_tokens: list[str]
+    """Pieces of the source as the model read it, tag and end-of-sentence included."""
+    soft: list[list[float]]
+    """Per target token one weight per source token; they add up to 1."""
+    hard: list[int]
+    """Per target token the source token with the greatest weight, tag and end-of-sentence left out."""
 
 
 @dataclass(frozen=True)
@@ -16,7 +28,7 @@ class Hypothesis:
     text: str
     """Never holds a line end."""
     score: float
-    """Log-probability after the length penalty; the n-best list is ranked by it."""
+    """The n-best list is ranked by it: log-probability after the length penalty, or mean chrF with `mbr`."""
     log_probability: float
     """Natural logarithm of the probability given the source, end-of-sentence included."""
     tokens: list[str]
@@ -25,6 +37,20 @@ class Hypothesis:
     """One per token, and one for end-of-sentence where the hypothesis (or a part of it) ended by itself."""
     finished: bool
     """False: cut at the length limit."""
+    alignment: Alignment | None = None
+    """Where it was asked for."""
+    unmet_constraints: list[str] | None = None
+    """Phrases that should be in the text but are not; None for a line without any."""
+
+    @property
+    def quality(self) -> float:
+        """Mean log-probability per token, end-of-sentence counted where there is one; 0 for an empty translation."""
+        return self.log_probability / max(1, len(self.token_log_probabilities))
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields as a dictionary; what does not apply is left out."""
+        record = {**asdict(self), "quality": self.quality}
+        return {key: value for key, value in record.items() if value is not None}
 
 
 @dataclass(frozen=True)
@@ -48,8 +74,8 @@ class Translation:
 
     def to_json(self) -> str:
         """Return one line of JSON: the fields of the best hypothesis, `parts`, and the `n_best` list."""
-        best = asdict(self.hypotheses[0])
-        return json_line({**best, "parts": self.parts, "n_best": [asdict(h) for h in self.hypotheses]})
+        best = self.hypotheses[0].as_record()
+        return json_line({**best, "parts": self.parts, "n_best": [h.as_record() for h in self.hypotheses]})
 
 
 @dataclass(frozen=True)

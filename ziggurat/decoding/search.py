@@ -7,24 +7,30 @@ finished). A settled sentence leaves at once, and waiting ones enter as soon as 
 (ziggurat.decoding.admission); each sentence is at its own position. Results do not depend on which sentences share a
 batch, up to the scorer's own rounding.
 
-Shapes: N live sentences, K beams, C candidates, R finished hypotheses kept, S source, V vocabulary.
+Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ziggurat.decoding.admission import Admission
 from ziggurat.decoding.batches import padded
-from ziggurat.decoding.beam import BestExtensions
+from ziggurat.decoding.beam import BeamChoice
+from ziggurat.decoding.choice import Candidates, Choice
+from ziggurat.decoding.constrained import ConstrainedChoice
+from ziggurat.decoding.diverse import DiverseChoice
 from ziggurat.decoding.hypotheses import NEVER, IdHypothesis
 from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.rules import Rules
+from ziggurat.decoding.sample import SampleChoice
 from ziggurat.decoding.scorer import Scorer
-from ziggurat.decoding.trellis import Step, Trellis, Visit
+from ziggurat.decoding.state import Live, State, holes_filled
+from ziggurat.decoding.trellis import Path, Step, Trellis, Visit
 from ziggurat.errors import ConfigError, ZigguratError
 
 __all__ = ["NonFiniteScoreError", "search"]
@@ -39,13 +45,14 @@ def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettin
     """Return up to `settings.n_best` results per sentence, best first and at least one, in the order of the input.
 
     Sentences enter in the order given: sorted by length, they share batches with little padding. Raises
-    NonFiniteScoreError, and ConfigError for a coverage penalty without the scorer's attention.
+    NonFiniteScoreError, and ConfigError where settings need the scorer's attention and it offers none.
     """
     if not sentences:
         return []
     waiting = Admission([len(s.source) for s in sentences], settings.batch_tokens, settings.batch_sentences)
-    scorer.start(settings.beam_size, waiting.slots, keep_attention=settings.penalty.coverage > 0)
-    running = _Search(scorer, settings)
+    keep_attention = settings.keep_attention or settings.penalty.coverage > 0
+    scorer.start(settings.beam_size, waiting.slots, keep_attention=keep_attention)
+    running = _Search(scorer, settings, _choice(sentences, settings))
     found: dict[int, list[IdHypothesis]] = {}
     while len(found) < len(sentences):
         if group := waiting.group(running.lengths()):
@@ -56,39 +63,29 @@ def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettin
     return [found[number] for number in range(len(sentences))]
 
 
-class _State(NamedTuple):
-    """What the search keeps of the live sentences, one row each."""
-
-    tokens: Tensor  # [N, K] last tokens
-    total: Tensor  # [N, K] log-probabilities of the beams, float64
-    score: Tensor  # [N, R] penalised scores of finished hypotheses, best first
-    ticket: Tensor  # [N, R] where they ended: position * C + candidate
-    position: Tensor  # [N] tokens so far
-    max_length: Tensor  # [N]
-    min_length: Tensor  # [N]
-    source_length: Tensor  # [N]
-
-
-class _Live(NamedTuple):
-    """A sentence in the search."""
-
-    number: int
-    sentence: Sentence
-    visit: Visit
+def _choice(sentences: Sequence[Sentence], settings: SearchSettings) -> Choice:
+    """Return the strategy that the settings ask for."""
+    if settings.sampling is not None:
+        return SampleChoice(settings.beam_size, settings.sampling, settings.device)
+    if settings.groups > 1:
+        return DiverseChoice(settings.beam_size, settings.groups, settings.strength, settings.eos)
+    if phrases := max(len(s.constraints) for s in sentences):
+        longest = max(len(phrase) for s in sentences for phrase in s.constraints)
+        return ConstrainedChoice(settings.beam_size, phrases, longest, settings.eos, settings.device)
+    return BeamChoice(settings.beam_size)
 
 
 class _Search:
     """The live sentences of a search. Row i of every tensor, and of the scorer, is `live[i]`."""
 
-    def __init__(self, scorer: Scorer, settings: SearchSettings) -> None:
+    def __init__(self, scorer: Scorer, settings: SearchSettings, choice: Choice) -> None:
         self.scorer = scorer
         self.settings = settings
-        self.choice = BestExtensions(settings.beam_size)
-        self.width = 2 * settings.beam_size if settings.beam_size > 1 else 1  # C, at most
-        self.live: list[_Live] = []
+        self.choice = choice
+        self.rules = Rules(settings)
+        self.live: list[Live] = []
         self.trellis = Trellis()
-        self.forbidden = torch.tensor(settings.forbidden, dtype=torch.int64, device=settings.device)
-        self.state = self._enter([])
+        self.state = State.entering([], settings, choice.groups)
         self.attended: Tensor | None = None  # [N, K, S] attention summed over steps
 
     def lengths(self) -> list[int]:
@@ -101,8 +98,10 @@ class _Search:
         self.scorer.admit(source, mask, max(s.max_length for s in sentences) + 1)
         for number, sentence in zip(numbers, sentences, strict=True):
             visit = Visit(len(self.trellis), [(len(self.trellis), len(self.live))])
-            self.live.append(_Live(number, sentence, visit))
-        self.state = _State(*(torch.cat(pair) for pair in zip(self.state, self._enter(sentences), strict=True)))
+            self.live.append(Live(number, sentence, visit))
+        self.state = self.state.joined(State.entering(sentences, self.settings, self.choice.groups))
+        self.choice.admit(sentences)
+        self.rules.admit(sentences)
 
     def step(self) -> dict[int, list[IdHypothesis]]:
         """Extend all hypotheses by one token; return the results of the sentences that this settles, by number."""
@@ -112,98 +111,89 @@ class _Search:
         # One fused pass over the row, faster on CPU than the log-sum-exp alone; NaN anywhere makes all of it NaN.
         wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
         log_probabilities = scores.log_softmax(-1, dtype=wide)
-        broken = log_probabilities[..., 0].isnan().any()
-        coverage = self._coverage()
-        candidates = self.choice.candidates(before.total, self._allowed(log_probabilities))
+        broken = log_probabilities[..., 0].isnan()
+        attention = self._attention()
+        candidates = self._candidates(log_probabilities)
         ends = candidates.token == self.settings.eos
-        score, ticket = self._finish(candidates.total.masked_fill(~ends, NEVER), candidates.origin, coverage)
-
         going = candidates.total.masked_fill(ends, NEVER)
-        chosen = self.choice.beams(going)
-        self.trellis.append(Step(*candidates, chosen))
-        self.state = before._replace(
-            tokens=candidates.token.gather(1, chosen),
-            total=going.gather(1, chosen),
-            score=score,
-            ticket=ticket,
-            position=before.position + 1,
+        chosen = self.choice.beams(going, candidates)
+        self.trellis.append(Step(*candidates, chosen, attention if self.settings.keep_attention else None))
+        score, ticket = self._finish(candidates.total.masked_fill(~ends, NEVER), candidates.origin)
+        tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
+        self.rules.follow(parents, tokens, before.position)
+        self.state = self.state._replace(
+            tokens=tokens, total=going.gather(1, chosen), score=score, ticket=ticket, position=before.position + 1
         )
-        done = torch.cat((self._done(), broken[None])).tolist()
+        done = torch.cat((self._done(), broken.any()[None])).tolist()
         if done.pop():
-            raise self._non_finite(log_probabilities)
-        parents = candidates.origin.gather(1, chosen)
+            raise self._non_finite(broken)
         if self.attended is not None:
             self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
-        gone = [row for row, is_done in enumerate(done) if is_done]
-        settled = self._results(gone) if gone else {}
-        if gone:
-            parents = self._leave(done, parents)
-        if self.settings.beam_size > 1 and self.live:
-            self.scorer.follow(parents)
+        if not any(done):
+            self._follow(parents)
+            return {}
+        settled = self._results([row for row, is_done in enumerate(done) if is_done])
+        self._leave(done, parents)
         return settled
 
-    def _enter(self, sentences: Sequence[Sentence]) -> _State:
-        """Return the state of sentences before their first step.
+    def _candidates(self, log_probabilities: Tensor) -> Candidates:
+        """Return the step's candidates, by log-probabilities [N, K, V] that the rules may edit in place."""
+        state = self.state
+        given = log_probabilities.clone() if self.rules.change_scores else None
+        self.rules.apply(log_probabilities, state.position, state.min_length)
+        candidates = self.choice.candidates(state.total, log_probabilities, state.position)
+        if given is not None:
+            place = candidates.origin * given.shape[2] + candidates.token
+            candidates = candidates._replace(log_probability=given.flatten(1).gather(1, place))
+        if self.settings.limits.prune is not None:
+            floor = state.best.maximum(candidates.total.amax(1)) - self.settings.limits.prune
+            given_up = candidates.total < floor[:, None]
+            candidates = candidates._replace(total=candidates.total.masked_fill(given_up, NEVER))
+            ended = candidates.total.masked_fill(candidates.token != self.settings.eos, NEVER)
+            self.state = state._replace(best=state.best.maximum(ended.amax(1)))
+        return candidates
 
-        All beams start from one token: only the first is alive, or each hypothesis would appear K times.
-        """
-        settings, count = self.settings, len(sentences)
-        total = torch.full((count, settings.beam_size), NEVER, dtype=torch.float64)
-        total[:, 0] = 0.0
-        limits = [(0, s.max_length, min(s.min_length, s.max_length), len(s.source)) for s in sentences]
-        numbers = torch.tensor(limits, dtype=torch.int64).view(-1, 4).unbind(1)
-        rows = (
-            torch.full((count, settings.beam_size), settings.bos),
-            total,
-            torch.full((count, settings.n_best), NEVER, dtype=torch.float64),
-            torch.zeros(count, settings.n_best, dtype=torch.int64),
-            *numbers,
-        )
-        return _State(*(t.to(settings.device) for t in rows))
-
-    def _allowed(self, log_probabilities: Tensor) -> Tensor:
-        """Rule out forbidden tokens, and end-of-sentence where the hypothesis is too short; in place."""
-        log_probabilities.index_fill_(-1, self.forbidden, NEVER)
-        too_short = (self.state.position < self.state.min_length)[:, None]
-        log_probabilities[..., self.settings.eos].masked_fill_(too_short, NEVER)
-        return log_probabilities
-
-    def _coverage(self) -> Tensor | None:
-        """Add the step's attention to the sums; return the beams' coverage terms [N, K], if there are any."""
-        penalty = self.settings.penalty
-        if not penalty.coverage:
+    def _attention(self) -> Tensor | None:
+        """Return the step's attention [N, K, S], if it is needed, and add it to the sums of the coverage term."""
+        if not (self.settings.keep_attention or self.settings.penalty.coverage):
             return None
         attention = self.scorer.attention
         if attention is None:
             raise ConfigError(
-                "`decoding.length_penalty.coverage` needs attention weights, which this scorer does not offer; "
-                "set it to 0"
+                "`decoding.length_penalty.coverage`, `decoding.alignments` and `decoding.replace_unknown` need "
+                "attention weights, which this model does not offer; leave them out"
             )
-        # Sentences that came since the last step have no sums yet; the longest source may have come or gone.
-        sums = attention.clone()
-        if self.attended is not None:
-            rows, width = len(self.attended), min(attention.shape[2], self.attended.shape[2])
-            sums[:rows, :, :width] += self.attended[..., :width]
-        self.attended = sums
-        real = torch.arange(sums.shape[2], device=sums.device) < self.state.source_length[:, None, None]
-        return penalty.coverage_term(sums, real)
+        if self.settings.penalty.coverage:
+            # Sentences that came since the last step have no sums yet; the longest source may have come or gone.
+            sums = attention.double()
+            if self.attended is not None:
+                rows, width = len(self.attended), min(attention.shape[2], self.attended.shape[2])
+                sums = sums.clone()
+                sums[:rows, :, :width] += self.attended[..., :width]
+            self.attended = sums
+        return attention
 
-    def _finish(self, total: Tensor, origin: Tensor, coverage: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _finish(self, total: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
         """Rank candidates with `total` [N, C] (-inf: it did not end) among the finished; return scores and tickets."""
-        state = self.state
+        state, groups = self.state, self.choice.groups
         score = total / self.settings.penalty.divisor(state.position.double() + 1)[:, None]
-        if coverage is not None:
-            score = score + coverage.gather(1, origin)
-        ticket = state.position[:, None] * self.width + torch.arange(total.shape[1], device=total.device)
-        score, order = torch.cat((state.score, score), 1).sort(dim=1, descending=True, stable=True)
-        kept = order[:, : self.settings.n_best]
-        return score[:, : self.settings.n_best], torch.cat((state.ticket, ticket), 1).gather(1, kept)
+        if self.attended is not None:
+            real = torch.arange(self.attended.shape[2], device=total.device) < state.source_length[:, None, None]
+            score = score + self.settings.penalty.coverage_term(self.attended, real).gather(1, origin)
+        ticket = state.position[:, None] * self.choice.width + torch.arange(total.shape[1], device=total.device)
+        score = torch.cat((state.score, score.unflatten(1, (groups, -1))), 2)
+        score, order = score.sort(dim=2, descending=True, stable=True)
+        size = state.score.shape[2]
+        ticket = torch.cat((state.ticket, ticket.unflatten(1, (groups, -1))), 2).gather(2, order[..., :size])
+        return score[..., :size], ticket
 
     def _done(self) -> Tensor:
-        """Return which sentences [N] are settled: beyond their limit, or beyond improvement."""
+        """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group."""
         state = self.state
-        bound = self.settings.penalty.best_reachable(state.total[:, 0], state.max_length + 1, state.source_length)
-        return (state.position > state.max_length) | (bound <= state.score[:, -1])
+        best = state.total.unflatten(1, (self.choice.groups, -1)).amax(2)
+        limits = state.max_length[:, None] + 1, state.source_length[:, None]
+        bound = self.settings.penalty.best_reachable(best, *limits)
+        return (state.position > state.max_length) | (bound <= state.score[..., -1]).all(1)
 
     def _results(self, rows: Sequence[int]) -> dict[int, list[IdHypothesis]]:
         """Return the results of settled sentences, by their number."""
@@ -213,47 +203,64 @@ class _Search:
         for row, its_scores, its_tickets in zip(rows, scores, tickets, strict=True):
             each = self.live[row]
             results = []
-            for score, ticket in zip(its_scores, its_tickets, strict=True):
-                if score > NEVER:
-                    path = self.trellis.path(each.visit, *divmod(ticket, self.width))
-                    results.append(IdHypothesis(path.tokens[:-1], path.log_probabilities, path.total, score, True))
-            found[each.number] = results or [self._cut(each)]
+            for group, finished in enumerate(zip(its_scores, its_tickets, strict=True)):
+                ended = [pair for pair in zip(*finished, strict=True) if pair[0] > NEVER]
+                for score, ticket in ended:
+                    path = self.trellis.path(each.visit, *divmod(ticket, self.choice.width))
+                    results.append(_hypothesis(path, score, len(each.sentence.source), finished=True))
+                if not ended:
+                    results.append(self._cut(each, group))
+            results.sort(key=lambda h: (not h.finished, -h.score))
+            found[each.number] = results[: self.settings.n_best]
         return found
 
-    def _cut(self, each: _Live) -> IdHypothesis:
-        """Return the best hypothesis so far of a sentence of which none ended, scored without a coverage term.
+    def _cut(self, each: Live, group: int) -> IdHypothesis:
+        """Return the best hypothesis so far of a group of which none ended, scored without a coverage term.
 
         The step that took it beyond its limit, or left no beam, does not count.
         """
         length = len(self.trellis) - each.visit.start - 1
         if not length:
             return IdHypothesis([], [], 0.0, 0.0, False)
-        path = self.trellis.path(each.visit, length - 1, self.trellis.beam(each.visit, length - 1, 0))
+        rank = group * (self.choice.beam_size // self.choice.groups)
+        path = self.trellis.path(each.visit, length - 1, self.trellis.beam(each.visit, length - 1, rank))
         score = path.total / self.settings.penalty.divisor(float(length))
-        return IdHypothesis(path.tokens, path.log_probabilities, path.total, score, False)
+        return _hypothesis(path, score, len(each.sentence.source), finished=False)
 
-    def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
-        """Take out the sentences that are `done`, filling holes from the end; return the parents of the others."""
-        stay = [row for row, is_done in enumerate(done) if not is_done]
-        count = len(stay)
-        fill = (row for row in reversed(stay) if row >= count)
-        kept = [next(fill) if done[row] else row for row in range(count)]
+    def _leave(self, done: Sequence[bool], parents: Tensor) -> None:
+        """Take out the sentences that are `done`; the others follow their `parents` [N, K]."""
+        kept = holes_filled(done)
         self.live = [self.live[row] for row in kept]
         for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):
             if row != old:
                 each.visit.rows.append((len(self.trellis), row))
         self.trellis.forget([each.visit for each in self.live])
         index = torch.tensor(kept, dtype=torch.int64, device=parents.device)
-        self.state = _State(*(t.index_select(0, index) for t in self.state))
+        self.state = self.state.rows(index)
+        self.choice.keep(index)
+        self.rules.keep(index)
         if self.attended is not None:
             self.attended = self.attended.index_select(0, index)
         self.scorer.keep(index)
-        return parents.index_select(0, index)
+        self._follow(parents.index_select(0, index))
 
-    def _non_finite(self, log_probabilities: Tensor) -> NonFiniteScoreError:
-        """Return the error that names the first token whose scores are broken."""
-        row = int(log_probabilities.isnan().any(-1).any(-1).nonzero()[0, 0])
+    def _follow(self, parents: Tensor) -> None:
+        """Let the scorer's beams continue `parents` [N, K], unless each continues itself."""
+        if self.choice.groups < self.choice.beam_size and len(parents):
+            self.scorer.follow(parents)
+
+    def _non_finite(self, broken: Tensor) -> NonFiniteScoreError:
+        """Return the error that names the first token whose scores are `broken` [N, K]."""
+        row = int(broken.any(1).nonzero()[0, 0])
         return NonFiniteScoreError(
             f"the model's scores for token {int(self.state.position[row])} are not finite (NaN or infinity); the "
             "checkpoint may be from a diverged run: try an earlier one, or full precision"
         )
+
+
+def _hypothesis(path: Path, score: float, source_length: int, *, finished: bool) -> IdHypothesis:
+    """Return a result; the end of the sentence is no token of it, but has a score."""
+    tokens = path.tokens[:-1] if finished else path.tokens
+    attention = [row[:source_length].tolist() for row in path.attention[: len(tokens)]]
+    total = math.fsum(path.log_probabilities)
+    return IdHypothesis(tokens, path.log_probabilities, total, score, finished, attention)

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
+from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
+from ziggurat.decoding.assemble import Assembler, Part
 from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
+from ziggurat.decoding.job import Job, LineExtras, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import join_parts, one_line, split_long, windows
-from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.lines import split_long, windows
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
 from ziggurat.decoding.search import search
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
@@ -34,15 +34,6 @@ WINDOW_LINES = 2048
 
 class TranslationWarning(UserWarning):
     """Something in the input was not translated in the ordinary way; counted in `Translator.notices`."""
-
-
-@dataclass(frozen=True)
-class _Job:
-    """What one call of the search needs besides sentences."""
-
-    decoding: DecodingConfig
-    settings: SearchSettings
-    prefix: list[int]
 
 
 class Translator:
@@ -59,7 +50,8 @@ class Translator:
         before_step: called before every step of a search; what it raises ends the translation.
 
     `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the model),
-    `long_lines` (translated in parts), `unfinished` (cut at the length limit); the first of either of these warns.
+    `long_lines` (translated in parts), `unfinished` (cut at the length limit), `unmet` (without what it should hold);
+    the first of each but the blank ones warns.
     """
 
     def __init__(
@@ -95,39 +87,59 @@ class Translator:
         self,
         texts: Sequence[str],
         *,
-        beam_size: int | None = None,
-        n_best: int | None = None,
-        min_length: int | None = None,
-        length_penalty: LengthPenaltyConfig | None = None,
-        max_length: MaxLengthConfig | None = None,
-        batch_tokens: int | None = None,
         tag: str | None = None,
+        first: int = 0,
+        prefixes: Sequence[str] | None = None,
+        constraints: Sequence[Sequence[str]] | None = None,
+        terminology: Mapping[str, str] | None = None,
+        **decoding: Any,
     ) -> list[Translation]:
         """Return one Translation per text, in the same order.
 
-        What is None comes from the configuration; `tag` is a token such as `<bt>` of the training data, put
-        before every source sentence. A line end inside a text counts as a blank. Raises ConfigError for
-        settings that contradict each other or an unknown tag, TypeError for a single string.
+        Args:
+            texts: a line end inside a text counts as a blank.
+            tag: a token such as `<bt>` of the training data, put before every source sentence.
+            first: the number of the first text, on which the random numbers of sampling depend.
+            prefixes: what each translation begins with; an empty one leaves it free.
+            constraints: phrases that each translation must hold; what could not be met is in the result.
+            terminology: source terms and what each must become, in texts that hold them.
+            decoding: keys of the `decoding` section in place of the configured ones; None leaves one as it is.
+
+        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for prefixes or
+        constraints of another number than the texts, TypeError for a single string.
         """
         if isinstance(texts, str):
             raise TypeError("give a list of texts, such as [text]: a string is a sequence of characters")
-        changes = {"beam_size": beam_size, "n_best": n_best, "min_length": min_length, "batch_tokens": batch_tokens}
-        job = self._job(tag, **changes, length_penalty=length_penalty, max_length=max_length)
-        return self._translate_window(texts, job)
+        for name, given in (("prefixes", prefixes), ("constraints", constraints)):
+            if given is not None and len(given) != len(texts):
+                raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
+        job = self._job(tag, terminology, constraints is not None, **decoding)
+        extras = LineExtras(first, list(prefixes or ()), list(constraints or ()))
+        return self._translate_window(texts, job, extras)
 
     def translate_stream(
-        self, lines: Iterable[str], *, window: int = WINDOW_LINES, tag: str | None = None, **decoding: Any
+        self,
+        lines: Iterable[str],
+        *,
+        window: int = WINDOW_LINES,
+        tag: str | None = None,
+        first: int = 0,
+        prefixes: Iterable[str] | None = None,
+        constraints: Iterable[Sequence[str]] | None = None,
+        terminology: Mapping[str, str] | None = None,
+        **decoding: Any,
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
 
         `window` lines are read, sorted by length and translated together, so nothing appears before the
         window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand.
-        `decoding`: as in `translate`. If `lines` raises an error, every line before it is translated first.
+        The rest is as in `translate`. If `lines` raises an error, every line before it is translated first.
         """
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
-        job = self._job(tag, **decoding)
-        return chain.from_iterable(self._translate_window(texts, job) for texts in windows(lines, window))
+        job = self._job(tag, terminology, constraints is not None, **decoding)
+        beside = line_extras(windows(lines, window), first, prefixes, constraints)
+        return chain.from_iterable(self._translate_window(texts, job, extras) for texts, extras in beside)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source.
@@ -139,7 +151,7 @@ class Translator:
                 f"unequal numbers of lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up"
             )
         job = self._job(tag)
-        source_ids = [[*job.prefix, *ids] for ids in self.source_tokenizer.encode(_without_nul(sources))]
+        source_ids = [[*job.tag, *ids] for ids in self.source_tokenizer.encode(_without_nul(sources))]
         target_ids = self.target_tokenizer.encode(_without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
             longest = max(map(len, sides)) + 1
@@ -158,7 +170,7 @@ class Translator:
         )
         return [
             TargetScore(
-                score.log_probability / job.settings.penalty.divisor(float(len(ids) + 1)),
+                score.log_probability / LengthPenalty.of(job.decoding.length_penalty).divisor(float(len(ids) + 1)),
                 score.log_probability,
                 tokenizer.pieces(ids),
                 score.token_log_probabilities,
@@ -166,45 +178,41 @@ class Translator:
             for ids, score in zip(target_ids, scores, strict=True)
         ]
 
-    def _job(self, tag: str | None, **changes: Any) -> _Job:
+    def _job(
+        self,
+        tag: str | None,
+        terminology: Mapping[str, str] | None = None,
+        constrained: bool = False,
+        **changes: Any,
+    ) -> Job:
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
-        tokenizer = self.target_tokenizer
-        prefix = []
-        if tag is not None:
-            if tag not in self.source_tokenizer.tags:
-                known = ", ".join(self.source_tokenizer.tags) or "none"
-                raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
-            prefix = [self.source_tokenizer.tags[tag]]
-        never = {tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()}
-        never.update(range(tokenizer.size, self.model.vocabulary_size))  # rows that only fill up the matrix
-        settings = SearchSettings(
-            beam_size=decoding.beam_size,
-            n_best=decoding.n_best,
-            bos=tokenizer.bos,
-            eos=tokenizer.eos,
-            pad=self.source_tokenizer.pad,
-            forbidden=tuple(sorted(never - {tokenizer.eos})),
-            penalty=LengthPenalty.of(decoding.length_penalty),
-            batch_tokens=decoding.batch_tokens,
-            batch_sentences=decoding.batch_sentences,
+        return Job(
+            decoding,
+            self.source_tokenizer,
+            self.target_tokenizer,
+            vocabulary_size=self.model.vocabulary_size,
+            max_positions=self.max_positions,
             device=self.device,
             before_step=self.before_step,
+            tag=tag,
+            terminology=terminology,
+            constrained=constrained,
         )
-        return _Job(decoding, settings, prefix)
 
-    def _translate_window(self, texts: Sequence[str], job: _Job) -> list[Translation]:
+    def _translate_window(self, texts: Sequence[str], job: Job, extras: LineExtras) -> list[Translation]:
         """Translate `texts`, all in memory at once."""
         clean = _without_nul(texts)
-        limit = job.decoding.max_source_pieces
-        if self.max_positions is not None:
-            limit = min(limit, max(1, self.max_positions - 1 - len(job.prefix)))
-        parts: list[list[int]] = []
+        limit = job.source_limit
+        parts: list[Part] = []
         owned: list[range] = []
-        for text, ids in zip(clean, self.source_tokenizer.encode(clean), strict=True):
+        sentences = []
+        for place, (text, ids) in enumerate(zip(clean, self.source_tokenizer.encode(clean), strict=True)):
             # str.strip also takes the blanks that normalisation leaves, such as U+3000.
             new = split_long(text, ids, self.source_tokenizer.encode, limit) if text.strip() and ids else []
             owned.append(range(len(parts), len(parts) + len(new)))
-            parts += new
+            for part, sentence in job.sentences(text, new, place, extras):
+                parts.append(part)
+                sentences.append(sentence)
             self.notices["blank_lines"] += not new
             if len(new) > 1:
                 self._notice(
@@ -212,51 +220,31 @@ class Translator:
                     f"a line of {len(ids)} pieces is translated in {len(new)} parts of at most "
                     f"{limit} pieces (`decoding.max_source_pieces`)",
                 )
-        found = self._search(parts, job)
+        # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
+        order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
+        results = search(scorer_of(self.models), [sentences[i] for i in order], job.settings)
+        found = dict(zip(order, results, strict=True))
+        assembler = Assembler(self.source_tokenizer, self.target_tokenizer, job.decoding)
         return [
-            self._joined(text, [found[i] for i in indices], job.decoding.n_best)
-            for text, indices in zip(texts, owned, strict=True)
+            self._translation(
+                text, [parts[i] for i in own], [found[i] for i in own], assembler, job.asked(place, extras)
+            )
+            for place, (text, own) in enumerate(zip(texts, owned, strict=True))
         ]
 
-    def _search(self, parts: Sequence[list[int]], job: _Job) -> list[list[IdHypothesis]]:
-        """Return the results of each part (ids without tag and end-of-sentence)."""
-        rule = job.decoding.max_length
-        limit = rule.limit if self.max_positions is None else min(rule.limit, self.max_positions - 1)
-        order = sorted(range(len(parts)), key=lambda i: -len(parts[i]))
-        sentences = []
-        for i in order:
-            longest = min(int(rule.ratio * len(parts[i]) + rule.extra), limit)
-            source = [*job.prefix, *parts[i], self.source_tokenizer.eos]
-            sentences.append(Sentence(source, longest, job.decoding.min_length))
-        # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
-        found = search(scorer_of(self.models), sentences, job.settings)
-        return [result for _, result in sorted(zip(order, found, strict=True))]
-
-    def _joined(self, source: str, parts: list[list[IdHypothesis]], n_best: int) -> Translation:
-        """Return the translation of a line: the k-th best results of its parts, side by side.
-
-        A part with fewer results gives its best one again; scores and log-probabilities add up.
-        """
+    def _translation(
+        self, text: str, parts: list[Part], found: list[list[IdHypothesis]], assembler: Assembler, asked: list[str]
+    ) -> Translation:
+        """Return the translation of a line; a blank one has no parts, and holds nothing that was `asked` for."""
         if not parts:
-            return Translation(source, [Hypothesis("", 0.0, 0.0, [], [], True)], 0)
-        decode, pieces = self.target_tokenizer.decode, self.target_tokenizer.pieces
-        hypotheses = []
-        for rank in range(min(n_best, max(map(len, parts)))):
-            chosen = [part[rank] if rank < len(part) else part[0] for part in parts]
-            hypotheses.append(
-                Hypothesis(
-                    text=join_parts(one_line(decode(h.tokens)) for h in chosen),
-                    score=sum(h.score for h in chosen),
-                    log_probability=sum(h.log_probability for h in chosen),
-                    tokens=[p for h in chosen for p in pieces(h.tokens)],
-                    token_log_probabilities=[p for h in chosen for p in h.token_log_probabilities],
-                    finished=all(h.finished for h in chosen),
-                )
-            )
-        hypotheses.sort(key=lambda h: -h.score)
-        if not hypotheses[0].finished:
+            return Translation(text, [Hypothesis("", 0.0, 0.0, [], [], True, unmet_constraints=asked or None)], 0)
+        translation = assembler.line(text, parts, found)
+        best = translation.hypotheses[0]
+        if not best.finished:
             self._notice("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
-        return Translation(source, hypotheses, len(parts))
+        if best.unmet_constraints:
+            self._notice("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
+        return translation
 
     def _notice(self, kind: str, message: str) -> None:
         self.notices[kind] += 1

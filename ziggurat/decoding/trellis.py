@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy.typing as npt
+import torch
 from torch import Tensor
 
 __all__ = ["Path", "Step", "Trellis", "Visit"]
@@ -106,6 +107,11 @@ class Trellis:
     def _step(self, number: int) -> tuple[Any, ...]:
         """Return the arrays of a step."""
         if self._new:
-            self._read.extend(tuple(None if t is None else t.cpu().numpy() for t in step) for step in self._new)
+            self._read.extend(tuple(None if t is None else _array(t) for t in step) for step in self._new)
             self._new.clear()
         return self._read[number - self._first]
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array; NumPy has no bfloat16."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()

@@ -1,0 +1,67 @@
+"""Options of `translate` that stand beside the lines, and search features as settings."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Ziggurat
+from ziggurat.decoding.translator import load_translator
+
+SHORT = ["max_length.limit=4", "min_length=0"]
+
+
+def write(path: Path, *lines: str) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8")
+    return path
+
+
+def test_prefixes_constraints_and_terms_come_from_files(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
+    options = [
+        *("--prefix", write(tmp_path / "prefix", "go", "")),
+        *("--constraints", write(tmp_path / "constraints", "", "di\tgo")),
+        *("--terminology", write(tmp_path / "terms", "Madona\tsu", "divus\tnever")),
+    ]
+    status, out, _ = ziggurat("translate", trained, *SHORT, *options, "-i", text, "--json")
+    assert status == 0
+    translator = load_translator(trained, device="cpu", max_length={"limit": 4}, min_length=0)
+    lines = text.read_text(encoding="utf-8").splitlines()
+    terms = {"Madona": "su", "divus": "never"}
+    asked = translator.translate(lines, prefixes=["go", ""], constraints=[[], ["di", "go"]], terminology=terms)
+    assert out.splitlines() == [t.to_json() for t in asked]
+    first, second = (json.loads(line) for line in out.splitlines())
+    assert first["text"].startswith("go")
+    assert second["unmet_constraints"] == []
+    assert all(phrase in second["text"] for phrase in ("di", "go", "su"))
+
+
+def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
+    drawing = ["search=sample", "seed=5", "temperature=1.5", *SHORT]
+    status, out, _ = ziggurat("translate", trained, *drawing, "-i", text)
+    assert status == 0
+    assert ziggurat("translate", trained, *drawing, "--window", 1, "-i", text)[1] == out
+    assert ziggurat("translate", trained, *drawing[:1], "seed=6", *drawing[2:], "-i", text)[1] != out
+    status, out, _ = ziggurat("translate", trained, *SHORT, "--quality", "-i", text)
+    assert [len(line.split(" ||| ")) for line in out.splitlines()] == [2, 2]
+    status, out, _ = ziggurat("translate", trained, *SHORT, "n_best=2", "--quality", "-i", text)
+    assert {len(line.split(" ||| ")) for line in out.splitlines()} == {4}
+    status, out, _ = ziggurat("translate", trained, *SHORT, "alignments=true", "--json", "-i", text)
+    record = json.loads(out.splitlines()[0])
+    assert len(record["alignment"]["hard"]) == len(record["tokens"])
+
+
+def test_what_contradicts_itself_is_one_message(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+    def said(*arguments: object) -> str:
+        status, out, errors = ziggurat("translate", trained, "-i", text, *arguments)
+        assert (status, out) == (2, "")
+        return errors
+
+    assert "`decoding`: `top_k`: for sampling only; set `search: sample` as well" in said("top_k=4")
+    assert "need `decoding.beam_size` of at least 2" in said("beam_size=1", "--constraints", text)
+    one = write(tmp_path / "one", "a")
+    assert "prefixes: 1 lines, but there are more to translate" in said("--prefix", one)
+    assert f"{one}, line 1: not a source term, a tab and a target term" in said("--terminology", one)
+    assert "only one of the inputs can be standard input" in said("--prefix", "-", "--constraints", "-")
+    assert "nothing-there" in said("--prefix", "nothing-there")

@@ -1,0 +1,114 @@
+"""Lexically constrained beam search: phrases that must be in the output (Post and Vilar 2018; Hu et al. 2019).
+
+Beams are spread over banks: how many tokens of the constraints a hypothesis holds. Candidates are the best
+extensions as in a beam search, the best extension of each beam, every token with which a beam would go on with a
+phrase that it lacks, and the end of each beam that holds all. The K beams are taken from the banks in turn, the
+fullest first, so at every step some hypothesis gets a token further. Only a hypothesis that holds all phrases may
+end. A phrase that is broken off starts anew; of phrases that begin with the same token the first is tried first, so an
+output that holds both only in another reading is not taken for complete.
+
+Shapes: N live sentences, K beams, C candidates, P phrases, L longest phrase, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ziggurat.decoding.beam import best_extensions
+from ziggurat.decoding.choice import Candidates, Choice
+from ziggurat.decoding.hypotheses import NEVER
+from ziggurat.decoding.request import Sentence
+
+__all__ = ["ConstrainedChoice"]
+
+
+class ConstrainedChoice(Choice):
+    """See above; a sentence without constraints is searched as by BeamChoice.
+
+    Args:
+        beam_size: K, at least 2.
+        phrases: P, the most of any sentence of the search.
+        longest: L, the most tokens of any phrase.
+        eos: ends a hypothesis.
+    """
+
+    def __init__(self, beam_size: int, phrases: int, longest: int, eos: int, device: torch.device | str) -> None:
+        super().__init__(beam_size, 4 * beam_size + beam_size * phrases)
+        self.eos = eos
+        self.phrases = torch.full((0, phrases, longest + 1), -1, dtype=torch.int64, device=device)  # -1 at their ends
+        self.held = torch.zeros(0, beam_size, phrases, dtype=torch.int64, device=device)  # tokens of each, of each beam
+
+    def admit(self, sentences: Sequence[Sentence]) -> None:
+        """Take the sentences' phrases; one that is not there counts as held, for it has no tokens."""
+        _, phrases, width = self.phrases.shape
+        rows = [[list(phrase) for phrase in s.constraints] for s in sentences]
+        ids = [[p + [-1] * (width - len(p)) for p in [*row, *[[]] * (phrases - len(row))]] for row in rows]
+        new = torch.tensor(ids, dtype=torch.int64, device=self.phrases.device).view(-1, phrases, width)
+        self.phrases = torch.cat((self.phrases, new))
+        self.held = torch.cat((self.held, self.held.new_zeros(len(new), *self.held.shape[1:])))
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i is now old row `rows`[i]."""
+        self.phrases = self.phrases.index_select(0, rows)
+        self.held = self.held.index_select(0, rows)
+
+    def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
+        """Return the best extensions, best first, and behind them those that the constraints ask for."""
+        beams = self.beam_size
+        constrained = (self.phrases[..., 0] >= 0).any(1)[:, None]  # [N, 1]
+        following = self._following()  # [N, K, P]
+        complete = (following < 0).all(-1)
+        ends = log_probabilities[..., self.eos]
+        ends.masked_fill_(~complete, NEVER)
+        best = best_extensions(totals, log_probabilities, 2 * beams)
+        asked = torch.cat(
+            (following, log_probabilities.argmax(-1, keepdim=True), torch.full_like(following[..., :1], self.eos)), 2
+        )
+        own = log_probabilities.gather(2, asked.clamp(min=0)).masked_fill(asked < 0, NEVER)
+        origin = torch.arange(beams, device=asked.device)[:, None].expand_as(asked).flatten(1)
+        total = (totals[..., None] + own).flatten(1).masked_fill(~constrained, NEVER)
+        more = Candidates(asked.clamp(min=0).flatten(1), origin, own.flatten(1), total)
+        every = Candidates(*(torch.cat(pair, 1) for pair in zip(best, more, strict=True)))
+        # The same extension may be asked for twice, or be among the best: only the first counts.
+        code = every.origin * log_probabilities.shape[2] + every.token
+        twice = ((code[:, :, None] == code[:, None]) & (every.total > NEVER)[:, None]).tril(-1).any(2)
+        return every._replace(total=every.total.masked_fill(twice, NEVER))
+
+    def beams(self, going: Tensor, candidates: Candidates) -> Tensor:
+        """Return the K candidates that go on: the best of each bank in turn, the fullest bank first."""
+        held = self._extended(candidates)  # [N, C, P]
+        bank = held.sum(2)
+        # Stable sorts from the least important to the most: first by total, then by bank, then by rank in the bank.
+        order = going.sort(dim=1, descending=True, stable=True).indices
+        order = order.gather(1, bank.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+        banks, dead = bank.gather(1, order), going.gather(1, order) == NEVER
+        same = (banks[:, :, None] == banks[:, None]) & ~dead[:, None]
+        rank = same.tril(-1).sum(2) + dead * going.shape[1]
+        chosen = order.gather(1, rank.sort(dim=1, stable=True).indices)[:, : self.beam_size]
+        self.held = held.gather(1, chosen[..., None].expand(-1, -1, held.shape[2]))
+        return chosen
+
+    def _following(self) -> Tensor:
+        """Return the token [N, K, P] with which each beam goes on with each phrase; -1 where it holds all of it."""
+        phrases = self.phrases[:, None].expand(-1, self.beam_size, -1, -1)
+        return phrases.gather(3, self.held[..., None])[..., 0]
+
+    def _extended(self, candidates: Candidates) -> Tensor:
+        """Return how many tokens of each phrase [N, C, P] each candidate holds.
+
+        A phrase under way goes on or starts anew; where none goes on, the first of those that begin with the token
+        starts. So a hypothesis is in the middle of at most one phrase, and no token counts for two.
+        """
+        index = candidates.origin[..., None].expand(-1, -1, self.held.shape[2])
+        held, following = self.held.gather(1, index), self._following().gather(1, index)
+        token = candidates.token[..., None]
+        length = (self.phrases >= 0).sum(2)[:, None]
+        under_way = (held > 0) & (held < length)
+        goes_on = under_way & (following == token)
+        starts = (self.phrases[:, None, :, 0] == token) & (held < length) & ~goes_on.any(2, keepdim=True)
+        starts = starts & (starts.cumsum(2) == 1)
+        held = torch.where(under_way & ~goes_on, 0, held)
+        return torch.where(goes_on, held + 1, torch.where(starts, 1, held))

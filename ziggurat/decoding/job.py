@@ -1,0 +1,216 @@
+"""One call of a translator: its settings, and lines of text as sentences of a search."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from itertools import islice
+from typing import Any
+
+import torch
+
+from ziggurat.config import DecodingConfig
+from ziggurat.data.subword import Tokenizer
+from ziggurat.decoding.assemble import Part
+from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.phrases import Terminology, phrase_ids
+from ziggurat.decoding.request import Limits, Sampling, SearchSettings, Sentence
+from ziggurat.errors import ConfigError, DataError, printable
+
+__all__ = ["Job", "LineExtras", "line_extras"]
+
+
+@dataclass(frozen=True)
+class LineExtras:
+    """What comes beside the lines of a window."""
+
+    first: int = 0
+    """Number of the first line."""
+    prefixes: Sequence[str] = field(default_factory=list)
+    """What each translation begins with; none at all, or one for each line."""
+    constraints: Sequence[Sequence[str]] = field(default_factory=list)
+    """Phrases that each translation must hold; none at all, or some for each line."""
+
+
+def line_extras(
+    texts: Iterable[list[str]],
+    first: int,
+    prefixes: Iterable[str] | None,
+    constraints: Iterable[Sequence[str]] | None,
+) -> Iterator[tuple[list[str], LineExtras]]:
+    """Yield each window of `texts` with as many prefixes and constraints; the first line has number `first`.
+
+    Raises DataError where there are fewer or more of them than lines.
+    """
+    number = first
+    prefix_rows = None if prefixes is None else iter(prefixes)
+    constraint_rows = None if constraints is None else iter(constraints)
+    for window in texts:
+        done = number - first
+        taken = _taken(prefix_rows, len(window), "prefixes", done)
+        yield window, LineExtras(number, taken, _taken(constraint_rows, len(window), "constraints", done))
+        number += len(window)
+    for name, rows in (("prefixes", prefix_rows), ("constraints", constraint_rows)):
+        if rows is not None and next(rows, None) is not None:
+            raise DataError(f"{name}: more lines than the {number - first} to translate; they must pair up")
+
+
+def _taken(rows: Iterator[Any] | None, count: int, name: str, done: int) -> list[Any]:
+    """Return the next `count` rows, if there are any at all; `done` were taken before."""
+    if rows is None:
+        return []
+    taken = list(islice(rows, count))
+    if len(taken) < count:
+        raise DataError(f"{name}: {done + len(taken)} lines, but there are more to translate; they must pair up")
+    return taken
+
+
+class Job:
+    """What one call of the search needs besides texts.
+
+    Args:
+        decoding: the settings.
+        source, target: the tokenizers.
+        vocabulary_size: rows of the model's output, of which some may only fill it up.
+        max_positions: most positions of either side, where the model has such a limit.
+        device: where the model is.
+        before_step: called before every step of a search.
+        tag: put before every source sentence.
+        terminology: source terms and what each must become.
+        constrained: whether lines come with constraints.
+
+    Raises ConfigError for an unknown tag, constraints in a search that cannot meet them, or a banned phrase that is
+    blank or that the vocabulary cannot spell.
+    """
+
+    def __init__(
+        self,
+        decoding: DecodingConfig,
+        source: Tokenizer,
+        target: Tokenizer,
+        *,
+        vocabulary_size: int,
+        max_positions: int | None,
+        device: torch.device | str,
+        before_step: Callable[[], None],
+        tag: str | None,
+        terminology: Mapping[str, str] | None,
+        constrained: bool,
+    ) -> None:
+        self.decoding = decoding
+        self.source = source
+        self.target = target
+        self.tag: tuple[int, ...] = ()
+        if tag is not None:
+            if tag not in source.tags:
+                known = ", ".join(source.tags) or "none"
+                raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
+            self.tag = (source.tags[tag],)
+        self.terminology = Terminology(terminology or {})
+        if constrained or terminology:
+            self._check_constraints()
+        self.source_limit = decoding.max_source_pieces
+        """Most pieces of a source that is translated in one go."""
+        self.target_limit = decoding.max_length.limit
+        """Most tokens of a translation, end-of-sentence not counted."""
+        self._positions = max_positions
+        if max_positions is not None:
+            self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
+            self.target_limit = min(self.target_limit, max_positions - 1)
+        never = {target.pad, target.bos, *target.tags.values()}
+        never.update(range(target.size, vocabulary_size))  # rows that only fill up the matrix
+        beams = decoding.beam_size if decoding.search == "beam" else decoding.mbr or decoding.n_best
+        self.settings = SearchSettings(
+            beam_size=beams,
+            n_best=decoding.mbr or decoding.n_best,
+            bos=target.bos,
+            eos=target.eos,
+            pad=source.pad,
+            forbidden=tuple(sorted(never - {target.eos})),
+            limits=self._limits(),
+            penalty=LengthPenalty.of(decoding.length_penalty),
+            groups=decoding.diverse_groups,
+            strength=decoding.diverse_strength,
+            sampling=self._sampling(),
+            keep_attention=decoding.alignments or decoding.replace_unknown,
+            batch_tokens=decoding.batch_tokens,
+            batch_sentences=decoding.batch_sentences,
+            device=device,
+            before_step=before_step,
+        )
+
+    def asked(self, place: int, extras: LineExtras) -> list[str]:
+        """Return the phrases that were asked for the line at `place` itself, whatever its source holds."""
+        return [phrase for phrase in extras.constraints[place] if phrase.strip()] if extras.constraints else []
+
+    def sentences(
+        self, text: str, parts: Sequence[list[int]], place: int, extras: LineExtras
+    ) -> Iterator[tuple[Part, Sentence]]:
+        """Yield the parts of the line at `place` of the window as sentences of a search.
+
+        Its prefix and its constraints are for the first part; terms are for the parts whose source holds them.
+        Raises DataError for more of them than the model has positions.
+        """
+        for number, ids in enumerate(parts):
+            source = text if len(parts) == 1 else self.source.decode(ids)
+            phrases = self.terminology.wanted(source)
+            if number == 0:
+                phrases = list(dict.fromkeys([*self.asked(place, extras), *phrases]))
+            prefix: tuple[int, ...] = ()
+            if number == 0 and extras.prefixes and extras.prefixes[place].strip():
+                prefix = tuple(self.target.encode([extras.prefixes[place].replace("\0", " ")])[0])
+            line = extras.first + place
+            part = Part(source, self.tag, ids, tuple(phrases))
+            yield part, self._sentence(part, prefix, self._key(line, number), line)
+
+    def _sentence(self, part: Part, prefix: tuple[int, ...], key: int, line: int) -> Sentence:
+        constraints = tuple(ids for ids in phrase_ids(part.constraints, self.target) if ids) if part.constraints else ()
+        rule = self.decoding.max_length
+        longest = min(int(rule.ratio * len(part.ids) + rule.extra), self.target_limit)
+        needed = len(prefix) + sum(map(len, constraints))
+        if self._positions is not None and needed >= self._positions:
+            raise DataError(
+                f"line {line + 1}: its prefix and constraints have {needed} tokens, but the model has "
+                f"{self._positions} positions"
+            )
+        source = [*self.tag, *part.ids, self.source.eos]
+        return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key)
+
+    def _check_constraints(self) -> None:
+        decoding = self.decoding
+        if decoding.search == "sample":
+            raise ConfigError("constraints and terminology need `decoding.search: beam`; samples are not searched for")
+        if decoding.diverse_groups > 1:
+            raise ConfigError("constraints and terminology do not go with `decoding.diverse_groups`; set it to 1")
+        if decoding.beam_size == 1:
+            raise ConfigError("constraints and terminology need `decoding.beam_size` of at least 2")
+
+    def _key(self, line: int, part: int) -> int:
+        """Return the key of a sentence's random numbers: a hash of the seed, its line and its part."""
+        named = f"{self.decoding.seed} {line} {part}".encode()
+        return int.from_bytes(blake2b(named, digest_size=8).digest(), "little")
+
+    def _sampling(self) -> Sampling | None:
+        decoding = self.decoding
+        if decoding.search == "beam":
+            return None
+        return Sampling(decoding.temperature, decoding.top_k, decoding.top_p, decoding.epsilon)
+
+    def _limits(self) -> Limits:
+        decoding = self.decoding
+        banned = []
+        for phrase, ids in zip(decoding.banned, phrase_ids(decoding.banned, self.target), strict=True):
+            if not ids:
+                raise ConfigError(
+                    f"`decoding.banned`: {printable(phrase)!r} is blank, or the vocabulary cannot spell it: it would "
+                    "never be written; leave it out"
+                )
+            banned.append(ids)
+        return Limits(
+            banned=tuple(banned),
+            no_repeat_ngram_size=decoding.no_repeat_ngram_size,
+            repetition_penalty=decoding.repetition_penalty,
+            eos_margin=decoding.eos_margin,
+            prune=decoding.prune,
+        )

@@ -1,0 +1,137 @@
+"""Rules that forbid tokens, or make them less likely, in view of what each hypothesis holds already.
+
+They edit log-probabilities in place before anything is chosen; probability that they take away is not shared out.
+Definitions are those of Hugging Face's logits processors of the same names, over generated tokens.
+
+Shapes: N live sentences, K beams, T tokens, V vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from ziggurat.decoding.hypotheses import NEVER
+from ziggurat.decoding.request import SearchSettings, Sentence
+
+__all__ = ["Rules", "ban_phrases", "ban_repeated_ngrams", "penalise_repetition"]
+
+
+class Rules:
+    """All rules of a search with these settings, and what they need to know of its live sentences."""
+
+    def __init__(self, settings: SearchSettings) -> None:
+        limits, beam_size, device = settings.limits, settings.beam_size, settings.device
+        self.limits = limits
+        self.eos = settings.eos
+        single = [*settings.forbidden, *(phrase[0] for phrase in limits.banned if len(phrase) == 1)]
+        self._never = torch.tensor(sorted(set(single)), dtype=torch.int64, device=device)
+        self._phrases = [torch.tensor(phrase, device=device) for phrase in limits.banned if len(phrase) > 1]
+        self._prefix = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [N, P], -1 beyond its end
+        # Tokens of the beams, -1 beyond their ends; kept only where a rule looks at them.
+        remembers = self._phrases or limits.no_repeat_ngram_size or limits.repetition_penalty != 1
+        self._held = torch.zeros(0, beam_size, 0, dtype=torch.int64, device=device) if remembers else None
+
+    @property
+    def change_scores(self) -> bool:
+        """Whether tokens that stay possible may get another score than the model's."""
+        return self.limits.repetition_penalty != 1
+
+    def admit(self, sentences: Sequence[Sentence]) -> None:
+        """Sentences come, behind the live ones."""
+        width = max(self._prefix.shape[1], *(len(s.prefix) for s in sentences))
+        rows = [[*s.prefix, *[-1] * (width - len(s.prefix))] for s in sentences]
+        new = torch.tensor(rows, dtype=torch.int64, device=self._prefix.device).view(len(rows), width)
+        self._prefix = torch.cat((_widened(self._prefix, width), new))
+        if self._held is not None:
+            shape = (len(sentences), *self._held.shape[1:])
+            self._held = torch.cat((self._held, self._held.new_full(shape, -1)))
+
+    def keep(self, rows: Tensor) -> None:
+        """Row i is now old row `rows`[i]."""
+        self._prefix = self._prefix.index_select(0, rows)
+        if self._held is not None:
+            self._held = self._held.index_select(0, rows)
+
+    def follow(self, parents: Tensor, tokens: Tensor, position: Tensor) -> None:
+        """Beam k of sentence i continues its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i]."""
+        if self._held is None:
+            return
+        held = self._held.gather(1, parents[..., None].expand(-1, -1, self._held.shape[2]))
+        if int(position.max()) >= held.shape[2]:
+            held = _widened(held, 2 * held.shape[2] + 8)
+        place = position[:, None, None].expand(-1, parents.shape[1], 1)
+        self._held = held.scatter(2, place, tokens[..., None])
+
+    def apply(self, log_probabilities: Tensor, position: Tensor, min_length: Tensor) -> None:
+        """Edit log_probabilities [N, K, V] of sentences at `position` [N] in place.
+
+        A forced prefix wins over all other rules.
+        """
+        width = self._prefix.shape[1]
+        if width:
+            inside = position.clamp(max=width - 1)[:, None]
+            forced = self._prefix.gather(1, inside).masked_fill(inside != position[:, None], -1)[..., None]
+            forced = forced.expand(-1, log_probabilities.shape[1], -1)
+            kept = log_probabilities.gather(-1, forced.clamp(min=0))
+        if self.limits.eos_margin is not None:
+            ends = log_probabilities[..., self.eos]
+            ends.masked_fill_(ends < log_probabilities.amax(-1) - self.limits.eos_margin, NEVER)
+        log_probabilities.index_fill_(-1, self._never, NEVER)
+        log_probabilities[..., self.eos].masked_fill_((position < min_length)[:, None], NEVER)
+        if self._held is not None:
+            penalise_repetition(log_probabilities, self._held, self.limits.repetition_penalty)
+            ban_repeated_ngrams(log_probabilities, self._held, position, self.limits.no_repeat_ngram_size)
+            ban_phrases(log_probabilities, self._held, position, self._phrases)
+        if width:
+            free = log_probabilities.gather(-1, forced.clamp(min=0))
+            log_probabilities.masked_fill_(forced >= 0, NEVER)
+            log_probabilities.scatter_(-1, forced.clamp(min=0), torch.where(forced >= 0, kept, free))
+
+
+def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float) -> None:
+    """Multiply log_probabilities [N, K, V] of the tokens `held` [N, K, T] (-1: none) by `penalty` (Keskar et al. 2019).
+
+    A token counts once however often it is held. In place.
+    """
+    if penalty == 1:
+        return
+    sentence, beam, place = (held >= 0).nonzero().unbind(1)
+    where = (sentence, beam, held[sentence, beam, place])
+    # Read before written: a token that is held twice gets the same value twice.
+    log_probabilities[where] = log_probabilities[where] * penalty
+
+
+def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tensor, size: int) -> None:
+    """Rule out tokens that would end a sequence of `size` tokens which `held` [N, K, T] has already; in place.
+
+    position: [N] tokens that are held.
+    """
+    windows = held.shape[2] - size + 1
+    if not size or windows < 1:
+        return
+    before = held.unfold(2, size, 1)[..., :-1]  # [N, K, windows, size - 1]
+    ending = held[..., size - 1 :]  # [N, K, windows]
+    last = (position[:, None] + torch.arange(1 - size, 0, device=held.device)).clamp(min=0)
+    suffix = held.gather(2, last[:, None].expand(-1, held.shape[1], -1))
+    same = (before == suffix[:, :, None]).all(-1) & (ending >= 0)
+    sentence, beam, window = same.nonzero().unbind(1)
+    log_probabilities[sentence, beam, ending[sentence, beam, window]] = NEVER
+
+
+def ban_phrases(log_probabilities: Tensor, held: Tensor, position: Tensor, phrases: Sequence[Tensor]) -> None:
+    """Rule out the last token of each phrase [L >= 2] where `held` [N, K, T] ends with the others; in place."""
+    for phrase in phrases:
+        before = position[:, None] + torch.arange(1 - len(phrase), 0, device=held.device)
+        if before.shape[1] > held.shape[2]:
+            continue
+        suffix = held.gather(2, before.clamp(min=0)[:, None].expand(-1, held.shape[1], -1))
+        same = (suffix == phrase[:-1]).all(-1) & (before[:, :1] >= 0)
+        log_probabilities[..., phrase[-1]].masked_fill_(same, NEVER)
+
+
+def _widened(rows: Tensor, width: int) -> Tensor:
+    """Return `rows` [..., T] with -1 up to `width`."""
+    return torch.nn.functional.pad(rows, (0, width - rows.shape[-1]), value=-1)
