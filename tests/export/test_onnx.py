@@ -1,0 +1,160 @@
+"""Graphs for onnxruntime compute what the model does, for every value of every axis of the architecture."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.composition import covering
+from tests.composition import model as composed
+from tests.export.stepping import worst_difference
+from tests.small import moved
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.export.onnx import write_onnx
+from ziggurat.export.onnx_runtime import OnnxScorer, open_onnx
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+
+for package in ("onnx", "onnxscript", "onnxruntime"):
+    pytest.importorskip(package)
+
+Choices = dict[str, Any]
+
+ONE_LAYER = {"encoder.layers": 1, "decoder.layers": 1}
+FAST: dict[str, Choices] = {
+    "full": ONE_LAYER,
+    "averaged": {**ONE_LAYER, "decoder.attention": "merged", "embedding.positions": "none"},
+}
+RNMT = {
+    "family": "rnmt",
+    "embedding.positions": "none",
+    "embedding.sharing": "none",
+    "dropout.activation": 0.0,
+    "decoder.layers": 2,
+}
+OPTIONS: list[Choices] = [
+    RNMT,
+    {**RNMT, "memory": "transparent"},
+    {
+        "encoder.history": "dlcl",
+        "decoder.history": "dlcl",
+        "combination.groups": 4,
+        "combination.softmax": True,
+        "combination.window": 2,
+    },
+    {"residual": "hyper", "wiring.dynamic": True},
+    {"encoder.attention": "relative", "decoder.attention": "relative", "attention.relative_values": True},
+    {"encoder.d_model": 24, "embedding.sharing": "decoder"},
+    {"attention.query_scale": True},
+    {"embedding.zero_start": True, "embedding.shared_bias": True, "embedding.output_bias": True},
+    {"decoder.attention": "average", "attention.average_ffn": True},
+    {"decoder.attention": "merged", "attention.share_value": False},
+]
+"""What no axis of tests.composition has."""
+
+
+@cache
+def small(name: str) -> Seq2Seq:
+    return built(FAST[name])
+
+
+def built(choices: Choices) -> Seq2Seq:
+    return moved(build_model(composed(choices), 11, 11), 0.05).eval()
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folders = {}
+    for name, choices in FAST.items():
+        folders[name] = tmp_path_factory.mktemp("onnx")
+        write_onnx(folders[name], small(name), composed(choices), positions=40)
+    return folders
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("beams", [1, 3])
+def test_steps_equal_the_whole_model(exported: dict[str, Path], name: str, beams: int) -> None:
+    scorer = OnnxScorer(open_onnx(exported[name], threads=1))
+    assert worst_difference(small(name), scorer, beams=beams, steps=10) < 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("choices", [*covering(1), *OPTIONS], ids=str)
+def test_every_architecture_can_be_exported(tmp_path: Path, choices: Choices) -> None:
+    model = built(choices)
+    write_onnx(tmp_path, model, composed(choices), positions=40)
+    scorer = OnnxScorer(open_onnx(tmp_path, threads=1))
+    assert worst_difference(model, scorer, beams=3, steps=10) < 1e-5
+
+
+def test_a_scorer_starts_again_from_nothing(exported: dict[str, Path]) -> None:
+    scorer = OnnxScorer(open_onnx(exported["full"], threads=1))
+    for seed in range(2):
+        assert worst_difference(small("full"), scorer, beams=2, steps=4, seed=seed) < 1e-5
+
+
+def test_attention_is_given_when_asked_for(exported: dict[str, Path]) -> None:
+    scorer = OnnxScorer(open_onnx(exported["full"], threads=1))
+    scorer.start(2, 1)
+    scorer.admit(torch.tensor([[4, 2]]), torch.ones(1, 2, dtype=torch.bool), 3)
+    scorer.step(torch.tensor([[1, 1]]))
+    assert scorer.attention is None
+
+
+def test_more_positions_than_the_tables_have_are_refused(exported: dict[str, Path]) -> None:
+    model = open_onnx(exported["full"], threads=1)
+    assert model.max_positions == 40
+    scorer = OnnxScorer(model)
+    scorer.start(1, 1)
+    for source, steps in ((41, 40), (40, 41)):
+        ids = torch.full((1, source), 4)
+        with pytest.raises(ConfigError, match="40 positions, but 41"):
+            scorer.admit(ids, torch.ones_like(ids, dtype=torch.bool), steps)
+    ids = torch.full((1, 40), 4)
+    scorer.admit(ids, torch.ones_like(ids, dtype=torch.bool), 40)
+    for _ in range(40):
+        assert scorer.step(torch.tensor([[5]])).isfinite().all()
+
+
+def test_models_without_a_table_have_no_limit(exported: dict[str, Path]) -> None:
+    opened = open_onnx(exported["averaged"], threads=1)
+    assert opened.max_positions is None
+    scorer = OnnxScorer(opened)
+    scorer.start(1, 1)
+    ids = torch.full((1, 50), 4)
+    scorer.admit(ids, torch.ones_like(ids, dtype=torch.bool), 50)
+    for _ in range(50):
+        assert scorer.step(torch.tensor([[5]])).isfinite().all()
+
+
+def test_what_cannot_be_opened_is_named(exported: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"onnx\.json: No such file"):
+        open_onnx(tmp_path)
+    folder = tmp_path / "model"
+    shutil.copytree(exported["full"], folder)
+    (folder / "step.onnx").write_bytes(b"no graph")
+    with pytest.raises(CheckpointError, match=r"step\.onnx: cannot be opened"):
+        open_onnx(folder)
+    manifest = json.loads((folder / "onnx.json").read_text())
+    (folder / "onnx.json").write_text(json.dumps({**manifest, "format": 99}))
+    with pytest.raises(CheckpointError, match="format 99"):
+        open_onnx(folder)
+    (folder / "onnx.json").write_text("{")
+    with pytest.raises(CheckpointError, match="damaged"):
+        open_onnx(folder)
+
+
+def test_missing_packages_are_named(exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    with pytest.raises(ConfigError, match=r"onnxscript: pip install 'ziggurat-mt\[export\]'"):
+        write_onnx(tmp_path, small("full"), composed(ONE_LAYER))
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(ConfigError, match="pip install"):
+        open_onnx(exported["full"])
