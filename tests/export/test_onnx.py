@@ -154,7 +154,7 @@ def test_what_cannot_be_opened_is_named(exported: dict[str, Path], tmp_path: Pat
 def test_missing_packages_are_named(exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"onnxscript: pip install 'ziggurat-mt\[export\]'"):
-        write_onnx(tmp_path, small("full"), composed(ONE_LAYER))
+        write_onnx(tmp_path, small("full"), composed(ONE_LAYER), positions=40)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match="pip install"):
         open_onnx(exported["full"])

@@ -31,22 +31,20 @@ FORMAT = 1
 """Of the manifest and of what the graphs take and give."""
 OPSET = 20
 """Of ai.onnx: onnxruntime has had it since 1.17 (January 2024)."""
-POSITIONS = 2048
-"""Positions that the tables of sinusoids have at least, in a graph where they cannot grow."""
-
 _EXAMPLE = {"sentences": 2, "beams": 3, "source": 5, "steps": 7}
 """Sizes while a graph is made; none is 1, which a graph would take for a constant."""
 
 
-def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: int = POSITIONS) -> None:
+def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: int) -> None:
     """Write `encoder.onnx`, `step.onnx` and, last, `onnx.json`, which names and describes their inputs and outputs.
 
     Args:
         folder: exists.
         model: in evaluation mode, on the CPU, in fp32.
         config: its architecture.
-        positions: the longest source and target, in tokens, end-of-sentence included; it counts only where the model
-            has sinusoidal or rotary positions. Learned positions have their own limit, other models have none.
+        positions: what tables of sinusoids hold, which cannot grow in a graph: the longest source and target, begin-
+            or end-of-sentence counted. It counts only with sinusoidal or rotary positions; learned ones have their
+            own limit, and other models have none.
 
     A graph of more than 2 GB keeps its weights in a file `*.onnx.data` beside it. Raises ConfigError when a package of
     the extra `export` is missing, and OSError.
