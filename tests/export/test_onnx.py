@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import random
 import shutil
 import sys
+from dataclasses import replace
 from functools import cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,11 @@ from tests.composition import covering
 from tests.composition import model as composed
 from tests.export.stepping import worst_difference
 from tests.small import moved
+from ziggurat.config import LengthPenaltyConfig
+from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.search import search
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import OnnxScorer, open_onnx
@@ -26,6 +34,7 @@ for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
 
 Choices = dict[str, Any]
+EOS = 2
 
 ONE_LAYER = {"encoder.layers": 1, "decoder.layers": 1}
 FAST: dict[str, Choices] = {
@@ -158,3 +167,58 @@ def test_missing_packages_are_named(exported: dict[str, Path], tmp_path: Path, m
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match="pip install"):
         open_onnx(exported["full"])
+
+
+@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("kind", ["none", "power", "lingvo"])
+def test_the_search_finds_the_same(exported: dict[str, Path], name: str, kind: str) -> None:
+    draw = random.Random(3)
+    sentences = [
+        Sentence([*(draw.randrange(3, 11) for _ in range(length)), EOS], max_length=2 * length + 3, min_length=1)
+        for length in sorted((draw.randint(1, 12) for _ in range(17)), reverse=True)
+    ]
+    penalty = LengthPenalty.of(LengthPenaltyConfig(kind=kind, coverage=0.3 if kind == "lingvo" else 0.0))
+    settings = SearchSettings(
+        beam_size=4,
+        n_best=4,
+        bos=1,
+        eos=EOS,
+        pad=0,
+        forbidden=(0, 1),
+        penalty=penalty,
+        batch_sentences=5,  # so that others take the places of those that are done
+    )
+    expected = search(ModelScorer(small(name)), sentences, settings)
+    found = search(OnnxScorer(open_onnx(exported[name], threads=1)), sentences, settings)
+    assert [[h.tokens for h in hypotheses] for hypotheses in found] == [
+        [h.tokens for h in hypotheses] for hypotheses in expected
+    ]
+    for mine, theirs in zip(chain(*found), chain(*expected), strict=True):
+        assert mine.score == pytest.approx(theirs.score, abs=1e-4)
+
+
+class Recording:
+    """A session that notes how long the states are that it is given."""
+
+    def __init__(self, session: Any) -> None:
+        self.session = session
+        self.steps: list[int] = []
+
+    def run(self, names: list[str], inputs: dict[str, Any]) -> Any:
+        self.steps.append(inputs["state.0.key"].shape[3])
+        return self.session.run(names, inputs)
+
+
+def test_places_of_sentences_that_left_are_given_back(exported: dict[str, Path]) -> None:
+    model = open_onnx(exported["full"], threads=1)
+    recording = Recording(model.step)
+    scorer = OnnxScorer(replace(model, step=recording))
+    source = torch.tensor([[4, 2]])
+    scorer.start(1, 2)
+    for number in range(6):
+        if number in (0, 3):
+            scorer.admit(source, torch.ones_like(source, dtype=torch.bool), 9)
+        scorer.step(torch.full((1 + (number in (3, 4)), 1), 5))
+        if number == 4:
+            scorer.keep(torch.tensor([1]))
+    assert recording.steps == [0, 1, 2, 3, 4, 2]

@@ -1,1 +1,1 @@
-"""Models in other formats: export and import."""
+"""Models handed to other toolkits, checked against the original, and theirs taken in."""

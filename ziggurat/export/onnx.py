@@ -17,7 +17,7 @@ from torch.export import Dim
 from ziggurat.config import ModelConfig
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
-from ziggurat.export.onnx_graphs import EncoderGraph, Port, Ports, StepGraph, exportable
+from ziggurat.export.onnx_graphs import EncoderGraph, Port, Ports, StepGraph, exportable, ports_of
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import Rotary
 from ziggurat.nn.embedding import SinusoidalPositions
@@ -59,16 +59,16 @@ def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: 
     limit = _position_limit(config, positions)
     model = exportable(model)
     _make_room(model, limit)
-    encoder, step = EncoderGraph(model).eval(), StepGraph(model).eval()
-    ports = step.ports
+    longest = (limit or 1) - 1
+    ports = ports_of(model, longest)
     source = [Port("source", ("sentences", "source")), Port("source_mask", ("sentences", "source"))]
     state_in = [Port(f"state.{port.name}", port.shape) for port in ports.states]
     state_out = [f"next.{port.name}" for port in ports.states]
     step_inputs = [Port("tokens", ("sentences", "beams")), Port("positions", ("sentences",)), source[1]]
     remembered = [port.name for port in ports.memory] + [port.initial for port in ports.states if port.initial]
-    _write(encoder, source, remembered, limit, folder / ENCODER_FILE)
+    _write(EncoderGraph(model, ports), source, remembered, limit, folder / ENCODER_FILE)
     _write(
-        step,
+        StepGraph(model, ports, longest),
         [*step_inputs, ports.memory, state_in],
         ["logits", "attention", *state_out],
         limit,

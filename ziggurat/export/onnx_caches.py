@@ -1,4 +1,7 @@
-"""What a decoder keeps between steps, as tensors that go in and out of a graph; an LSTM's loop as one scan."""
+"""What a decoder keeps between steps, as tensors that go in and out of a graph; an LSTM's loop as one scan.
+
+The caches of ziggurat.nn.attention write into buffers that stay; a graph has none. These answer the same modules.
+"""
 
 from __future__ import annotations
 
@@ -10,68 +13,145 @@ import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
-from ziggurat.nn.attention import Mask
+from ziggurat.nn.attention import (
+    CrossAttention,
+    CrossAttentionCache,
+    Mask,
+    OwnAttention,
+    OwnCache,
+)
 from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
 
-__all__ = ["GrowingCache", "RunningSum", "ScannedLstm"]
+__all__ = ["GrowingCache", "LayerCache", "RecurrentCache", "RunningSum", "ScannedLstm"]
+
+
+class _Rows:
+    """Hypotheses at positions of their own, one row each: what modules ask of ziggurat.nn.attention.Live.
+
+    Args:
+        positions: [rows].
+        entries: how many positions the keys have, from 0 on.
+        longest: a position that none is beyond.
+    """
+
+    def __init__(self, positions: Tensor, entries: int, longest: int) -> None:
+        self.positions = positions
+        self.longest = longest
+        self.distances = torch.arange(entries, device=positions.device) - positions[:, None]
+        self._ahead = self.distances > 0
+
+    @property
+    def mask(self) -> Mask:
+        """Hides what is not there yet, and what others have at places that are empty here."""
+        bias = torch.zeros(self._ahead.shape, device=self._ahead.device)
+        return Mask(bias.masked_fill(self._ahead, -math.inf)[:, None, None])
 
 
 class GrowingCache:
     """Keys and values of the positions so far; position p of a sentence is at index p, whatever the other ones have.
 
     Args:
-        parts: keys and values, [sentences, beams, heads, steps, d_head]; what lies at and behind a sentence's position
-            is not read.
-        positions: [sentences], of the newest token; at most `steps`.
+        parts: keys and values, [N, K, heads, steps, d_head]; what lies at and behind a sentence's position is not read.
+        positions: [N], of the newest token; at most `steps`.
+        longest: a position that none is beyond.
 
     Attributes:
-        parts: what it has now, rows for sentences and beams: [rows, heads, steps, d_head].
+        parts: keys and values after `attend`, [N, K, heads, steps + 1, d_head].
     """
 
     PARTS = 2
 
-    def __init__(self, parts: Sequence[Tensor], positions: Tensor) -> None:
-        self.parts = [part.flatten(0, 1) for part in parts]
-        self.positions = _of_rows(positions, parts[0])
+    def __init__(self, parts: Sequence[Tensor], positions: Tensor, longest: int) -> None:
+        self.parts = list(parts)
+        beams, steps = parts[0].shape[1], parts[0].shape[3]
+        self.live = _Rows(positions[:, None].expand(-1, beams).flatten(), steps + 1, longest)
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Mask]:
-        """Add one position, [rows, heads, 1, d_head] each; return all, [rows, heads, steps + 1, d_head], and a mask."""
-        index = torch.arange(self.parts[0].shape[2] + 1, device=key.device)
-        here = self.positions[:, None, None, None]
-        self.parts = [
-            torch.where(index[:, None] == here, new, torch.cat([old, torch.zeros_like(new)], dim=2))
-            for old, new in zip(self.parts, (key, value), strict=True)
-        ]
-        bias = torch.zeros_like(index, dtype=key.dtype).masked_fill(index > here, -math.inf)
-        return self.parts[0], self.parts[1], Mask(bias)
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis a sentence of its own."""
+        return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self)).view(x.shape)
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one position, [rows, heads, 1, d_head] each; return all, [rows, heads, steps + 1, d_head]."""
+        here = (self.live.distances == 0)[:, None, :, None]
+        rows = []
+        for old, new in zip(self.parts, (key, value), strict=True):
+            longer = torch.cat([old.flatten(0, 1), torch.zeros_like(new)], dim=2)
+            rows.append(torch.where(here, new, longer))
+        self.parts = [part.unflatten(0, self.parts[0].shape[:2]) for part in rows]
+        return rows[0], rows[1]
 
 
 class RunningSum:
     """Sum of the positions so far.
 
     Args:
-        parts: the sum, [sentences, beams, d_model].
-        positions: [sentences], of the newest token.
+        parts: the sum, [N, K, d_model].
+        positions: [N], of the newest token.
+        longest: not needed.
 
     Attributes:
-        parts: the sum now, [rows, d_model].
+        parts: the sum after `attend`.
     """
 
     PARTS = 1
 
-    def __init__(self, parts: Sequence[Tensor], positions: Tensor) -> None:
-        self.parts = [parts[0].flatten(0, 1)]
-        self.positions = _of_rows(positions, parts[0])
+    def __init__(self, parts: Sequence[Tensor], positions: Tensor, longest: int) -> None:
+        self.parts = list(parts)
+        self.count = (positions + 1)[:, None, None]
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model]."""
+        return module.step(x, cast(OwnCache, self))
 
     def append(self, x: Tensor) -> Tensor:
-        """Add one position, [rows, d_model]; return the mean of all so far."""
+        """Add one position, [N, K, d_model]; return the mean of all so far."""
         self.parts = [self.parts[0] + x]
-        return self.parts[0] / (self.positions + 1)[:, None]
+        return self.parts[0] / self.count
 
 
-def _of_rows(positions: Tensor, state: Tensor) -> Tensor:
-    """Return the positions of hypotheses, [sentences * beams], for those of sentences."""
-    return positions[:, None].expand(-1, state.shape[1]).flatten()
+class LayerCache:
+    """What one decoder layer sees in a step, as ziggurat.models.layers.DecoderLayerCache shows it.
+
+    Args:
+        own: of its attention to the target.
+        cross: of its attention to the memory.
+    """
+
+    def __init__(self, own: GrowingCache | RunningSum, cross: CrossAttentionCache) -> None:
+        self.own = own
+        self.cross = cross
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model]; the cache gains that position."""
+        return self.own.attend(module, x)
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Return the memory as the encoder's graph projected it."""
+        return self.cross
+
+
+class RecurrentCache:
+    """What the decoder of RNMT+ sees in a step, as ziggurat.models.rnmt.RnmtCache shows it.
+
+    Args:
+        memory: its projection.
+        context: what the first layer attended to last, [N, K, width].
+        states: of all layers, [N, K, width] a part.
+    """
+
+    def __init__(self, memory: CrossAttentionCache, context: Tensor, states: list[LstmState]) -> None:
+        self.memory = memory
+        self.context = context
+        self.states = states
+
+    @property
+    def cross_attention(self) -> Tensor | None:
+        """Attention to the memory, mean over heads, [N, K, source], if it is kept."""
+        return self.memory.weights
+
+    def update(self, context: Tensor, states: list[LstmState]) -> None:
+        """Take what a step gives."""
+        self.context, self.states = context, states
 
 
 class ScannedLstm(nn.Module):

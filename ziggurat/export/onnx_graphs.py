@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol, cast
 
+import torch
 from torch import Tensor, nn
 
-from ziggurat.export.onnx_caches import GrowingCache, RunningSum, ScannedLstm
+from ziggurat.export.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningSum, ScannedLstm
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, MergedDecoderLayer
-from ziggurat.models.rnmt import RnmtCache, RnmtDecoder, RnmtEncoder, RnmtLayer
+from ziggurat.models.memory import Memory
+from ziggurat.models.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, DecoderCache
 from ziggurat.nn.attention import (
@@ -19,13 +21,12 @@ from ziggurat.nn.attention import (
     CrossAttentionCache,
     Mask,
     OwnAttention,
-    OwnCache,
     SelfAttention,
     padding_bias,
 )
 from ziggurat.nn.lstm import LstmLayer, LstmState
 
-__all__ = ["EncoderGraph", "Port", "StepGraph", "exportable", "ports_of"]
+__all__ = ["EncoderGraph", "Port", "Ports", "StepGraph", "exportable", "ports_of"]
 
 
 @dataclass(frozen=True)
@@ -51,34 +52,35 @@ class Ports(Protocol):
     states: list[Port]
     """What steps hand on; those with an axis `steps` grow by one each time."""
 
-    def remember(self, cache: object) -> list[Tensor]:
-        """Return the tensors `memory` of a cache before the first step, and behind them `initial` ones of states."""
+    def remember(self, memory: Memory) -> list[Tensor]:
+        """Return the tensors `memory` of encoded sentences, and behind them `initial` ones of states."""
 
     def cache(
         self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
-    ) -> DecoderCache | RnmtCache:
+    ) -> DecoderCache | RecurrentCache:
         """Return the cache that sentences at `positions` [sentences] have with these tensors."""
 
-    def states_of(self, cache: object, beams: int) -> list[Tensor]:
+    def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
         """Return the tensors `states` of a cache after a step."""
 
 
-def ports_of(model: Seq2Seq) -> Ports:
-    """Return how the caches of the model's decoder are laid out."""
+def ports_of(model: Seq2Seq, longest: int) -> Ports:
+    """Return how the caches of the model's decoder are laid out; no position is beyond `longest`."""
     if isinstance(model.decoder, RnmtDecoder):
         return _RnmtPorts(model.decoder)
-    return _TransformerPorts(cast(Decoder, model.decoder))
+    return _TransformerPorts(cast(Decoder, model.decoder), longest)
 
 
 class _TransformerPorts:
     """Per layer: keys and values of the memory, and those of the target so far, or the sum of what is averaged."""
 
-    def __init__(self, decoder: Decoder) -> None:
+    def __init__(self, decoder: Decoder, longest: int) -> None:
+        self.longest = longest
         self.memory: list[Port] = []
         self.states: list[Port] = []
-        self._own: list[type[GrowingCache] | type[RunningSum]] = []
-        for number, layer in enumerate(decoder.layers):
-            own, cross = _attentions(cast(AnyDecoderLayer, layer))
+        self._attentions = [_attentions(cast(AnyDecoderLayer, layer)) for layer in decoder.layers]
+        self._kinds: list[type[GrowingCache] | type[RunningSum]] = []
+        for number, (own, cross) in enumerate(self._attentions):
             width = cross.q_proj.weight.shape[0]
             shape = ("sentences", cross.heads, "source", width // cross.heads)
             self.memory += [Port(f"memory.{number}.{part}", shape) for part in ("key", "value")]
@@ -87,26 +89,26 @@ class _TransformerPorts:
                 self.states += [Port(f"{number}.{part}", grown) for part in ("key", "value")]
             else:
                 self.states.append(Port(f"{number}.sum", ("sentences", "beams", width)))
-            self._own.append(GrowingCache if isinstance(own, SelfAttention) else RunningSum)
+            self._kinds.append(GrowingCache if isinstance(own, SelfAttention) else RunningSum)
 
-    def remember(self, cache: object) -> list[Tensor]:
-        layers = cast(DecoderCache, cache).layers
-        return [part for layer in layers for part in (layer.cross.key, layer.cross.value)]
+    def remember(self, memory: Memory) -> list[Tensor]:
+        projected = [cross.remember(memory.of(n), None) for n, (_, cross) in enumerate(self._attentions)]
+        return [part for cache in projected for part in (cache.key, cache.value)]
 
     def cache(
         self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
     ) -> DecoderCache:
         remaining, pairs = iter(states), zip(memory[::2], memory[1::2], strict=True)
         layers = []
-        for number, ((key, value), kind) in enumerate(zip(pairs, self._own, strict=True), start=1):
-            cross = CrossAttentionCache(key, value, padding, keep_weights=number == len(self._own))
-            own = kind([next(remaining) for _ in range(kind.PARTS)], positions)
-            layers.append(DecoderLayerCache(cast(OwnCache, own), cross))
-        return DecoderCache(layers)
+        for number, ((key, value), kind) in enumerate(zip(pairs, self._kinds, strict=True), start=1):
+            cross = CrossAttentionCache(key, value, padding, keep_weights=number == len(self._kinds))
+            own = kind([next(remaining) for _ in range(kind.PARTS)], positions, self.longest)
+            layers.append(LayerCache(own, cross))
+        return DecoderCache(cast(list[DecoderLayerCache], layers))
 
-    def states_of(self, cache: object, beams: int) -> list[Tensor]:
-        own = [cast(GrowingCache | RunningSum, layer.own) for layer in cast(DecoderCache, cache).layers]
-        return [part.unflatten(0, (-1, beams)) for its in own for part in its.parts]
+    def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
+        layers = cast(list[LayerCache], cast(DecoderCache, cache).layers)
+        return [part for layer in layers for part in layer.own.parts]
 
 
 def _attentions(layer: AnyDecoderLayer) -> tuple[OwnAttention, CrossAttention]:
@@ -129,47 +131,57 @@ class _RnmtPorts:
         self.states = [Port(f"{number}.{part}", shape) for number in layers for part in ("output", "cell")]
         self.states.append(Port("context", shape, initial="initial.context"))
 
-    def remember(self, cache: object) -> list[Tensor]:
-        memory = cast(RnmtCache, cache).memory
-        # Before the first step nothing was attended to: a query of zeros, as RnmtDecoder.step has it.
-        nothing = memory.key.new_zeros(memory.key.shape[0], 1, self._attention.q_proj.weight.shape[0])
-        return [memory.key, memory.value, self._attention(nothing, memory).squeeze(1)]
+    def remember(self, memory: Memory) -> list[Tensor]:
+        states = memory.of(0)
+        cache = self._attention.remember(states, Mask(padding_bias(memory.mask, states.dtype)))
+        # Before the first step nothing was attended to: a query of zeros, as RnmtDecoder.admit has it.
+        context = self._attention(torch.zeros_like(states[:, :1]), cache)
+        return [cache.key, cache.value, context.squeeze(1)]
 
-    def cache(self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]) -> RnmtCache:
+    def cache(
+        self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
+    ) -> RecurrentCache:
         *cells, context = states
-        cache = RnmtCache(CrossAttentionCache(memory[0], memory[1], padding, keep_weights=True))
-        rows = [part.flatten(0, 1) for part in cells]
-        cache.states = [LstmState(*pair) for pair in zip(rows[::2], rows[1::2], strict=True)]
-        cache.context = context
-        return cache
+        of_layers = [LstmState(*pair) for pair in zip(cells[::2], cells[1::2], strict=True)]
+        return RecurrentCache(CrossAttentionCache(memory[0], memory[1], padding, keep_weights=True), context, of_layers)
 
-    def states_of(self, cache: object, beams: int) -> list[Tensor]:
-        of = cast(RnmtCache, cache)
-        assert of.context is not None  # it was given
-        return [*(part.unflatten(0, (-1, beams)) for state in of.states for part in state), of.context]
+    def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
+        of = cast(RecurrentCache, cache)
+        return [*(part for state in of.states for part in state), of.context]
 
 
 class EncoderGraph(nn.Module):
-    """(source ids [sentences, source], mask of that shape, True at real tokens) -> what steps start from."""
+    """(source ids [sentences, source], mask of that shape, True at real tokens) -> what steps start from.
 
-    def __init__(self, model: Seq2Seq) -> None:
+    Args:
+        model: in evaluation mode.
+        ports: of its decoder.
+    """
+
+    def __init__(self, model: Seq2Seq, ports: Ports) -> None:
         super().__init__()
         self.model = model
-        self.ports = ports_of(model)
+        self.ports = ports
 
     def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors `memory` of the model's ports, and behind them the `initial` ones of its states."""
-        decoder = cast(Decoder | RnmtDecoder, self.model.decoder)
-        return tuple(self.ports.remember(decoder.start(self.model.encode(source, source_mask))))
+        """Return the tensors `memory` of the ports, and behind them the `initial` ones of states."""
+        return tuple(self.ports.remember(self.model.encode(source, source_mask)))
 
 
 class StepGraph(nn.Module):
-    """One token per hypothesis, every sentence at its own position -> logits, attention and the new state."""
+    """One token per hypothesis, every sentence at its own position -> logits, attention and the new state.
 
-    def __init__(self, model: Seq2Seq) -> None:
+    Args:
+        model: in evaluation mode.
+        ports: of its decoder.
+        longest: no position is beyond it.
+    """
+
+    def __init__(self, model: Seq2Seq, ports: Ports, longest: int) -> None:
         super().__init__()
         self.model = model
-        self.ports = ports_of(model)
+        self.ports = ports
+        self.longest = longest
 
     def forward(
         self, tokens: Tensor, positions: Tensor, source_mask: Tensor, memory: list[Tensor], states: list[Tensor]
@@ -185,11 +197,11 @@ class StepGraph(nn.Module):
         """
         padding = Mask(padding_bias(source_mask, memory[0].dtype))
         cache = self.ports.cache(positions, padding, memory, states)
-        decoder = cast(Decoder | RnmtDecoder, self.model.decoder)
-        hidden = decoder.step(self.model.target_embedding.step(tokens, positions), cache)  # type: ignore[arg-type]
+        advance = cast(Callable[..., Tensor], self.model.decoder.step)
+        hidden = advance(self.model.target_embedding.step(tokens, positions, self.longest), cache)
         attention = cache.cross_attention
         assert attention is not None  # it is kept
-        return (self.model.logits(hidden), attention, *self.ports.states_of(cache, tokens.shape[1]))
+        return (self.model.logits(hidden), attention, *self.ports.states_of(cache))
 
 
 def exportable(model: Seq2Seq) -> Seq2Seq:

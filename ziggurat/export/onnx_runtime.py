@@ -12,14 +12,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ziggurat.config import load_experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.decoding.translator import Translator
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.export.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
 from ziggurat.export.onnx_graphs import Port
+from ziggurat.models.directory import CONFIG_FILE
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession
 
-__all__ = ["OnnxModel", "OnnxScorer", "open_onnx"]
+__all__ = ["OnnxModel", "OnnxScorer", "load_onnx", "open_onnx"]
 
 
 @dataclass(frozen=True)
@@ -74,6 +79,31 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
         max_positions=manifest["max_positions"],
         memory=tuple(Port(p["name"], tuple(p["shape"])) for p in manifest["memory"]),
         states=tuple(Port(p["name"], tuple(p["shape"]), p["initial"]) for p in manifest["states"]),
+    )
+
+
+def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: Any) -> Translator:
+    """Open the folder that `ziggurat export --to onnx` wrote, for translation.
+
+    Args:
+        directory: the folder.
+        threads: of each operator; None: as many as torch has.
+        decoding: keys of the `decoding` section that replace the saved ones.
+
+    Raises what open_onnx and ziggurat.decoding.translator.load_translator raise.
+    """
+    model = open_onnx(directory, threads=threads)
+    experiment = load_experiment(Path(directory) / CONFIG_FILE)
+    source, target = load_tokenizers(directory)
+    return Translator(
+        (),
+        source,
+        target,
+        change_section(experiment.decoding, decoding, "decoding"),
+        max_positions=model.max_positions,
+        origin=f"{directory}: ONNX",
+        target_language=experiment.data.target_language,
+        scorer=lambda: OnnxScorer(model),
     )
 
 
