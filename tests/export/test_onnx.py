@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import chain
@@ -37,10 +38,11 @@ Choices = dict[str, Any]
 EOS = 2
 
 ONE_LAYER = {"encoder.layers": 1, "decoder.layers": 1}
-FAST: dict[str, Choices] = {
+SMALL: dict[str, Choices] = {
     "full": ONE_LAYER,
     "averaged": {**ONE_LAYER, "decoder.attention": "merged", "embedding.positions": "none"},
 }
+NAMES = ["full", pytest.param("averaged", marks=pytest.mark.slow)]
 RNMT = {
     "family": "rnmt",
     "embedding.positions": "none",
@@ -71,7 +73,7 @@ OPTIONS: list[Choices] = [
 
 @cache
 def small(name: str) -> Seq2Seq:
-    return built(FAST[name])
+    return built(SMALL[name])
 
 
 def built(choices: Choices) -> Seq2Seq:
@@ -79,18 +81,22 @@ def built(choices: Choices) -> Seq2Seq:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    folders = {}
-    for name, choices in FAST.items():
-        folders[name] = tmp_path_factory.mktemp("onnx")
-        write_onnx(folders[name], small(name), composed(choices), positions=40)
-    return folders
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The folder of a small model, exported when first asked for: it takes seconds."""
+
+    @cache
+    def folder(name: str) -> Path:
+        path = tmp_path_factory.mktemp("onnx")
+        write_onnx(path, small(name), composed(SMALL[name]), positions=40)
+        return path
+
+    return folder
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("beams", [1, 3])
-def test_steps_equal_the_whole_model(exported: dict[str, Path], name: str, beams: int) -> None:
-    scorer = OnnxScorer(open_onnx(exported[name], threads=1))
+def test_steps_equal_the_whole_model(exported: Callable[[str], Path], name: str, beams: int) -> None:
+    scorer = OnnxScorer(open_onnx(exported(name), threads=1))
     assert worst_difference(small(name), scorer, beams=beams, steps=10) < 1e-5
 
 
@@ -103,22 +109,22 @@ def test_every_architecture_can_be_exported(tmp_path: Path, choices: Choices) ->
     assert worst_difference(model, scorer, beams=3, steps=10) < 1e-5
 
 
-def test_a_scorer_starts_again_from_nothing(exported: dict[str, Path]) -> None:
-    scorer = OnnxScorer(open_onnx(exported["full"], threads=1))
+def test_a_scorer_starts_again_from_nothing(exported: Callable[[str], Path]) -> None:
+    scorer = OnnxScorer(open_onnx(exported("full"), threads=1))
     for seed in range(2):
         assert worst_difference(small("full"), scorer, beams=2, steps=4, seed=seed) < 1e-5
 
 
-def test_attention_is_given_when_asked_for(exported: dict[str, Path]) -> None:
-    scorer = OnnxScorer(open_onnx(exported["full"], threads=1))
+def test_attention_is_given_when_asked_for(exported: Callable[[str], Path]) -> None:
+    scorer = OnnxScorer(open_onnx(exported("full"), threads=1))
     scorer.start(2, 1)
     scorer.admit(torch.tensor([[4, 2]]), torch.ones(1, 2, dtype=torch.bool), 3)
     scorer.step(torch.tensor([[1, 1]]))
     assert scorer.attention is None
 
 
-def test_more_positions_than_the_tables_have_are_refused(exported: dict[str, Path]) -> None:
-    model = open_onnx(exported["full"], threads=1)
+def test_more_positions_than_the_tables_have_are_refused(exported: Callable[[str], Path]) -> None:
+    model = open_onnx(exported("full"), threads=1)
     assert model.max_positions == 40
     scorer = OnnxScorer(model)
     scorer.start(1, 1)
@@ -132,8 +138,9 @@ def test_more_positions_than_the_tables_have_are_refused(exported: dict[str, Pat
         assert scorer.step(torch.tensor([[5]])).isfinite().all()
 
 
-def test_models_without_a_table_have_no_limit(exported: dict[str, Path]) -> None:
-    opened = open_onnx(exported["averaged"], threads=1)
+@pytest.mark.slow
+def test_models_without_a_table_have_no_limit(exported: Callable[[str], Path]) -> None:
+    opened = open_onnx(exported("averaged"), threads=1)
     assert opened.max_positions is None
     scorer = OnnxScorer(opened)
     scorer.start(1, 1)
@@ -143,11 +150,11 @@ def test_models_without_a_table_have_no_limit(exported: dict[str, Path]) -> None
         assert scorer.step(torch.tensor([[5]])).isfinite().all()
 
 
-def test_what_cannot_be_opened_is_named(exported: dict[str, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_opened_is_named(exported: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"onnx\.json: No such file"):
         open_onnx(tmp_path)
     folder = tmp_path / "model"
-    shutil.copytree(exported["full"], folder)
+    shutil.copytree(exported("full"), folder)
     (folder / "step.onnx").write_bytes(b"no graph")
     with pytest.raises(CheckpointError, match=r"step\.onnx: cannot be opened"):
         open_onnx(folder)
@@ -160,18 +167,20 @@ def test_what_cannot_be_opened_is_named(exported: dict[str, Path], tmp_path: Pat
         open_onnx(folder)
 
 
-def test_missing_packages_are_named(exported: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages_are_named(
+    exported: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "onnxscript", None)
     with pytest.raises(ConfigError, match=r"onnxscript: pip install 'ziggurat-mt\[export\]'"):
         write_onnx(tmp_path, small("full"), composed(ONE_LAYER), positions=40)
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(ConfigError, match="pip install"):
-        open_onnx(exported["full"])
+        open_onnx(exported("full"))
 
 
-@pytest.mark.parametrize("name", FAST)
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", ["none", "power", "lingvo"])
-def test_the_search_finds_the_same(exported: dict[str, Path], name: str, kind: str) -> None:
+def test_the_search_finds_the_same(exported: Callable[[str], Path], name: str, kind: str) -> None:
     draw = random.Random(3)
     sentences = [
         Sentence([*(draw.randrange(3, 11) for _ in range(length)), EOS], max_length=2 * length + 3, min_length=1)
@@ -189,7 +198,7 @@ def test_the_search_finds_the_same(exported: dict[str, Path], name: str, kind: s
         batch_sentences=5,  # so that others take the places of those that are done
     )
     expected = search(ModelScorer(small(name)), sentences, settings)
-    found = search(OnnxScorer(open_onnx(exported[name], threads=1)), sentences, settings)
+    found = search(OnnxScorer(open_onnx(exported(name), threads=1)), sentences, settings)
     assert [[h.tokens for h in hypotheses] for hypotheses in found] == [
         [h.tokens for h in hypotheses] for hypotheses in expected
     ]
@@ -209,8 +218,8 @@ class Recording:
         return self.session.run(names, inputs)
 
 
-def test_places_of_sentences_that_left_are_given_back(exported: dict[str, Path]) -> None:
-    model = open_onnx(exported["full"], threads=1)
+def test_places_of_sentences_that_left_are_given_back(exported: Callable[[str], Path]) -> None:
+    model = open_onnx(exported("full"), threads=1)
     recording = Recording(model.step)
     scorer = OnnxScorer(replace(model, step=recording))
     source = torch.tensor([[4, 2]])
