@@ -22,6 +22,7 @@ ALLOWED = {
     "init": BASE | {"config", "nn"},
     "models": BASE | {"config", "data", "nn", "init"},
     "decoding": BASE | {"config", "data", "nn", "models"},
+    "export": BASE | {"config", "data", "nn", "evaluation", "models", "decoding"},
     "diagnosis": BASE | {"config", "nn", "models"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis"},
     "cli": BASE | {"config", "data", "evaluation", "models", "decoding", "training"},

@@ -22,6 +22,7 @@ from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import split_long, windows
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
+from ziggurat.decoding.scorer import Scorer
 from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
@@ -48,6 +49,7 @@ class Translator:
         origin: which weights these are, in words for people.
         target_language: code of the language it translates into; scores may depend on it.
         before_step: called before every step of a search; what it raises ends the translation.
+        scorer: makes what the search asks instead of the models, of which there may then be none.
 
     `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the model),
     `long_lines` (translated in parts), `unfinished` (cut at the length limit), `unmet` (without what it should hold);
@@ -66,6 +68,7 @@ class Translator:
         origin: str = "",
         target_language: str = "",
         before_step: Callable[[], None] = lambda: None,
+        scorer: Callable[[], Scorer] | None = None,
     ) -> None:
         self.models = tuple(model) if isinstance(model, Sequence) else (model,)
         self.source_tokenizer = source_tokenizer
@@ -76,6 +79,7 @@ class Translator:
         self.origin = origin
         self.target_language = target_language
         self.before_step = before_step
+        self._scorer = scorer or (lambda: scorer_of(self.models))
         self.notices: Counter[str] = Counter()
 
     @property
@@ -144,12 +148,15 @@ class Translator:
     def score(self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source.
 
-        Raises DataError for unequal numbers of lines, or a line with more positions than the model has.
+        Raises DataError for unequal numbers of lines, or a line with more positions than the model has, ConfigError for
+        an exported model.
         """
         if len(sources) != len(targets):
             raise DataError(
                 f"unequal numbers of lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up"
             )
+        if not self.models:
+            raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
         job = self._job(tag)
         source_ids = [[*job.tag, *ids] for ids in self.source_tokenizer.encode(_without_nul(sources))]
         target_ids = self.target_tokenizer.encode(_without_nul(targets))
@@ -190,7 +197,7 @@ class Translator:
             decoding,
             self.source_tokenizer,
             self.target_tokenizer,
-            vocabulary_size=self.model.vocabulary_size,
+            vocabulary_size=self._scorer().vocabulary_size,
             max_positions=self.max_positions,
             device=self.device,
             before_step=self.before_step,
@@ -222,7 +229,7 @@ class Translator:
                 )
         # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        results = search(scorer_of(self.models), [sentences[i] for i in order], job.settings)
+        results = search(self._scorer(), [sentences[i] for i in order], job.settings)
         found = dict(zip(order, results, strict=True))
         assembler = Assembler(self.source_tokenizer, self.target_tokenizer, job.decoding)
         return [

@@ -49,12 +49,14 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
     exactly what a recurrence gives that leaves its state alone at padded steps.
     """
     batch, length = mask.shape
-    sentences = torch.arange(batch, device=mask.device)
+    sentences, positions = (torch.arange(size, device=mask.device) for size in (batch, length))
     reads, states = [], []
     for direction in range(directions):
         seen = mask if direction == 0 else mask.flip(1)
-        order = seen.long().argsort(dim=1, descending=True, stable=True)
         count = seen.cumsum(1)
+        # By counting, not by a stable sort, which ONNX does not have.
+        rank = torch.where(seen, count, count[:, -1:] + (~seen).cumsum(1)) - 1
+        order = torch.empty_like(rank).scatter(1, rank, positions.expand_as(rank))
         if direction:
             order, count = length - 1 - order, count.flip(1)
         reads.append((order + sentences[:, None] * length).t().flatten())

@@ -1,0 +1,188 @@
+"""What a decoder keeps between steps, as tensors that go in and out of a graph; an LSTM's loop as one scan.
+
+The caches of ziggurat.nn.attention write into buffers that stay; a graph has none. These answer the same modules.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
+
+from ziggurat.nn.attention import (
+    CrossAttention,
+    CrossAttentionCache,
+    Mask,
+    OwnAttention,
+    OwnCache,
+)
+from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
+
+__all__ = ["GrowingCache", "LayerCache", "RecurrentCache", "RunningSum", "ScannedLstm"]
+
+
+class _Rows:
+    """Hypotheses at positions of their own, one row each: what modules ask of ziggurat.nn.attention.Live.
+
+    Args:
+        positions: [rows].
+        entries: how many positions the keys have, from 0 on.
+        longest: a position that none is beyond.
+    """
+
+    def __init__(self, positions: Tensor, entries: int, longest: int) -> None:
+        self.positions = positions
+        self.longest = longest
+        self.distances = torch.arange(entries, device=positions.device) - positions[:, None]
+        self._ahead = self.distances > 0
+
+    @property
+    def mask(self) -> Mask:
+        """Hides what is not there yet, and what others have at places that are empty here."""
+        bias = torch.zeros(self._ahead.shape, device=self._ahead.device)
+        return Mask(bias.masked_fill(self._ahead, -math.inf)[:, None, None])
+
+
+class GrowingCache:
+    """Keys and values of the positions so far; position p of a sentence is at index p, whatever the other ones have.
+
+    Args:
+        parts: keys and values, [N, K, heads, steps, d_head]; what lies at and behind a sentence's position is not read.
+        positions: [N], of the newest token; at most `steps`.
+        longest: a position that none is beyond.
+
+    Attributes:
+        parts: keys and values after `attend`, [N, K, heads, steps + 1, d_head].
+    """
+
+    PARTS = 2
+
+    def __init__(self, parts: Sequence[Tensor], positions: Tensor, longest: int) -> None:
+        self.parts = list(parts)
+        beams, steps = parts[0].shape[1], parts[0].shape[3]
+        self.live = _Rows(positions[:, None].expand(-1, beams).flatten(), steps + 1, longest)
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis a sentence of its own."""
+        return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self)).view(x.shape)
+
+    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Add one position, [rows, heads, 1, d_head] each; return all, [rows, heads, steps + 1, d_head]."""
+        here = (self.live.distances == 0)[:, None, :, None]
+        rows = []
+        for old, new in zip(self.parts, (key, value), strict=True):
+            longer = torch.cat([old.flatten(0, 1), torch.zeros_like(new)], dim=2)
+            rows.append(torch.where(here, new, longer))
+        self.parts = [part.unflatten(0, self.parts[0].shape[:2]) for part in rows]
+        return rows[0], rows[1]
+
+
+class RunningSum:
+    """Sum of the positions so far.
+
+    Args:
+        parts: the sum, [N, K, d_model].
+        positions: [N], of the newest token.
+        longest: not needed.
+
+    Attributes:
+        parts: the sum after `attend`.
+    """
+
+    PARTS = 1
+
+    def __init__(self, parts: Sequence[Tensor], positions: Tensor, longest: int) -> None:
+        self.parts = list(parts)
+        self.count = (positions + 1)[:, None, None]
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model]."""
+        return module.step(x, cast(OwnCache, self))
+
+    def append(self, x: Tensor) -> Tensor:
+        """Add one position, [N, K, d_model]; return the mean of all so far."""
+        self.parts = [self.parts[0] + x]
+        return self.parts[0] / self.count
+
+
+class LayerCache:
+    """What one decoder layer sees in a step, as ziggurat.models.layers.DecoderLayerCache shows it.
+
+    Args:
+        own: of its attention to the target.
+        cross: of its attention to the memory.
+    """
+
+    def __init__(self, own: GrowingCache | RunningSum, cross: CrossAttentionCache) -> None:
+        self.own = own
+        self.cross = cross
+
+    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model]; the cache gains that position."""
+        return self.own.attend(module, x)
+
+    def remembered(self, module: CrossAttention) -> CrossAttentionCache:
+        """Return the memory as the encoder's graph projected it."""
+        return self.cross
+
+
+class RecurrentCache:
+    """What the decoder of RNMT+ sees in a step, as ziggurat.models.rnmt.RnmtCache shows it.
+
+    Args:
+        memory: its projection.
+        context: what the first layer attended to last, [N, K, width].
+        states: of all layers, [N, K, width] a part.
+    """
+
+    def __init__(self, memory: CrossAttentionCache, context: Tensor, states: list[LstmState]) -> None:
+        self.memory = memory
+        self.context = context
+        self.states = states
+
+    @property
+    def cross_attention(self) -> Tensor | None:
+        """Attention to the memory, mean over heads, [N, K, source], if it is kept."""
+        return self.memory.weights
+
+    def update(self, context: Tensor, states: list[LstmState]) -> None:
+        """Take what a step gives."""
+        self.context, self.states = context, states
+
+
+class ScannedLstm(nn.Module):
+    """An LSTM layer over whole sequences, one scan over the steps of its own cells per direction.
+
+    The hand-written recurrence that it stands for (ziggurat.nn.recurrence) writes into buffers, which no graph can.
+
+    Args:
+        layer: whose cells it has.
+    """
+
+    def __init__(self, layer: LstmLayer) -> None:
+        super().__init__()
+        self.cells = layer.cells
+
+    def forward(self, x: Tensor, order: StepOrder) -> Tensor:
+        """Return [batch, length, directions * width] for `x` [batch, length, inputs]."""
+        batch, length, inputs = x.shape
+        read = x.flatten(0, 1).index_select(0, order.reads.flatten()).view(len(self.cells), length, batch, inputs)
+        outputs = [_over(cast(LstmCell, cell), steps) for cell, steps in zip(self.cells, read, strict=True)]
+        states = torch.stack(outputs, dim=2).flatten(0, 2)
+        return states.index_select(0, order.states).view(batch, length, -1)
+
+
+def _over(cell: LstmCell, steps: Tensor) -> Tensor:
+    """Return the outputs of a cell that reads `steps` [length, batch, inputs]: [length + 1, batch, width], 0 first."""
+
+    def advance(state: list[Tensor], x: Tensor) -> tuple[list[Tensor], Tensor]:
+        after = cell.step(x, LstmState(*state))
+        return [after.output, after.cell], after.output.clone()  # a scan takes no tensor for two results
+
+    zero = cell.start(steps.shape[1]).output
+    _, outputs = scan(advance, [zero, zero.clone()], steps)
+    return torch.cat([zero[None], outputs])

@@ -1,0 +1,229 @@
+"""Models exported to ONNX under our own search: onnxruntime computes, the state is kept here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ziggurat.config import load_experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.decoding.translator import Translator
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.export.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
+from ziggurat.export.onnx_graphs import Port
+from ziggurat.models.directory import CONFIG_FILE
+
+if TYPE_CHECKING:
+    from onnxruntime import InferenceSession
+
+__all__ = ["OnnxModel", "OnnxScorer", "load_onnx", "open_onnx"]
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """Two graphs ready to run, and what their manifest says.
+
+    Attributes:
+        encoder: (source, source_mask) -> memory.
+        step: (tokens, positions, source_mask, memory, states) -> (logits, attention, states).
+        vocabulary_size: number of target tokens.
+        max_positions: longest source and target, in tokens, end-of-sentence included; None: no limit.
+        memory: what the encoder gives.
+        states: what steps hand on; inputs `state.NAME`, outputs `next.NAME`.
+    """
+
+    encoder: InferenceSession
+    step: InferenceSession
+    vocabulary_size: int
+    max_positions: int | None
+    memory: tuple[Port, ...]
+    states: tuple[Port, ...]
+
+
+def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel:
+    """Open the folder that `ziggurat export --to onnx` wrote, on the CPU.
+
+    Args:
+        directory: the folder.
+        threads: of each operator; None: as many as torch has.
+
+    Raises ConfigError: onnxruntime is missing. CheckpointError: files are missing, damaged or of another format.
+    """
+    try:
+        import onnxruntime
+    except ImportError:
+        raise ConfigError("an ONNX model needs onnxruntime: pip install 'ziggurat-mt[export]'") from None
+    folder = Path(directory)
+    manifest = _read_manifest(folder / MANIFEST_FILE)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads or torch.get_num_threads()
+    options.log_severity_level = 3
+    sessions = {}
+    for name in (ENCODER_FILE, STEP_FILE):
+        try:
+            sessions[name] = onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
+        except Exception as error:  # onnxruntime's own classes have no public base but this
+            raise CheckpointError(f"{folder / name}: cannot be opened: {error}") from None
+    return OnnxModel(
+        sessions[ENCODER_FILE],
+        sessions[STEP_FILE],
+        vocabulary_size=manifest["vocabulary_size"],
+        max_positions=manifest["max_positions"],
+        memory=tuple(Port(p["name"], tuple(p["shape"])) for p in manifest["memory"]),
+        states=tuple(Port(p["name"], tuple(p["shape"]), p["initial"]) for p in manifest["states"]),
+    )
+
+
+def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: Any) -> Translator:
+    """Open the folder that `ziggurat export --to onnx` wrote, for translation.
+
+    Args:
+        directory: the folder.
+        threads: of each operator; None: as many as torch has.
+        decoding: keys of the `decoding` section that replace the saved ones.
+
+    Raises what open_onnx and ziggurat.decoding.translator.load_translator raise.
+    """
+    model = open_onnx(directory, threads=threads)
+    experiment = load_experiment(Path(directory) / CONFIG_FILE)
+    source, target = load_tokenizers(directory)
+    return Translator(
+        (),
+        source,
+        target,
+        change_section(experiment.decoding, decoding, "decoding"),
+        max_positions=model.max_positions,
+        origin=f"{directory}: ONNX",
+        target_language=experiment.data.target_language,
+        scorer=lambda: OnnxScorer(model),
+    )
+
+
+def _read_manifest(path: Path) -> dict[str, Any]:
+    try:
+        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
+        version = manifest["format"]
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}; not a folder of `ziggurat export --to onnx`") from None
+    except (ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{path}: damaged") from None
+    if version != FORMAT:
+        raise CheckpointError(f"{path}: format {version}, but this version of Ziggurat reads {FORMAT}; export again")
+    return manifest
+
+
+class OnnxScorer:
+    """The scorer (decoding.scorer.Scorer) of an exported model.
+
+    Sentences are rows of every tensor; beams the second axis of states. A sentence that came later has taken fewer
+    steps: its keys and values fill the first places of what the others have.
+
+    Args:
+        model: opened by open_onnx.
+    """
+
+    def __init__(self, model: OnnxModel) -> None:
+        self.model = model
+        self.vocabulary_size = model.vocabulary_size
+        self.attention: Tensor | None = None
+        self.start(1, 0)
+
+    def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
+        """Begin with an empty batch of `beam_size` beams per sentence; `slots` bounds nothing here."""
+        self._beams = beam_size
+        self._keep_attention = keep_attention
+        self.attention = None
+        self._positions = torch.zeros(0, dtype=torch.int64)
+        self._mask = torch.zeros(0, 0, dtype=torch.bool)
+        self._memory = [self._zeros(port, 0) for port in self.model.memory]
+        self._states = [self._zeros(port, 0) for port in self.model.states]
+
+    def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
+        """Encode source ids [n, S] (mask: True at real tokens); the new sentences come behind those in the batch.
+
+        Each may then take `max_steps` steps. Raises ConfigError when the graphs have fewer positions.
+        """
+        limit = self.model.max_positions
+        if limit is not None and max(source.shape[1], max_steps) > limit:
+            raise ConfigError(
+                f"the exported model has {limit} positions, but {max(source.shape[1], max_steps)} are needed; lower "
+                "`decoding.max_source_pieces` and `decoding.max_length.limit`"
+            )
+        outputs = self.model.encoder.run(None, {"source": source.numpy(), "source_mask": source_mask.numpy()})
+        names = [node.name for node in self.model.encoder.get_outputs()]
+        given = dict(zip(names, map(torch.from_numpy, outputs), strict=True))
+        states = [
+            self._zeros(port, len(source)) if port.initial is None else self._for_every_beam(given[port.initial])
+            for port in self.model.states
+        ]
+        self._positions = torch.cat([self._positions, self._positions.new_zeros(len(source))])
+        self._mask = _below(self._mask, source_mask)
+        memory = [given[port.name] for port in self.model.memory]
+        self._memory = [_below(old, new) for old, new in zip(self._memory, memory, strict=True)]
+        self._states = [_below(old, new) for old, new in zip(self._states, states, strict=True)]
+
+    def step(self, tokens: Tensor) -> Tensor:
+        """Return logits [N, K, V] of the token after `tokens` [N, K]; each sentence is one position further."""
+        inputs = {"tokens": tokens, "positions": self._positions, "source_mask": self._mask}
+        inputs |= {port.name: part for port, part in zip(self.model.memory, self._memory, strict=True)}
+        inputs |= {f"state.{port.name}": part for port, part in zip(self.model.states, self._states, strict=True)}
+        wanted = ["logits", *(f"next.{port.name}" for port in self.model.states)]
+        wanted += ["attention"] if self._keep_attention else []
+        outputs = self.model.step.run(wanted, {name: part.contiguous().numpy() for name, part in inputs.items()})
+        logits, *rest = map(torch.from_numpy, outputs)
+        self.attention = rest.pop() if self._keep_attention else None
+        self._states = rest
+        self._positions = self._positions + 1
+        return logits
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam `parents`[i, k]; [N, K]."""
+        if self._beams == 1 or not len(parents):
+            return
+        rows = (parents + torch.arange(len(parents))[:, None] * self._beams).flatten()
+        if not torch.equal(rows, torch.arange(len(rows))):
+            self._states = [part.flatten(0, 1).index_select(0, rows).view_as(part) for part in self._states]
+
+    def keep(self, sentences: Tensor) -> None:
+        """Let row i of the batch be the old row `sentences`[i]; [N']."""
+        self._positions = self._positions[sentences]
+        self._mask = self._mask[sentences]
+        self._memory = [part.index_select(0, sentences) for part in self._memory]
+        longest = int(self._positions.max()) if len(sentences) else 0
+        self._states = [
+            _first_steps(part, port, longest).index_select(0, sentences)
+            for port, part in zip(self.model.states, self._states, strict=True)
+        ]
+
+    def _zeros(self, port: Port, sentences: int) -> Tensor:
+        sizes = {"sentences": sentences, "beams": self._beams, "source": 0, "steps": 0}
+        return torch.zeros([sizes[size] if isinstance(size, str) else size for size in port.shape])
+
+    def _for_every_beam(self, initial: Tensor) -> Tensor:
+        return initial.unsqueeze(1).repeat_interleave(self._beams, dim=1)
+
+
+def _first_steps(state: Tensor, port: Port, steps: int) -> Tensor:
+    """Return the state without what lies behind `steps` positions, where it grows with them."""
+    return state.narrow(port.shape.index("steps"), 0, steps) if "steps" in port.shape else state
+
+
+def _below(upper: Tensor, lower: Tensor) -> Tensor:
+    """Return `lower` below `upper` (axis 0), either filled up with zeros at the end of its other axes."""
+    if upper.shape[1:] == lower.shape[1:]:
+        return torch.cat([upper, lower])
+    sizes = [max(pair) for pair in zip(upper.shape[1:], lower.shape[1:], strict=True)]
+    return torch.cat([_filled(upper, sizes), _filled(lower, sizes)])
+
+
+def _filled(x: Tensor, sizes: Sequence[int]) -> Tensor:
+    missing = [size - have for size, have in zip(sizes, x.shape[1:], strict=True)]
+    return F.pad(x, [amount for size in reversed(missing) for amount in (0, size)])
