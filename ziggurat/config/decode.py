@@ -57,6 +57,9 @@ class DecodingConfig(Section):
     """Fewest tokens before end-of-sentence is allowed."""
     batch_tokens: int = Field(default=4096, ge=1)
     """Source tokens per batch, padding counted."""
+    endings: Literal["candidates", "beam"] = "candidates"
+    """Where a hypothesis may end: among all 2 `beam_size` best extensions of a step (`candidates`), or only among the
+    `beam_size` best of them (`beam`: fairseq, CTranslate2, transformers; for equal output there)."""
     max_source_pieces: int = Field(default=1024, ge=1)
     """A longer source line is translated in parts of this many pieces and joined; the log says so."""
 

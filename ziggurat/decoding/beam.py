@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -71,6 +71,8 @@ class SearchSettings:
     min_length: int = 0
     """Fewest tokens before end-of-sentence; a smaller limit of a sentence wins."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
+    endings: Literal["candidates", "beam"] = "candidates"
+    """Which of the 2K best extensions may end a hypothesis: all, or the K best."""
     before_step: Callable[[], None] = lambda: None
     """Called before every step; what it raises ends the search."""
 
@@ -139,11 +141,14 @@ class _Search:
         coverage = self._coverage(attention)
         candidates, parents = self._extend(step, self._allowed(step, log_probabilities))
         ends = candidates.tokens[..., step] == self.settings.eos
+        counted = ends.clone()
+        if self.settings.endings == "beam":
+            counted[:, self.settings.beam_size :] = False
         divisor = self.settings.penalty.divisor(candidates.log_probability.new_tensor(step + 1.0))
         score = candidates.log_probability / divisor
         if coverage is not None:
             score = score + coverage.gather(1, parents)
-        ended = candidates._replace(score=score.masked_fill(~ends, NEVER))
+        ended = candidates._replace(score=score.masked_fill(~counted, NEVER))
         self.finished = self.finished.beside(ended).ranked(self.settings.n_best)
 
         going = candidates.log_probability.masked_fill(ends, NEVER)

@@ -185,6 +185,7 @@ class Translator:
             forbidden=tuple(sorted(never - {tokenizer.eos})),
             min_length=decoding.min_length,
             penalty=LengthPenalty.of(decoding.length_penalty),
+            endings=decoding.endings,
             before_step=self.before_step,
         )
         return _Job(decoding, settings, prefix)

@@ -12,7 +12,15 @@ from ziggurat.config.model import DecoderAttentionKind, ModelConfig, ResidualKin
 from ziggurat.errors import ConfigError
 from ziggurat.nn.residual.deepnorm import deepnorm_constants
 
-__all__ = ["fold"]
+__all__ = ["NotPlainError", "fold"]
+
+
+class NotPlainError(ConfigError):
+    """No plain Transformer computes what the model does; `reasons` has every one."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__(f"not equal to any plain Transformer: {'; '.join(reasons)}")
+        self.reasons = reasons
 
 
 def fold(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
@@ -37,12 +45,12 @@ def fold(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfi
         config: of the model.
         tensors: its parameters by name (ziggurat.models.directory.weights); they are not changed.
 
-    Raises ConfigError with all reasons why this model cannot be folded.
+    Raises NotPlainError with all reasons why this model cannot be folded.
     """
     folded, reasons = dict(tensors), list[str]()
     encoder, decoder = (_Stack(config, above, folded, reasons).fold() for above in (False, True))
     if reasons:
-        raise ConfigError(f"not equal to any plain Transformer: {'; '.join(reasons)}")
+        raise NotPlainError(reasons)
     values = config.model_dump()
     values["residual"] = decoder.kind
     values["encoder"] |= {"residual": encoder.kind if encoder.kind != decoder.kind else None}

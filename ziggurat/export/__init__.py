@@ -1,0 +1,1 @@
+"""Models handed to other toolkits, checked against the original, and theirs taken in."""
