@@ -41,6 +41,8 @@ def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
         yield "`activation: swiglu`: the stock classes have no gate in the feed-forward network"
     if config.norm == "rms":
         yield "`norm: rms`: the stock classes have layer normalisation with a bias"
+    if config.encoder_width != config.d_model:
+        yield f"`encoder.d_model: {config.encoder_width}`: the stacks of the stock classes are equally wide"
     places = {kind in ("pre", "layer_scale") for kind in (config.encoder_residual, config.decoder_residual)}
     if len(places) > 1:
         yield (

@@ -30,8 +30,6 @@ def unlike_plain(config: ModelConfig) -> Iterator[str]:
         yield "`attention.query_scale`: queries have no scale per dimension there"
     if config.embedding.positions == "rotary":
         yield "`embedding.positions: rotary`: positions are added to embeddings there"
-    if config.encoder_width != config.d_model:
-        yield f"`encoder.d_model: {config.encoder_width}`: both stacks are equally wide there"
 
 
 def fold_to_plain(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
