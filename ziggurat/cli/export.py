@@ -26,7 +26,8 @@ def export(
         str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
     ] = None,
     quantization: Annotated[
-        str | None, typer.Option("--quantization", help="ctranslate2: int8, int8_float32, int16, float16, bfloat16, ...")
+        str | None,
+        typer.Option("--quantization", help="ctranslate2: int8, int8_float32, int16, float16, bfloat16, ..."),
     ] = None,
     verify: Annotated[
         Path | None, typer.Option("--verify", help="Text to verify with; default: the store's development set.")
@@ -62,9 +63,7 @@ def export(
     from ziggurat.export.exporter import Gate, export_model
 
     gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
-    report = export_model(
-        model, to, out, which=which, quantization=quantization, verify=verify, lines=lines, gate=gate
-    )
+    report = export_model(model, to, out, which=which, quantization=quantization, verify=verify, lines=lines, gate=gate)
     if json:
         print_json(report)
     else:

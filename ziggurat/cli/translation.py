@@ -28,6 +28,7 @@ from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
+    from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
     from ziggurat.evaluation.scores import Metric
 
@@ -66,6 +67,7 @@ def translate(
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
+    engine: Annotated[str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).")] = "auto",
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
 
@@ -73,15 +75,17 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > test.en`
     """
-    from ziggurat.decoding.lines import read_lines
-    from ziggurat.decoding.translator import WINDOW_LINES
+    from ziggurat.cli.engine import open_served
+    from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
     settings = _settings(overrides, "--input")
     refuse_overwriting(output, input)
     check_input(input)  # before the model is loaded, which takes seconds
     check_output(output)
     with _notices():
-        translator = _open([model, *(ensemble or [])], which, device, threads, settings)
+        models = [model, *(ensemble or [])]
+        served = open_served(models, engine, which, device, threads, settings, token_scores=json)
+        translator = served or _open(models, which, device, threads, settings)
         n_best = translator.decoding.n_best
         stream, name = input_stream(input)
         interactive = stream is sys.stdin.buffer and sys.stdin.isatty()
@@ -278,7 +282,7 @@ def _text(translation: Translation, number: int, n_best: int) -> str:
     return "\n".join(f"{number} ||| {h.text} ||| {h.score:.4f}" for h in translation.hypotheses)
 
 
-def _counts(translator: Translator) -> str:
+def _counts(translator: Translator | ServedTranslator) -> str:
     names = {"blank_lines": "blank", "long_lines": "translated in parts", "unfinished": "cut at the length limit"}
     shown = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
     return "; " + ", ".join(shown) if shown else ""

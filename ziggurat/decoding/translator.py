@@ -20,16 +20,13 @@ from ziggurat.decoding.beam import SearchSettings, beam_search
 from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import join_parts, one_line, split_long, windows
+from ziggurat.decoding.lines import WINDOW_LINES, join_parts, one_line, split_long, windows
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
-
-WINDOW_LINES = 2048
-"""Lines of a stream that are read, sorted by length and translated together."""
 
 
 class TranslationWarning(UserWarning):

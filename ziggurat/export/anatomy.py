@@ -98,20 +98,32 @@ class Anatomy:
     norm: str
 
 
-def dissect(config: ModelConfig, tensors: Mapping[str, Tensor], positions: int) -> Anatomy:
+def dissect(
+    config: ModelConfig, tensors: Mapping[str, Tensor], positions: int, entries: Mapping[str, Tensor] | None = None
+) -> Anatomy:
     """Take a model apart whose residual kinds are `post` or `pre`, histories `latest` and attentions full or relative.
 
     Args:
         config: of the model.
         tensors: its parameters by name.
         positions: how many sinusoidal positions to write down.
+        entries: by stack, a factor [D] of its input.
     """
     stacks = [_stack(config, tensors, decoder, positions) for decoder in (False, True)]
     weight = tensors.get("output.weight")
     if weight is None:
         weight = stacks[1].embedding
     output = Affine(weight, tensors.get("output.bias"))
-    return Anatomy(stacks[0], stacks[1], output, config.activation, config.norm)
+    scaled = (_entered(stack, (entries or {}).get(n)) for stack, n in zip(stacks, ("encoder", "decoder"), strict=True))
+    return Anatomy(*scaled, output, config.activation, config.norm)
+
+
+def _entered(stack: Stack, factor: Tensor | None) -> Stack:
+    """Return a stack whose input is `factor` [D] times as large."""
+    if factor is None:
+        return stack
+    positions = None if stack.positions is None else stack.positions * factor
+    return dataclasses.replace(stack, embedding=stack.embedding * factor, positions=positions)
 
 
 def _affine(tensors: Mapping[str, Tensor], name: str) -> Affine:

@@ -109,7 +109,9 @@ def _fill_stack(side: Any, stack: Stack) -> None:
     side.scale_embeddings = np.dtype("float32").type(stack.scale) if stack.scale != 1 else False
     if stack.layers[0].self_attn.key_table is None:
         positions = stack.positions
-        side.position_encodings.encodings = _array(torch.zeros_like(stack.embedding) if positions is None else positions)
+        side.position_encodings.encodings = _array(
+            torch.zeros_like(stack.embedding) if positions is None else positions
+        )
     if stack.final_norm is not None:
         _fill_norm(side.layer_norm, stack.final_norm)
     for spec, layer in zip(side.layer, stack.layers, strict=True):

@@ -184,14 +184,14 @@ def _passed(ours: Translator, theirs: Translations, gate: Gate) -> dict[str, Any
             f"{gate.source} has {len(sources):,} lines, but {gate.reference} has {len(references):,}: they must pair up"
         )
     scores = []
-    for translations in (ours.translate(sources), theirs.translate(sources)):
-        hypotheses = [translation.text for translation in translations]
+    for translator in (ours, theirs):
+        hypotheses = [translation.text for translation in translator.translate_stream(sources)]
         scores += evaluate(hypotheses, [references], metrics=["bleu"], target_language=ours.target_language)
     before, after = (score.value for score in scores)
     if before - after > gate.tolerance:
         raise ExportError(
-            f"BLEU falls from {before:.2f} to {after:.2f} on {gate.source}, by more than `--tolerance` {gate.tolerance}; "
-            "nothing was written"
+            f"BLEU falls from {before:.2f} to {after:.2f} on {gate.source}, by more than "
+            f"`--tolerance {gate.tolerance}`; nothing was written"
         )
     return {
         "source": str(gate.source),

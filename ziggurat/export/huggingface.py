@@ -1,7 +1,7 @@
-"""Writes a plain Transformer for transformers: MarianMT where it is post-norm, Pegasus (of the BART family) where pre-norm.
+"""Writes a plain Transformer for transformers: as MarianMT where it is post-norm, as Pegasus where it is pre-norm.
 
-Both read positions from the checkpoint, so that ours are kept to the bit; M2M100 computes its own, from position 2 on, and
-BART and mBART normalise the embeddings, which no plain Transformer undoes.
+Both are of the BART family and read positions from the checkpoint, so that ours are kept to the bit. M2M100 computes
+its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer undoes.
 """
 
 from __future__ import annotations
@@ -128,8 +128,8 @@ def _position_table(stack: Stack) -> Tensor:
 def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the parameters by their names, and the options that say how embeddings are scaled and shared.
 
-    The classes scale by sqrt(D) or not at all; any other factor goes into the embeddings, and then, as with a first input
-    that is no embedding, they are no longer the output's matrix.
+    The classes scale by sqrt(D) or not at all; any other factor goes into the embeddings, and then, as with a first
+    input that is no embedding, they are no longer the output's matrix.
     """
     encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
     tables, scale = [encoder.embedding, decoder.embedding], encoder.scale

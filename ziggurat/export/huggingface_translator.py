@@ -32,8 +32,8 @@ class HuggingFaceTranslator:
         self._model = module.AutoModelForSeq2SeqLM.from_pretrained(str(path), local_files_only=True).eval()
 
     @torch.inference_mode()
-    def translate(self, texts: Sequence[str], **decoding: Any) -> list[Translation]:
-        """Return one Translation per text: `generate` with its saved settings, or those that `decoding` names.
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
+        """Return one Translation per line: `generate` with its saved settings, or those that `decoding` names.
 
         Of `decoding` are taken `beam_size`, `length_penalty` and `max_length.limit`; scores are `generate`'s.
         """
@@ -46,16 +46,16 @@ class HuggingFaceTranslator:
                 "length_penalty": section.length_penalty.alpha,
                 "max_new_tokens": section.max_length.limit + 1,
             }
-        lengths = [len(ids) for ids in self._tokenizer(list(texts)).input_ids]
+        lengths = [len(ids) for ids in self._tokenizer(list(lines)).input_ids]
         found: dict[int, Translation] = {}
         for batch in length_batches(lengths, 1024):
-            inputs = self._tokenizer([texts[i] for i in batch], return_tensors="pt", padding=True)
+            inputs = self._tokenizer([lines[i] for i in batch], return_tensors="pt", padding=True)
             given = self._model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
             scores = getattr(given, "sequences_scores", None)
             for row, i in enumerate(batch):
                 score = 0.0 if scores is None else float(scores[row])
-                found[i] = Translation(texts[i], [self._hypothesis(given.sequences[row].tolist()[1:], score)])
-        return [found[i] for i in range(len(texts))]
+                found[i] = Translation(lines[i], [self._hypothesis(given.sequences[row].tolist()[1:], score)])
+        return [found[i] for i in range(len(lines))]
 
     def _hypothesis(self, ids: list[int], score: float) -> Hypothesis:
         eos = self._tokenizer.eos_token_id

@@ -52,15 +52,18 @@ class ExportedModel:
     def plain(self) -> ExportedModel:
         """Return the plain Transformer that computes the same. Raises NotPlainError with all reasons."""
         config, tensors = fold_to_plain(self.experiment.model, self.tensors)
-        return dataclasses.replace(self, experiment=self.experiment.model_copy(update={"model": config}), tensors=tensors)
+        return dataclasses.replace(
+            self, experiment=self.experiment.model_copy(update={"model": config}), tensors=tensors
+        )
 
     def anatomy(self) -> Anatomy:
         """Return the matrices of the plain model. Raises NotPlainError."""
-        plain = self.plain()
-        return dissect(plain.experiment.model, plain.tensors, self.positions)
+        entries: dict[str, Tensor] = {}
+        config, tensors = fold_to_plain(self.experiment.model, self.tensors, entries)
+        return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self) -> Experiment:
-        """Return the experiment with the search of other toolkits: they know one kind of length penalty and no coverage."""
+        """Return the experiment with the search of other toolkits: one kind of length penalty, no coverage."""
         changes: dict[str, object] = {"endings": "beam"}
         if self.experiment.decoding.length_penalty.kind != "power":
             changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0}

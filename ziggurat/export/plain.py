@@ -15,11 +15,15 @@ from ziggurat.models.fold import NotPlainError, fold
 __all__ = ["fold_to_plain", "not_plain", "unlike_plain"]
 
 
-def not_plain(config: ModelConfig) -> list[str]:
-    """Return all reasons why no model of this configuration is, or folds into, a plain Transformer."""
+def not_plain(config: ModelConfig, *, scaled_input: bool = False) -> list[str]:
+    """Return all reasons why no model of this configuration is, or folds into, a plain Transformer.
+
+    With `scaled_input` each stack's input may have a factor per channel: other formats hold embeddings of their own for
+    every stack.
+    """
     if config.family == "rnmt":
         return ["`family: rnmt` is no Transformer"]
-    return [*_shape(config), *_unfoldable(config)]
+    return [*_shape(config), *_unfoldable(config, {} if scaled_input else None)]
 
 
 def unlike_plain(config: ModelConfig) -> Iterator[str]:
@@ -32,16 +36,18 @@ def unlike_plain(config: ModelConfig) -> Iterator[str]:
         yield "`embedding.positions: rotary`: positions are added to embeddings there"
 
 
-def fold_to_plain(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
-    """Return configuration and weights of the plain model; see ziggurat.models.fold.fold.
+def fold_to_plain(
+    config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
+) -> tuple[ModelConfig, dict[str, Tensor]]:
+    """Return configuration and weights of the plain model; arguments as in ziggurat.models.fold.fold.
 
     Raises NotPlainError with all reasons.
     """
-    if reasons := [] if config.family == "transformer" else not_plain(config):
-        raise NotPlainError(reasons)
+    if config.family == "rnmt":
+        raise NotPlainError(not_plain(config))
     reasons = list(_shape(config))
     try:
-        folded = fold(config, tensors)
+        folded = fold(config, tensors, entries)
     except NotPlainError as error:
         reasons += error.reasons
     if reasons:
@@ -59,7 +65,7 @@ def _shape(config: ModelConfig) -> Iterator[str]:
         yield f"`decoder.attention: {config.decoder.attention}` is no attention of the plain Transformer"
 
 
-def _unfoldable(config: ModelConfig) -> list[str]:
+def _unfoldable(config: ModelConfig, entries: dict[str, Tensor] | None) -> list[str]:
     """Return what `fold` says to a narrow model of the same structure, its weights as training may leave them."""
     values = config.model_dump()
     values |= {"preset": None, "d_model": 4, "d_ff": 4, "heads": 1, "dropout": {}}
@@ -81,7 +87,7 @@ def _unfoldable(config: ModelConfig) -> list[str]:
             first[stack] = False
         tensor.copy_(noise)
     try:
-        fold(narrow, tensors)
+        fold(narrow, tensors, entries)
     except NotPlainError as error:
         return error.reasons
     return []

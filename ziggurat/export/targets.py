@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,8 +27,8 @@ __all__ = ["TARGETS", "Target", "Translations", "target_named"]
 class Translations(Protocol):
     """What translates with the result of an export."""
 
-    def translate(self, texts: Sequence[str], **decoding: Any) -> list[Translation]:
-        """Return one Translation per text; `decoding` are keys of that section."""
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> Iterable[Translation]:
+        """Yield one Translation per line; `decoding` are keys of that section."""
 
 
 @dataclass(frozen=True)
@@ -52,14 +52,14 @@ class Target:
 
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
     model = experiment.model
-    return [*not_plain(model), *unlike_plain(model), *ctranslate2_reasons(model)]
+    return [*not_plain(model, scaled_input=True), *unlike_plain(model), *ctranslate2_reasons(model)]
 
 
 def _huggingface_reasons(experiment: Experiment) -> list[str]:
     model = experiment.model
     vocabulary = experiment.data.subword.kind == "vocabulary"
     return [
-        *not_plain(model),
+        *not_plain(model, scaled_input=True),
         *unlike_plain(model),
         *huggingface_reasons(model),
         *(["`data.subword.kind: vocabulary`: its tokenizers need a SentencePiece model"] if vocabulary else []),

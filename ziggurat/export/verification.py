@@ -32,7 +32,8 @@ class Comparison:
     Attributes:
         lines: compared.
         identical: with the same text.
-        ties: with another text of the same score, or one that our own search gives when weights change in the last digit.
+        ties: with another text of the same score, or one that our own search gives when weights change in their last
+            digits.
         cut: with another text, not ended within the limit on either side; toolkits rank those differently.
         different: with another text for no such reason.
         example: the first of those.
@@ -78,8 +79,8 @@ def search_settings(positions: int) -> dict[str, Any]:
 
 def compare(ours: Translator, theirs: Translations, texts: Sequence[str], settings: dict[str, Any]) -> Comparison:
     """Translate `texts` with the model and with its export, and count what is the same."""
-    mine = _translated(ours, texts, settings)
-    others = theirs.translate(texts, **settings)
+    mine = list(ours.translate_stream(texts, **settings))
+    others = list(theirs.translate_stream(texts, **settings))
     counts = {"identical": 0, "ties": 0, "cut": 0, "different": 0}
     unlike: list[int] = []
     for number, (a, b) in enumerate(zip(mine, others, strict=True)):
@@ -101,13 +102,7 @@ def compare(ours: Translator, theirs: Translations, texts: Sequence[str], settin
     return Comparison(len(texts), **counts, example=example)
 
 
-def _translated(translator: Translator, texts: Sequence[str], settings: dict[str, Any]) -> list[Translation]:
-    return list(translator.translate_stream(list(texts), **settings))
-
-
-def _ties(
-    ours: Translator, mine: list[Translation], others: list[Translation], settings: dict[str, Any]
-) -> list[bool]:
+def _ties(ours: Translator, mine: list[Translation], others: list[Translation], settings: dict[str, Any]) -> list[bool]:
     """Return of each pair of unlike translations whether only rounding decided between them."""
     if not mine:
         return []
@@ -119,7 +114,8 @@ def _ties(
         left = [number for number, tie in enumerate(tied) if not tie]
         if not left:
             break
-        found = _translated(_shaken(ours, generator if trial else None), [sources[n] for n in left], settings)
+        shaken = _shaken(ours, generator if trial else None)
+        found = shaken.translate_stream([sources[n] for n in left], **settings)
         for number, translation in zip(left, found, strict=True):
             tied[number] = translation.text == others[number].text
     return tied
