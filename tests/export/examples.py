@@ -31,7 +31,7 @@ SMALL: dict[str, Any] = {
     "heads": 2,
     "encoder": {"layers": 2},
     "decoder": {"layers": 2},
-    "embedding": {"output_bias": True},
+    "embedding": {"output_bias": True, "sharing": "none"},
 }
 
 
@@ -43,6 +43,7 @@ def random_model(config: ModelConfig, tokenizer: SentencePieceTokenizer, seed: i
             parameter.data += 1.5  # away from 0, by which the inputs of a sub-layer are divided
     if model.output.bias is not None:
         with torch.no_grad():
-            model.output.bias[tokenizer.eos] += 6.0
+            model.output.weight *= 4.0  # distributions far from flat, so that the best translation is no empty one
+            model.output.bias[tokenizer.eos] += 8.0
             model.output.bias[[tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()]] = -1e4
     return model

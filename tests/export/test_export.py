@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -28,7 +28,7 @@ from ziggurat.export.model import ExportedModel
 from ziggurat.export.targets import TARGETS
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import load_weights, open_model, weights
+from ziggurat.models.directory import load_weights, weights
 
 
 @pytest.mark.parametrize(
@@ -66,9 +66,16 @@ def test_what_is_written_is_loaded_as_anybody_would(
     model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
     assert type(model).__name__ == "MarianMTModel"
     given = model.generate(**tokenizer(SENTENCES, return_tensors="pt", padding=True))
-    ours = [t.text for t in load_translator(path).translate(SENTENCES)]
-    assert tokenizer.batch_decode(given, skip_special_tokens=True) == ours
-    assert len(set(ours)) > 1
+    theirs = tokenizer.batch_decode(given, skip_special_tokens=True)
+    ours = load_translator(path).translate(SENTENCES)
+    eos = tokenizer.eos_token_id
+    ended = [  # what is cut at the limit ranks differently there
+        (mine.text, other)
+        for mine, other, ids in zip(ours, theirs, given.tolist(), strict=True)
+        if mine.hypotheses[0].finished and eos in ids
+    ]
+    assert all(mine == other for mine, other in ended)
+    assert len(set(ended)) > 1
 
 
 def test_a_result_that_is_another_model_is_refused(
@@ -102,38 +109,12 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
     gate = Gate(text, reference, tolerance=100.0)
     report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=text, gate=gate)
     assert report["quantized"]["lines"] == len(SENTENCES)
-    assert report["gate"]["before"] == pytest.approx(100.0)
+    assert report["gate"]["before"] == pytest.approx(100.0)  # quantisation left the model itself alone
     fp32 = export_model(path, "ctranslate2", tmp_path / "fp32", verify=text)
     assert fp32["quantization"] is None
     sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("out", "fp32")]
     assert sizes[0] < 0.7 * sizes[1]
     assert "int8" in ServedTranslator(tmp_path / "out").origin
-
-
-def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = written()
-    reference = tmp_path / "reference"
-    reference.write_text("".join(f"{t.text}\n" for t in load_translator(path).translate(SENTENCES)))
-    monkeypatch.setattr(ServedTranslator, "_joined", _worse(ServedTranslator._joined))
-    with pytest.raises(ExportError, match=r"BLEU falls from 100\.00 to"):
-        export_model(path, "ctranslate2", tmp_path / "out", verify=text, gate=Gate(text, reference))
-    assert not (tmp_path / "out").exists()
-
-
-def _worse(joined: Any) -> Any:
-    """With the settings of the verification as it is, with those of the model the first word lost."""
-
-    def change(self: ServedTranslator, source: str, parts: list[list[Hypothesis]]) -> Translation:
-        right = joined(self, source, parts)
-        if any(len(p[0].tokens) > 20 for p in parts) or not change.after:  # type: ignore[attr-defined]
-            change.lines += 1  # type: ignore[attr-defined]
-            change.after = change.lines >= len(SENTENCES)  # type: ignore[attr-defined]
-            return right
-        hypothesis = dataclasses.replace(right.hypotheses[0], text="worse")
-        return dataclasses.replace(right, hypotheses=[hypothesis])
-
-    change.after, change.lines = False, 0  # type: ignore[attr-defined]
-    return change
 
 
 class Other:
@@ -146,30 +127,43 @@ class Other:
         return self.translations
 
 
+def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written()
+    reference = tmp_path / "reference"
+    ours = load_translator(path).translate(SENTENCES)
+    reference.write_text("".join(f"{t.text}\n" for t in ours))
+    worse = [dataclasses.replace(t, hypotheses=[dataclasses.replace(t.hypotheses[0], text="worse")]) for t in ours]
+    opened = iter([ServedTranslator, lambda folder: Other(worse)])  # verification, then the gate
+    target = dataclasses.replace(TARGETS["ctranslate2"], translator=lambda folder: next(opened)(folder))
+    monkeypatch.setitem(TARGETS, "ctranslate2", target)
+    with pytest.raises(ExportError, match=r"BLEU falls from 100\.00 to"):
+        export_model(path, "ctranslate2", tmp_path / "out", verify=text, gate=Gate(text, reference))
+    assert not (tmp_path / "out").exists()
+
+
 def test_ties_are_told_from_differences(written: Written) -> None:
     path = written()
-    opened = open_model(path)
-    output = opened.model.output
     ours = load_translator(path)
-    settings = search_settings(100)
-    first = next(iter(ours.translate_stream(SENTENCES[:1], **settings)))
+    options = search_settings(100, 20)
+    translations = ours.translate_stream(SENTENCES, **options)
+    first = next(t for t in translations if t.hypotheses[0].finished and len(t.hypotheses[0].tokens) > 1)
+    lines = [first.source]
     tokens = ours.target_tokenizer
-    used = tokens.encode([first.text])[0][0]
-    twin = next(i for i in range(300, 0, -1) if i not in tokens.encode([first.text])[0] and i > 8)
+    names = tokens.pieces(range(tokens.size))
+    used, twin = names.index(first.hypotheses[0].tokens[0]), 300
+    model = ours.model
     with torch.no_grad():  # the twin of a token is exactly as likely wherever it stands, and is read alike
-        for model in (ours.model,):
-            model.output.weight[twin] = output.weight[used]
-            model.output.bias[twin] = output.bias[used]  # type: ignore[index]
-            model.target_embedding.tokens.weight[twin] = model.target_embedding.tokens.weight[used]
-    mine = next(iter(ours.translate_stream(SENTENCES[:1], **settings)))
+        model.output.weight[twin] = model.output.weight[used]
+        model.output.bias[twin] = model.output.bias[used]
+    mine = next(iter(ours.translate_stream(lines, **options)))
     pieces = list(mine.hypotheses[0].tokens)
-    names = tokens.pieces([used, twin])
-    swapped = [names[1] if p == names[0] else names[0] if p == names[1] else p for p in pieces]
+    other = {names[used]: names[twin], names[twin]: names[used]}
+    swapped = [other.get(piece, piece) for piece in pieces]
     tie = dataclasses.replace(mine.hypotheses[0], text="tie", tokens=swapped)
     wrong = dataclasses.replace(mine.hypotheses[0], text="wrong", tokens=pieces[:1])
     cut = dataclasses.replace(mine.hypotheses[0], text="cut", finished=False)
     for hypothesis, kind in ((mine.hypotheses[0], "identical"), (tie, "ties"), (wrong, "different"), (cut, "cut")):
-        found = compare(ours, Other([dataclasses.replace(mine, hypotheses=[hypothesis])]), SENTENCES[:1], settings)
+        found = compare(ours, Other([dataclasses.replace(mine, hypotheses=[hypothesis])]), lines, options)
         assert getattr(found, kind) == 1, kind
 
 
@@ -195,6 +189,7 @@ def test_without_text_of_its_own_embedded_sentences_are_taken(written: Written, 
     assert report["verification"]["lines"] + report["verification"]["left_out"] == 5
 
 
+@settings(max_examples=12, deadline=None)
 @given(st.sampled_from(["pre", "post"]), st.sampled_from([1e-8, 1e-5, 1e-2]), st.integers(0, 9))
 def test_another_epsilon_changes_nothing(residual: str, epsilon: float, seed: int) -> None:
     old = {"encoder": {"layer_norm_epsilon": 1e-3}, "decoder": {"layer_norm_epsilon": 1e-6}}
@@ -232,5 +227,3 @@ def test_a_bias_scales_with_its_map_or_not() -> None:
     affine = Affine(torch.ones(2, 2), torch.ones(2))
     assert torch.equal(affine.times(2.0).bias, torch.full((2,), 2.0))  # type: ignore[arg-type]
     assert torch.equal(affine.times(2.0, bias=False).bias, torch.ones(2))  # type: ignore[arg-type]
-
-

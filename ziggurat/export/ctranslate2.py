@@ -163,4 +163,4 @@ def _fill_norm(spec: Any, norm: Affine) -> None:
 
 
 def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().cpu().contiguous().numpy()
+    return tensor.detach().float().cpu().numpy().copy()  # quantisation works in place

@@ -64,9 +64,12 @@ class Comparison:
             )
 
 
-def search_settings(positions: int) -> dict[str, Any]:
-    """Return settings under which all toolkits search alike: no penalty, one limit for all, ends within the beam."""
-    limit = min(255, positions - 1)
+def search_settings(positions: int, limit: int) -> dict[str, Any]:
+    """Return settings under which all toolkits search alike: no penalty, one limit for all, ends within the beam.
+
+    `limit` is the model's own, in tokens; more than 255 are not tried.
+    """
+    limit = min(255, positions - 1, limit)
     return {
         "beam_size": BEAM,
         "n_best": 1,
