@@ -18,7 +18,7 @@ from torch import Tensor
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from tests.small import small_config
-from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError, DataError, ExportError

@@ -235,5 +235,5 @@ def test_directories_that_are_not_plain_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ExportError, match=r"mbart.*normalises embeddings.*silu"):
         import_checkpoint(tmp_path, tmp_path / "out")
     (tmp_path / "config.json").write_text("{")
-    with pytest.raises(DataError, match="config.json"):
+    with pytest.raises(DataError, match=r"config\.json"):
         import_checkpoint(tmp_path, tmp_path / "out")
