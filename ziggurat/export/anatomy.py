@@ -114,8 +114,9 @@ def dissect(
     if weight is None:
         weight = stacks[1].embedding
     output = Affine(weight, tensors.get("output.bias"))
-    scaled = (_entered(stack, (entries or {}).get(n)) for stack, n in zip(stacks, ("encoder", "decoder"), strict=True))
-    return Anatomy(*scaled, output, config.activation, config.norm)
+    factors = entries or {}
+    encoder, decoder = _entered(stacks[0], factors.get("encoder")), _entered(stacks[1], factors.get("decoder"))
+    return Anatomy(encoder, decoder, output, config.activation, config.norm)
 
 
 def _entered(stack: Stack, factor: Tensor | None) -> Stack:

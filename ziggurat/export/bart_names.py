@@ -32,8 +32,8 @@ def layer_from(tensors: Mapping[str, Tensor], prefix: str, *, decoder: bool) -> 
     """Return the layer whose parameters begin with `prefix`. Raises ExportError: a parameter is missing."""
     attentions = []
     for name in ("self_attn", "encoder_attn")[: 1 + decoder]:
-        maps = {ours: take(tensors, f"{prefix}.{name}.{theirs}") for theirs, ours in _MAPS}
-        attentions.append(Attention(**maps, norm=take(tensors, f"{prefix}.{name}_layer_norm")))
+        query, key, value, out = (take(tensors, f"{prefix}.{name}.{theirs}") for theirs, _ in _MAPS)
+        attentions.append(Attention(query, key, value, out, take(tensors, f"{prefix}.{name}_layer_norm")))
     return Layer(
         attentions[0],
         attentions[1] if decoder else None,

@@ -248,6 +248,6 @@ def _trimming(model: bytes) -> bytes:
     """Return a SentencePiece model that drops spare blanks itself, as our normalisation does before ours."""
     from sentencepiece import sentencepiece_model_pb2
 
-    proto = sentencepiece_model_pb2.ModelProto.FromString(model)
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
     proto.normalizer_spec.remove_extra_whitespaces = True
     return bytes(proto.SerializeToString())

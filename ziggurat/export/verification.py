@@ -147,7 +147,7 @@ def _shaken(ours: Translator, generator: torch.Generator | None) -> Translator:
     if generator is not None:
         for parameter in model.parameters():
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
-            parameter *= 1 + _NOISE * noise
+            parameter.mul_(1 + _NOISE * noise)
     return Translator(
         model, ours.source_tokenizer, ours.target_tokenizer, ours.decoding, max_positions=ours.max_positions
     )
