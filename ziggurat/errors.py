@@ -6,6 +6,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "ExportError",
     "TrainingError",
     "ZigguratError",
     "out_of_memory",
@@ -27,6 +28,10 @@ class DataError(ZigguratError):
 
 class CheckpointError(ZigguratError):
     """A checkpoint or model directory is missing, damaged or of another format version."""
+
+
+class ExportError(ZigguratError):
+    """A model cannot be exported or taken in, or the result is not the model; the message has all reasons."""
 
 
 class TrainingError(ZigguratError):

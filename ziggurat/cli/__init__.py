@@ -46,6 +46,10 @@ def _run(arguments: list[str], debug: bool) -> int:
         if isinstance(stop.__context__, BrokenPipeError):
             return _reader_gone()
         raise
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "torch":
+            raise
+        return _fail("this needs PyTorch, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)

@@ -11,6 +11,7 @@ from ziggurat.cli.output import console, input_stream
 
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
+    from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
 
 __all__ = ["counts", "line_extras", "notices", "text"]
@@ -41,7 +42,7 @@ def text(translation: Translation, number: int, n_best: int, *, quality: bool = 
     return "\n".join(lines)
 
 
-def counts(translator: Translator) -> str:
+def counts(translator: Translator | ServedTranslator) -> str:
     """Return what was out of the ordinary, to be put behind other counts."""
     names = {
         "blank_lines": "blank",

@@ -77,6 +77,7 @@ def translate(
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
+    engine: Annotated[str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).")] = "auto",
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
 
@@ -84,8 +85,8 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > test.en`
     """
-    from ziggurat.decoding.lines import read_lines
-    from ziggurat.decoding.translator import WINDOW_LINES
+    from ziggurat.cli.engine import open_served
+    from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
     settings = _settings(overrides, "--input")
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
@@ -97,7 +98,13 @@ def translate(
     check_output(output)
     extras = line_extras(prefix, constraints, terminology)
     with notices():
-        translator = _open([model, *(ensemble or [])], which, device, threads, settings)
+        models = [model, *(ensemble or [])]
+        served = open_served(models, engine, which, device, threads, settings, token_scores=json)
+        if served and extras:
+            raise ConfigError(
+                "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; use `--engine torch`"
+            )
+        translator = served or _open(models, which, device, threads, settings)
         n_best = translator.decoding.n_best
         stream, name = input_stream(input)
         interactive = stream is sys.stdin.buffer and sys.stdin.isatty()

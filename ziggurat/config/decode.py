@@ -91,11 +91,18 @@ class DecodingConfig(Section):
     """Most source tokens in the search at a time, padding counted. Sentences that are done make room for others."""
     batch_sentences: int = Field(default=256, ge=1)
     """Most sentences in the search at a time."""
+    precision: Literal["float32", "bfloat16", "int8"] = "float32"
+    """Of the model's products when it is loaded for translation; validation in training has the training's own."""
+    endings: Literal["candidates", "beam"] = "candidates"
+    """Where a hypothesis may end: among all 2 `beam_size` best extensions of a step (`candidates`), or only among the
+    `beam_size` best of them (`beam`: fairseq, CTranslate2, transformers; for equal output there)."""
     max_source_pieces: int = Field(default=1024, ge=1)
     """A longer source line is translated in parts of this many pieces and joined; the log says so."""
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
+        if self.endings == "beam" and (self.search == "sample" or self.diverse_groups > 1):
+            raise ValueError("`endings: beam` is for the ordinary beam search, without groups")
         if self.search == "sample":
             self._check_sampling()
             return self

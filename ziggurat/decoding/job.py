@@ -130,6 +130,7 @@ class Job:
             forbidden=tuple(sorted(never - {target.eos})),
             limits=self._limits(),
             penalty=LengthPenalty.of(decoding.length_penalty),
+            endings=decoding.endings,
             groups=decoding.diverse_groups,
             strength=decoding.diverse_strength,
             sampling=self._sampling(),
@@ -181,6 +182,8 @@ class Job:
         decoding = self.decoding
         if decoding.search == "sample":
             raise ConfigError("constraints and terminology need `decoding.search: beam`; samples are not searched for")
+        if decoding.endings == "beam":
+            raise ConfigError("constraints and terminology need `decoding.endings: candidates`")
         if decoding.diverse_groups > 1:
             raise ConfigError("constraints and terminology do not go with `decoding.diverse_groups`; set it to 1")
         if decoding.beam_size == 1:

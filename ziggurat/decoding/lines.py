@@ -10,10 +10,13 @@ import regex
 from ziggurat.data.lines import MAX_LINE_BYTES
 from ziggurat.errors import DataError
 
-__all__ = ["Encode", "join_parts", "one_line", "read_lines", "split_long", "windows"]
+__all__ = ["WINDOW_LINES", "Encode", "join_parts", "one_line", "read_lines", "split_long", "windows"]
 
 Encode = Callable[[list[str]], list[list[int]]]
 """Texts -> the pieces of each."""
+
+WINDOW_LINES = 2048
+"""Lines of a stream that are read, sorted by length and translated together."""
 
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"

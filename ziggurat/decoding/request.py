@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 
@@ -78,6 +79,8 @@ class SearchSettings:
     pad: int = 0
     """Fills up shorter sources."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
+    endings: Literal["candidates", "beam"] = "candidates"
+    """Of a step's candidates all may end a hypothesis, or only the K best of them."""
     groups: int = 1
     """Groups of diverse beams; divides `beam_size`."""
     strength: float = 0.5

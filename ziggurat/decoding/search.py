@@ -118,7 +118,10 @@ class _Search:
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
         self.trellis.append(Step(*candidates, chosen, attention if self.settings.keep_attention else None))
-        score, ticket = self._finish(candidates.total.masked_fill(~ends, NEVER), candidates.origin)
+        counted = ends
+        if self.settings.endings == "beam":
+            counted = ends & (torch.arange(ends.shape[1], device=ends.device) < self.settings.beam_size)
+        score, ticket = self._finish(candidates.total.masked_fill(~counted, NEVER), candidates.origin)
         tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
         self.rules.follow(parents, tokens, before.position)
         self.state = self.state._replace(

@@ -15,11 +15,12 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.decoding.assemble import Assembler, Part
+from ziggurat.decoding.engine import make_fast
 from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.job import Job, LineExtras, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import split_long, windows
+from ziggurat.decoding.lines import WINDOW_LINES, split_long, windows
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
 from ziggurat.decoding.scorer import Scorer
@@ -28,9 +29,6 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
-
-WINDOW_LINES = 2048
-"""Lines of a stream that are read, sorted by length and translated together."""
 
 
 class TranslationWarning(UserWarning):
@@ -278,9 +276,12 @@ def load_translator(
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
     Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting, a device that is not
-    there, or models with different vocabularies.
+    there or does not compute with `decoding.precision`, or models with different vocabularies.
     """
     members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
+    settings = change_section(members[0].experiment.decoding, decoding, "decoding")
+    for member in members:
+        make_fast(member.model, settings.precision)
     first, origins = members[0], "; ".join(member.origin for member in members)
     source, target = load_tokenizers(first.directory)
     embeddings = [member.experiment.model.embedding for member in members]
@@ -288,7 +289,7 @@ def load_translator(
         [member.model for member in members],
         source,
         target,
-        change_section(first.experiment.decoding, decoding, "decoding"),
+        settings,
         max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
         device=first.model.device,
         origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",

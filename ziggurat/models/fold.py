@@ -12,10 +12,20 @@ from ziggurat.config.model import DecoderAttentionKind, ModelConfig, ResidualKin
 from ziggurat.errors import ConfigError
 from ziggurat.nn.residual.deepnorm import deepnorm_constants
 
-__all__ = ["fold"]
+__all__ = ["NotPlainError", "fold"]
 
 
-def fold(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfig, dict[str, Tensor]]:
+class NotPlainError(ConfigError):
+    """No plain Transformer computes what the model does; `reasons` has every one."""
+
+    def __init__(self, reasons: list[str]) -> None:
+        super().__init__(f"not equal to any plain Transformer: {'; '.join(reasons)}")
+        self.reasons = reasons
+
+
+def fold(
+    config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
+) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return configuration and weights of a plain Transformer with the outputs of the given model in evaluation mode.
 
     Exact, whatever the weights (equal outputs up to rounding), are:
@@ -36,13 +46,15 @@ def fold(config: ModelConfig, tensors: Mapping[str, Tensor]) -> tuple[ModelConfi
     Args:
         config: of the model.
         tensors: its parameters by name (ziggurat.models.directory.weights); they are not changed.
+        entries: gets, by stack, a factor [d_model] of its input (embedding and position) that the folded model needs,
+            for formats that can hold one; omega_1 need not be 1 then. None: there is no place for such a factor.
 
-    Raises ConfigError with all reasons why this model cannot be folded.
+    Raises NotPlainError with all reasons why this model cannot be folded.
     """
     folded, reasons = dict(tensors), list[str]()
-    encoder, decoder = (_Stack(config, above, folded, reasons).fold() for above in (False, True))
+    encoder, decoder = (_Stack(config, above, folded, reasons, entries).fold() for above in (False, True))
     if reasons:
-        raise ConfigError(f"not equal to any plain Transformer: {'; '.join(reasons)}")
+        raise NotPlainError(reasons)
     values = config.model_dump()
     values["residual"] = decoder.kind
     values["encoder"] |= {"residual": encoder.kind if encoder.kind != decoder.kind else None}
@@ -115,11 +127,19 @@ class _Place(NamedTuple):
 class _Stack:
     """One stack of a model, whose entries of `tensors` are replaced; what is in the way is added to `reasons`."""
 
-    def __init__(self, config: ModelConfig, decoder: bool, tensors: dict[str, Tensor], reasons: list[str]) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        decoder: bool,
+        tensors: dict[str, Tensor],
+        reasons: list[str],
+        entries: dict[str, Tensor] | None,
+    ) -> None:
         self.config = config
         self.decoder = decoder
         self.tensors = tensors
         self.reasons = reasons
+        self.entries = entries
         self.name = "decoder" if decoder else "encoder"
         self.stack: StackConfig = config.decoder if decoder else config.encoder
         self.kind = config.decoder_residual if decoder else config.encoder_residual
@@ -183,7 +203,8 @@ class _Stack:
 
     def _move(self, place: _Place, omega: Tensor) -> None:
         """Let the norm that feeds a sub-layer give omega times as much and the sub-layer's maps read 1/omega of it."""
-        if place.norm is None:
+        at_entry = self._is_entry(place)
+        if place.norm is None and not at_entry:
             self._refuse(
                 f"omega of {place.prefix} is not 1, and its input, an embedding or an output that others read too, "
                 "cannot be scaled (`wiring.omega_trainable: false` with a profiled omega keeps the first at 1)"
@@ -193,11 +214,20 @@ class _Stack:
         elif not bool((omega.isfinite() & (omega != 0)).all()):
             self._refuse(f"omega of {place.prefix} is 0 or not finite in some channel")
         else:
-            for name in self._parameters(place.norm):
-                self.tensors[name] = self.tensors[name] * omega
+            if place.norm is not None:
+                for name in self._parameters(place.norm):
+                    self.tensors[name] = self.tensors[name] * omega
+            elif self.entries is not None:
+                self.entries[self.name] = omega
             for name in place.branch.reads:
                 matrix = f"{place.prefix}.{name}.weight"
                 self.tensors[matrix] = self.tensors[matrix] / omega
+
+    def _is_entry(self, place: _Place) -> bool:
+        """Whether the stack's input feeds this sub-layer alone, and may get a factor."""
+        first = place.prefix == f"{self.name}.layers.0.{place.branch.name}" and place.branch.name.endswith("self_attn")
+        plain = self.stack.history == "latest" and (self.decoder or self.config.memory == "top")
+        return self.entries is not None and first and plain
 
     def _deepnorm(self) -> _Folded:
         planned = self.config.planned_encoder_layers

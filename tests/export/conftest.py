@@ -1,0 +1,78 @@
+"""Small models with random weights, as folders that can be exported."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import sentencepiece
+
+from tests.export.examples import SENTENCES, SMALL, random_model
+from tests.small import merged
+from ziggurat.config import Experiment
+from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
+from ziggurat.models.directory import weights, write_model_directory
+
+Written = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> SentencePieceTokenizer:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(SENTENCES * 3),
+        model_writer=model,
+        model_type="bpe",
+        vocab_size=340,
+        byte_fallback=True,
+        character_coverage=1.0,
+        hard_vocab_limit=False,
+        normalization_rule_name="identity",
+        remove_extra_whitespaces=False,
+        pad_id=0,
+        unk_id=1,
+        bos_id=2,
+        eos_id=3,
+        minloglevel=2,
+    )
+    return SentencePieceTokenizer(model.getvalue(), tags=["<bt>"])
+
+
+@pytest.fixture(scope="session")
+def transformers() -> ModuleType:
+    """Imported once: it takes seconds."""
+    return pytest.importorskip("transformers")
+
+
+@pytest.fixture
+def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
+    """Write a model directory of a random model with these choices; return it."""
+
+    def write(seed: int = 4, decoding: dict[str, Any] | None = None, **choices: Any) -> Path:
+        limit = {"max_length": {"ratio": 0.0, "extra": 20, "limit": 20}}
+        experiment = Experiment.model_validate(
+            {
+                "data": {"source_language": "de", "target_language": "en", "store": str(tmp_path / "none")},
+                "model": merged(SMALL, choices),
+                "decoding": {**limit, **(decoding or {})},
+            }
+        )
+        vocabularies = tmp_path / "vocabularies"
+        vocabularies.mkdir(exist_ok=True)
+        save_tokenizers(vocabularies, tokenizer, tokenizer)
+        model = random_model(experiment.model, tokenizer, seed)
+        write_model_directory(tmp_path / "model", weights(model), experiment, vocabularies)
+        return tmp_path / "model"
+
+    return write
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "text"
+    path.write_text("".join(f"{line}\n" for line in SENTENCES))
+    return path

@@ -1,0 +1,229 @@
+"""The exporter: what it writes is verified, and nothing is left where it is not the model."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from tests.export.conftest import Written
+from tests.export.examples import SENTENCES
+from tests.small import small_config
+from ziggurat.decoding.results import Translation
+from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.translator import load_translator
+from ziggurat.errors import ConfigError, DataError, ExportError
+from ziggurat.export.anatomy import Affine, compose, dissect, with_epsilon
+from ziggurat.export.exporter import Gate, export_model
+from ziggurat.export.model import ExportedModel
+from ziggurat.export.targets import TARGETS
+from ziggurat.export.verification import compare, search_settings
+from ziggurat.models.build import build_model
+from ziggurat.models.directory import load_weights, weights
+
+
+@pytest.mark.parametrize(
+    ("to", "choices"),
+    [
+        ("ziggurat", {"encoder": {"history": "dlcl"}}),
+        ("plain", {"residual": "deepnorm"}),
+        ("ctranslate2", {"residual": "admin"}),
+        ("ctranslate2", {"residual": "pre", "embedding": {"positions": "learned", "max_positions": 60}}),
+        ("huggingface", {"residual": "post", "layer_norm_epsilon": 1e-7}),
+        ("huggingface", {"residual": "layer_scale", "embedding": {"zero_start": True, "shared_bias": True}}),
+    ],
+)
+def test_the_result_translates_alike(
+    to: str, choices: dict[str, Any], written: Written, text: Path, tmp_path: Path, transformers: ModuleType
+) -> None:
+    out = tmp_path / "out"
+    report = export_model(written(**choices), to, out, verify=text)
+    found = report["verification"]
+    assert found["lines"] == len(SENTENCES)
+    assert found["identical"] + found["ties"] == len(SENTENCES)
+    assert json.loads((out / "export.json").read_text()) == report
+    assert not list(tmp_path.glob("out.*"))
+    again = export_model(tmp_path / "model", to, out, verify=text)  # an earlier export is replaced
+    assert again == report
+
+
+def test_what_is_written_is_loaded_as_anybody_would(
+    written: Written, text: Path, tmp_path: Path, transformers: ModuleType
+) -> None:
+    decoding = {"endings": "beam", "length_penalty": {"kind": "power", "alpha": 0.8}}
+    path = written(residual="post", decoding=decoding)
+    export_model(path, "huggingface", tmp_path / "out", verify=text)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    model = transformers.AutoModelForSeq2SeqLM.from_pretrained(tmp_path / "out")
+    assert type(model).__name__ == "MarianMTModel"
+    given = model.generate(**tokenizer(SENTENCES, return_tensors="pt", padding=True))
+    theirs = tokenizer.batch_decode(given, skip_special_tokens=True)
+    ours = load_translator(path).translate(SENTENCES)
+    eos = tokenizer.eos_token_id
+    ended = [  # what is cut at the limit ranks differently there
+        (mine.text, other)
+        for mine, other, ids in zip(ours, theirs, given.tolist(), strict=True)
+        if mine.hypotheses[0].finished and eos in ids
+    ]
+    assert all(mine == other for mine, other in ended)
+    assert len(set(ended)) > 1
+
+
+def test_a_result_that_is_another_model_is_refused(
+    written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target = TARGETS["ctranslate2"]
+
+    def spoilt(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+        tensors = dict(model.tensors)
+        tensors["decoder.layers.1.ffn.out_proj.weight"] = -tensors["decoder.layers.1.ffn.out_proj.weight"]
+        target.write(folder, dataclasses.replace(model, tensors=tensors), quantization)
+
+    monkeypatch.setitem(TARGETS, "ctranslate2", dataclasses.replace(target, write=spoilt))
+    path = written()
+    with pytest.raises(ExportError, match=r"another text for \d+ of 8 lines"):
+        export_model(path, "ctranslate2", tmp_path / "out", verify=text)
+    assert not list(tmp_path.glob("out*"))
+
+
+def test_a_target_out_of_reach_is_refused_with_all_reasons(written: Written, text: Path, tmp_path: Path) -> None:
+    path = written(encoder={"history": "dlcl"}, decoder={"attention": "average"})
+    with pytest.raises(ExportError, match=r"encoder\.history: dlcl.*decoder\.attention: average"):
+        export_model(path, "ctranslate2", tmp_path / "out", verify=text)
+    assert not (tmp_path / "out").exists()
+
+
+def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, text: Path, tmp_path: Path) -> None:
+    path = written()
+    reference = tmp_path / "reference"
+    reference.write_text("".join(f"{t.text}\n" for t in load_translator(path).translate(SENTENCES)))
+    gate = Gate(text, reference, tolerance=100.0)
+    report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=text, gate=gate)
+    assert report["quantized"]["lines"] == len(SENTENCES)
+    assert report["gate"]["before"] == pytest.approx(100.0)  # quantisation left the model itself alone
+    fp32 = export_model(path, "ctranslate2", tmp_path / "fp32", verify=text)
+    assert fp32["quantization"] is None
+    sizes = [(tmp_path / name / "model.bin").stat().st_size for name in ("out", "fp32")]
+    assert sizes[0] < 0.7 * sizes[1]
+    assert "int8" in ServedTranslator(tmp_path / "out").origin
+
+
+class Other:
+    """Gives prepared translations."""
+
+    def __init__(self, translations: list[Translation]) -> None:
+        self.translations = translations
+
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> Iterable[Translation]:
+        return self.translations
+
+
+def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = written()
+    reference = tmp_path / "reference"
+    ours = load_translator(path).translate(SENTENCES)
+    reference.write_text("".join(f"{t.text}\n" for t in ours))
+    worse = [dataclasses.replace(t, hypotheses=[dataclasses.replace(t.hypotheses[0], text="worse")]) for t in ours]
+    opened = iter([ServedTranslator, lambda folder: Other(worse)])  # verification, then the gate
+    target = dataclasses.replace(TARGETS["ctranslate2"], translator=lambda folder: next(opened)(folder))
+    monkeypatch.setitem(TARGETS, "ctranslate2", target)
+    with pytest.raises(ExportError, match=r"BLEU falls from 100\.00 to"):
+        export_model(path, "ctranslate2", tmp_path / "out", verify=text, gate=Gate(text, reference))
+    assert not (tmp_path / "out").exists()
+
+
+def test_ties_are_told_from_differences(written: Written) -> None:
+    path = written()
+    ours = load_translator(path)
+    options = search_settings(100, 20)
+    translations = ours.translate_stream(SENTENCES, **options)
+    first = next(t for t in translations if t.hypotheses[0].finished and len(t.hypotheses[0].tokens) > 1)
+    lines = [first.source]
+    tokens = ours.target_tokenizer
+    names = tokens.pieces(range(tokens.size))
+    used, twin = names.index(first.hypotheses[0].tokens[0]), 300
+    model = ours.model
+    with torch.no_grad():  # the twin of a token is exactly as likely wherever it stands, and is read alike
+        model.output.weight[twin] = model.output.weight[used]
+        model.output.bias[twin] = model.output.bias[used]
+    mine = next(iter(ours.translate_stream(lines, **options)))
+    pieces = list(mine.hypotheses[0].tokens)
+    other = {names[used]: names[twin], names[twin]: names[used]}
+    swapped = [other.get(piece, piece) for piece in pieces]
+    tie = dataclasses.replace(mine.hypotheses[0], text="tie", tokens=swapped)
+    wrong = dataclasses.replace(mine.hypotheses[0], text="wrong", tokens=pieces[:1])
+    cut = dataclasses.replace(mine.hypotheses[0], text="cut", finished=False)
+    for hypothesis, kind in ((mine.hypotheses[0], "identical"), (tie, "ties"), (wrong, "different"), (cut, "cut")):
+        found = compare(ours, Other([dataclasses.replace(mine, hypotheses=[hypothesis])]), lines, options)
+        assert getattr(found, kind) == 1, kind
+
+
+def test_folders_and_options_of_others_are_left_alone(written: Written, text: Path, tmp_path: Path) -> None:
+    path = written()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "file").touch()
+    with pytest.raises(ConfigError, match="no earlier export"):
+        export_model(path, "ctranslate2", tmp_path / "mine", verify=text)
+    with pytest.raises(ConfigError, match=r"--quantization int8.*has: none"):
+        export_model(path, "plain", tmp_path / "out", quantization="int8", verify=text)
+    with pytest.raises(ConfigError, match="choose one of"):
+        export_model(path, "tensorflow", tmp_path / "out")
+    empty = tmp_path / "empty"
+    empty.touch()
+    with pytest.raises(DataError, match="no text"):
+        export_model(path, "plain", tmp_path / "out", verify=empty)
+
+
+def test_without_text_of_its_own_embedded_sentences_are_taken(written: Written, tmp_path: Path) -> None:
+    report = export_model(written(), "ziggurat", tmp_path / "out", lines=5)
+    assert report["verification"]["text"] == "embedded sentences (Babel)"
+    assert report["verification"]["lines"] + report["verification"]["left_out"] == 5
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(["pre", "post"]), st.sampled_from([1e-8, 1e-5, 1e-2]), st.integers(0, 9))
+def test_another_epsilon_changes_nothing(residual: str, epsilon: float, seed: int) -> None:
+    old = {"encoder": {"layer_norm_epsilon": 1e-3}, "decoder": {"layer_norm_epsilon": 1e-6}}
+    config = small_config(2, 2, residual=residual, embedding={"sharing": "none", "positions": "learned"}, **old)
+    model = build_model(config, 9, 9, seed=seed).double().eval()
+    anatomy = dissect(config, weights(model), 1024)
+    stacks = [with_epsilon(stack, epsilon) for stack in (anatomy.encoder, anatomy.decoder)]
+    root = 8**0.5
+    stacks = [dataclasses.replace(stack, embedding=stack.embedding * stack.scale / root) for stack in stacks]
+    changed = compose(dataclasses.replace(anatomy, encoder=stacks[0], decoder=stacks[1]))
+    new = {side: {"layer_norm_epsilon": epsilon} for side in ("encoder", "decoder")}
+    other = build_model(
+        small_config(2, 2, residual=residual, embedding={"sharing": "none", "positions": "learned"}, **new), 9, 9
+    )
+    other = other.double().eval()
+    load_weights(other, changed, "changed")
+    torch.testing.assert_close(_outputs(other), _outputs(model), atol=1e-9, rtol=0.0)
+
+
+def _outputs(model: Any) -> Tensor:
+    source = torch.tensor([[4, 5, 6, 3], [7, 8, 3, 0]])
+    memory = model.encode(source, source != 0)
+    return model.logits(model.decode(torch.tensor([[2, 4, 5], [2, 6, 7]]), memory))
+
+
+def test_an_anatomy_is_put_together_again() -> None:
+    config = small_config(2, 2, embedding={"sharing": "none", "positions": "learned"})
+    tensors = weights(build_model(config, 9, 11))
+    again = compose(dissect(config, tensors, 1))
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[name], tensors[name]) for name in tensors)
+
+
+def test_a_bias_scales_with_its_map_or_not() -> None:
+    affine = Affine(torch.ones(2, 2), torch.ones(2))
+    assert torch.equal(affine.times(2.0).bias, torch.full((2,), 2.0))  # type: ignore[arg-type]
+    assert torch.equal(affine.times(2.0, bias=False).bias, torch.ones(2))  # type: ignore[arg-type]

@@ -1,0 +1,139 @@
+"""The verbs that hand models to other toolkits and take theirs: export, import."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ziggurat.cli.output import check_input, print_json
+from ziggurat.cli.preparation import Json
+from ziggurat.config import load_experiment
+from ziggurat.config.recipes import load_named
+from ziggurat.errors import ConfigError
+
+__all__ = ["export", "import_model"]
+
+
+def export(
+    model: Annotated[str | None, typer.Argument(help="Run or model directory.")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, onnx.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", help="Folder to write.")] = None,
+    which: Annotated[
+        str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
+    ] = None,
+    quantization: Annotated[
+        str | None,
+        typer.Option("--quantization", help="ctranslate2: int8, int8_float32, int16, float16, bfloat16, ..."),
+    ] = None,
+    verify: Annotated[
+        Path | None, typer.Option("--verify", help="Text to verify with; default: the store's development set.")
+    ] = None,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of it to verify with.")] = 1000,
+    reference: Annotated[
+        Path | None, typer.Option("--reference", help="Translation of the `--verify` text: BLEU must not fall.")
+    ] = None,
+    tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="By how much BLEU may fall.")] = 0.2,
+    check: Annotated[
+        str | None, typer.Option("--check", help="Only say which targets this configuration can reach.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Write a model for another toolkit, verified: the same beam search gives the same text.
+
+    Example: `ziggurat export runs/a --to ctranslate2 --quantization int8 --out served`
+
+    Before training: `ziggurat export --check my.yaml`
+    """
+    if check is not None:
+        if model is not None or out is not None:
+            raise ConfigError("`--check CONFIG` takes no model and writes nothing")
+        _check(check, to, json)
+        return
+    if model is None or to is None or out is None:
+        raise ConfigError("give a model, `--to TARGET` and `--out FOLDER` (or `--check CONFIG`)")
+    if reference is not None and verify is None:
+        raise ConfigError("`--reference` is the translation of a text: name that by `--verify FILE`")
+    for path in (verify, reference):
+        if path is not None:
+            check_input(str(path))
+    from ziggurat.export.exporter import Gate, export_model
+
+    gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
+    report = export_model(model, to, out, which=which, quantization=quantization, verify=verify, lines=lines, gate=gate)
+    if json:
+        print_json(report)
+    else:
+        print("\n".join(_told(report, out)))
+
+
+def _check(config: str, to: str | None, json: bool) -> None:
+    from ziggurat.export.exporter import reachable
+    from ziggurat.export.targets import target_named
+
+    saved = Path(config) / "config.yaml"
+    reasons = reachable(load_experiment(saved) if saved.is_file() else load_named(config))
+    if to is not None:
+        target_named(to)
+        reasons = {to: reasons[to]}
+    if json:
+        print_json({name: {"reachable": not why, "reasons": why} for name, why in reasons.items()})
+        return
+    for name, why in reasons.items():
+        print(f"{name:<12} {'no' if why else 'yes'}")
+        for reason in why:
+            print(f"             - {reason}")
+
+
+def _told(report: dict[str, Any], out: Path) -> list[str]:
+    """Return the report for people."""
+    found = report["verification"]
+    told = [
+        f"wrote {out} ({report['target']}) from {report['model']}",
+        f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, {found['ties']:,} "
+        f"ties, {found['cut']:,} cut at the length limit",
+    ]
+    if "quantized" in report:
+        same = report["quantized"]
+        told.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")
+    if "gate" in report:
+        gate = report["gate"]
+        told.append(f"BLEU {gate['before']:.2f} before, {gate['after']:.2f} after (tolerance {gate['tolerance']})")
+    return told
+
+
+def import_model(
+    checkpoint: Annotated[
+        Path, typer.Argument(help="Directory of transformers (Marian, Pegasus, ...), or a fairseq checkpoint (.pt).")
+    ],
+    out: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
+    dictionary: Annotated[
+        list[Path] | None,
+        typer.Option("--dictionary", help="fairseq: dict.XX.txt of the source, then of the target where it differs."),
+    ] = None,
+    sentencepiece: Annotated[
+        list[Path] | None,
+        typer.Option("--sentencepiece", help="Model of the source, then of the target where it differs."),
+    ] = None,
+    languages: Annotated[
+        str | None, typer.Option("--languages", help="Codes of source and target, such as de-en.")
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Make a model directory of a plain Transformer that another toolkit trained.
+
+    Example: `ziggurat import opus-mt-de-en --out imported`
+    """
+    from ziggurat.export.importer import import_checkpoint
+
+    report = import_checkpoint(
+        checkpoint, out, dictionaries=dictionary or [], models=sentencepiece or [], languages=languages
+    )
+    if json:
+        print_json(report)
+    else:
+        print(f"wrote {out}: {report['kind']}, {report['parameters']:,} parameters; to translate with it:")
+        print(f"  ziggurat translate {out} < text")

@@ -1,0 +1,275 @@
+"""Translation by CTranslate2 with an exported model: no PyTorch is needed, nor imported.
+
+The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it finds what ours finds with
+`endings: beam`; with a penalty it stops once 2 `beam_size` translations have ended, where ours goes on until none can
+become better (docs/export.md has figures).
+"""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ziggurat.config import DecodingConfig, load_experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.decoding.lines import WINDOW_LINES, join_parts, one_line, split_long, windows
+from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.errors import CheckpointError, ConfigError, printable
+
+__all__ = ["SERVED_FILE", "ServedTranslator", "is_served", "unserved"]
+
+SERVED_FILE = "model.bin"
+"""The weights in a CTranslate2 directory."""
+
+_HEEDED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
+_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # of no effect on what CTranslate2 finds
+_PATIENCE = 2.0  # with a length penalty: at its default, 1, BLEU fell by 0.3 on a trained model
+
+
+def is_served(path: str | Path) -> bool:
+    """Whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
+    return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
+
+
+def unserved(decoding: DecodingConfig) -> list[str]:
+    """Return which settings of the search CTranslate2 does not have."""
+    defaults = DecodingConfig()
+    found = [
+        f"`decoding.{key}: {getattr(decoding, key)}`"
+        for key in type(decoding).model_fields
+        if key not in _HEEDED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
+    ]
+    penalty = decoding.length_penalty
+    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
+        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
+    return found
+
+
+class _Found(NamedTuple):
+    """One result of the search: pieces without end-of-sentence, score after the penalty, and whether it ended."""
+
+    pieces: list[str]
+    score: float
+    ended: bool
+
+
+class ServedTranslator:
+    """Translates text with a CTranslate2 directory; the results are those of ziggurat.decoding.translator.Translator.
+
+    Args:
+        path: the directory.
+        device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
+        threads: CPU threads; None: as CTranslate2 decides.
+        token_scores: also compute the log-probability of each token, by one more pass over the translations.
+        decoding: keys of the `decoding` section that replace the saved ones.
+
+    Raises CheckpointError: no such directory or damaged. ConfigError: ctranslate2 is not installed, or a setting that
+    it does not have.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        device: str = "auto",
+        threads: int | None = None,
+        token_scores: bool = False,
+        **decoding: Any,
+    ) -> None:
+        try:
+            import ctranslate2
+        except ModuleNotFoundError:
+            raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
+        if not is_served(path):
+            raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
+        experiment = load_experiment(Path(path) / "config.yaml")
+        self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
+        self.decoding = change_section(experiment.decoding, decoding, "decoding")
+        self.target_language = experiment.data.target_language
+        self.max_positions = _positions(Path(path))
+        self.token_scores = token_scores
+        self.notices: Counter[str] = Counter()
+        kind, _, index = device.partition(":")
+        try:
+            self._model = ctranslate2.Translator(
+                str(path), device=kind, device_index=int(index or 0), intra_threads=threads or 0
+            )
+        except (RuntimeError, ValueError) as error:
+            raise CheckpointError(f"{path}: CTranslate2 cannot open it: {error}") from None
+        self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
+        tokenizer = self.target_tokenizer
+        never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
+        self._never = [[piece] for piece in tokenizer.pieces(never)]
+        self._eos = tokenizer.pieces([tokenizer.eos])[0]
+        self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+        self._job(None)  # refuses settings before any text is read
+
+    def translate(self, texts: Sequence[str], *, tag: str | None = None, **decoding: Any) -> list[Translation]:
+        """Return one Translation per text, in the same order; see Translator.translate."""
+        if isinstance(texts, str):
+            raise TypeError("give a list of texts, such as [text]: a string is a sequence of characters")
+        return self._translate_window(texts, *self._job(tag, **decoding))
+
+    def translate_stream(
+        self, lines: Iterable[str], *, window: int = WINDOW_LINES, tag: str | None = None, **decoding: Any
+    ) -> Iterator[Translation]:
+        """Yield one Translation per line, in order; see Translator.translate_stream."""
+        if window < 1:
+            raise ConfigError(f"`window` must be at least 1, not {window}")
+        job = self._job(tag, **decoding)
+        return chain.from_iterable(self._translate_window(texts, *job) for texts in windows(lines, window))
+
+    def _job(self, tag: str | None, **changes: Any) -> tuple[DecodingConfig, list[str]]:
+        """Return the settings and the tag's piece, as a list. Raises ConfigError."""
+        decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
+        if missing := unserved(decoding):
+            raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
+        if tag is None:
+            return decoding, []
+        if tag not in self.source_tokenizer.tags:
+            known = ", ".join(self.source_tokenizer.tags) or "none"
+            raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
+        return decoding, [tag]
+
+    def _translate_window(self, texts: Sequence[str], decoding: DecodingConfig, prefix: list[str]) -> list[Translation]:
+        clean = [text.replace("\0", " ") for text in texts]
+        limit = min(decoding.max_source_pieces, max(1, self.max_positions - 1 - len(prefix)))
+        parts: list[list[int]] = []
+        owned: list[range] = []
+        for text, ids in zip(clean, self.source_tokenizer.encode(clean), strict=True):
+            new = split_long(text, ids, self.source_tokenizer.encode, limit) if text.strip() and ids else []
+            owned.append(range(len(parts), len(parts) + len(new)))
+            parts += new
+            self.notices["blank_lines"] += not new
+            if len(new) > 1:
+                self._notice("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
+        found = self._search(parts, decoding, prefix)
+        return [self._joined(text, [found[i] for i in own]) for text, own in zip(texts, owned, strict=True)]
+
+    def _search(self, parts: list[list[int]], decoding: DecodingConfig, prefix: list[str]) -> list[list[Hypothesis]]:
+        """Return the n best of each part.
+
+        All go together under the greatest limit. What then did not end, or ended beyond its own limit, is searched
+        again under that: CTranslate2 ranks translations that it cut at the limit with those that ended, we do not.
+        """
+        rule = decoding.max_length
+        most = min(rule.limit, self.max_positions - 1)
+        sources = [[*prefix, *self.source_tokenizer.pieces(part)] for part in parts]
+        limits = [min(int(rule.ratio * len(part) + rule.extra), most) for part in parts]
+        if not sources:
+            return []
+        found = self._run(sources, max(limits) + 1, decoding, decoding.n_best)
+        again: dict[int, list[int]] = defaultdict(list)
+        for number, (results, limit) in enumerate(zip(found, limits, strict=True)):
+            if not all(result.ended and len(result.pieces) <= limit for result in results):
+                again[limit].append(number)
+        for limit, numbers in again.items():
+            retried = self._within(limit, [sources[n] for n in numbers], decoding)
+            for number, results in zip(numbers, retried, strict=True):
+                found[number] = results
+        return self._hypotheses(sources, found, decoding)
+
+    def _within(self, limit: int, sources: list[list[str]], decoding: DecodingConfig) -> list[list[_Found]]:
+        """Return the best translations of at most `limit` pieces that ended; where none did, the best one cut there."""
+        everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
+        found = []
+        for source, results in zip(sources, self._run(sources, limit + 1, decoding, everything), strict=True):
+            ended = [result for result in results if result.ended][: decoding.n_best]
+            if not ended:
+                cut = self._run([source], limit, decoding, 1)[0][0]
+                ended = [cut._replace(ended=False)]
+            found.append(ended)
+        return found
+
+    def _run(self, sources: list[list[str]], steps: int, decoding: DecodingConfig, count: int) -> list[list[_Found]]:
+        """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence."""
+        beam = decoding.beam_size
+        penalty = decoding.length_penalty
+        results = self._model.translate_batch(
+            sources,
+            max_batch_size=decoding.batch_tokens,
+            batch_type="tokens",
+            max_input_length=0,
+            beam_size=beam,
+            patience=max(_PATIENCE, count / beam),
+            num_hypotheses=count,
+            length_penalty=penalty.alpha if penalty.kind != "none" else 0,
+            max_decoding_length=max(1, steps),
+            min_decoding_length=min(decoding.min_length, max(1, steps) - 1),
+            suppress_sequences=self._never,
+            return_scores=True,
+            return_end_token=True,
+        )
+        return [
+            [
+                _Found(pieces[:-1] if ended else pieces, score, ended)
+                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
+                for ended in [pieces[-1:] == [self._eos]]
+            ]
+            for result in results
+        ]
+
+    def _hypotheses(
+        self, sources: list[list[str]], found: list[list[_Found]], decoding: DecodingConfig
+    ) -> list[list[Hypothesis]]:
+        alpha = decoding.length_penalty.alpha if decoding.length_penalty.kind != "none" else 0.0
+        scores: Iterator[list[float]] = iter([[] for results in found for _ in results])
+        if self.token_scores:
+            pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
+            scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
+            scores = iter([list(map(float, result.log_probs)) for result in scored])
+        return [[self._hypothesis(result, alpha, next(scores)) for result in results] for results in found]
+
+    def _hypothesis(self, found: _Found, alpha: float, token_scores: list[float]) -> Hypothesis:
+        length = max(1, len(found.pieces) + found.ended)
+        return Hypothesis(
+            text=one_line(
+                self.target_tokenizer.decode([self._ids.get(p, self.target_tokenizer.unk) for p in found.pieces])
+            ),
+            score=found.score,
+            log_probability=found.score * length**alpha,
+            tokens=found.pieces,
+            token_log_probabilities=token_scores[: length if found.ended else len(found.pieces)],
+            finished=found.ended,
+        )
+
+    def _joined(self, source: str, parts: list[list[Hypothesis]]) -> Translation:
+        """Return the translation of a line: the k-th best results of its parts, side by side; see Translator."""
+        if not parts:
+            return Translation(source, [Hypothesis("", 0.0, 0.0, [], [], True)], 0)
+        hypotheses = []
+        for rank in range(max(map(len, parts))):
+            chosen = [part[rank] if rank < len(part) else part[0] for part in parts]
+            hypotheses.append(
+                Hypothesis(
+                    text=join_parts(h.text for h in chosen),
+                    score=sum(h.score for h in chosen),
+                    log_probability=sum(h.log_probability for h in chosen),
+                    tokens=[piece for h in chosen for piece in h.tokens],
+                    token_log_probabilities=[p for h in chosen for p in h.token_log_probabilities],
+                    finished=all(h.finished for h in chosen),
+                )
+            )
+        hypotheses.sort(key=lambda h: -h.score)
+        if not hypotheses[0].finished:
+            self._notice("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
+        return Translation(source, hypotheses, len(parts))
+
+    def _notice(self, kind: str, message: str) -> None:
+        self.notices[kind] += 1
+        if self.notices[kind] == 1:
+            warnings.warn(f"{message}; further ones are only counted", stacklevel=4)
+
+
+def _positions(folder: Path) -> int:
+    """Return how many positions of either side the model has."""
+    try:
+        return int(json.loads((folder / "export.json").read_text("utf-8"))["positions"])
+    except (OSError, ValueError, KeyError, TypeError):
+        raise CheckpointError(f"{folder / 'export.json'}: missing or damaged; export the model again") from None

@@ -1,0 +1,301 @@
+"""A plain Transformer taken apart into its matrices: what every exporter reads and every importer makes.
+
+Shapes: D width of a stack, F inner width, V vocabulary, P positions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from ziggurat.config.model import ModelConfig
+from ziggurat.nn.embedding import sinusoids
+
+__all__ = ["Affine", "Anatomy", "Attention", "Layer", "Stack", "compose", "dissect", "with_epsilon"]
+
+
+@dataclass(frozen=True)
+class Affine:
+    """A linear map y = x W^T + b, or the gain W [D] and bias of a normalisation."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def times(self, factor: float, *, bias: bool = True) -> Affine:
+        """Return it with the weight, and the bias where `bias`, multiplied by `factor`."""
+        b = self.bias * factor if bias and self.bias is not None else self.bias
+        return Affine(self.weight * factor, b)
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The four maps of an attention, the norm of its sub-layer, and the tables of relative positions."""
+
+    query: Affine
+    key: Affine
+    value: Affine
+    out: Affine
+    norm: Affine
+    key_table: Tensor | None = None
+    value_table: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Self-attention, cross-attention in a decoder, and the feed-forward network with its norm.
+
+    `gate` is the map under the non-linearity of a gated network, whose `ffn_in` is the other one.
+    """
+
+    self_attn: Attention
+    cross_attn: Attention | None
+    ffn_in: Affine
+    ffn_out: Affine
+    ffn_norm: Affine
+    gate: Affine | None = None
+
+
+@dataclass(frozen=True)
+class Stack:
+    """Encoder or decoder: input(token, position) = scale * embedding[token] + positions[position].
+
+    Attributes:
+        pre_norm: norms are at the inputs of sub-layers (else behind the sum).
+        heads: of every attention.
+        epsilon: inside the norms.
+        layers: bottom first.
+        final_norm: at the end, or None.
+        embedding: [V, D].
+        scale: factor of the embedding.
+        positions: [P, D], a vector added to every embedding counted in; None where nothing is added.
+        zero_start: the embedding of the first input counts as 0.
+    """
+
+    pre_norm: bool
+    heads: int
+    epsilon: float
+    layers: tuple[Layer, ...]
+    final_norm: Affine | None
+    embedding: Tensor
+    scale: float
+    positions: Tensor | None
+    zero_start: bool = False
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """A plain Transformer; `output` has a bias or none."""
+
+    encoder: Stack
+    decoder: Stack
+    output: Affine
+    activation: str
+    norm: str
+
+
+def dissect(
+    config: ModelConfig, tensors: Mapping[str, Tensor], positions: int, entries: Mapping[str, Tensor] | None = None
+) -> Anatomy:
+    """Take a model apart whose residual kinds are `post` or `pre`, histories `latest` and attentions full or relative.
+
+    Args:
+        config: of the model.
+        tensors: its parameters by name.
+        positions: how many sinusoidal positions to write down.
+        entries: by stack, a factor [D] of its input.
+    """
+    stacks = [_stack(config, tensors, decoder, positions) for decoder in (False, True)]
+    weight = tensors.get("output.weight")
+    if weight is None:
+        weight = stacks[1].embedding
+    output = Affine(weight, tensors.get("output.bias"))
+    factors = entries or {}
+    encoder, decoder = _entered(stacks[0], factors.get("encoder")), _entered(stacks[1], factors.get("decoder"))
+    return Anatomy(encoder, decoder, output, config.activation, config.norm)
+
+
+def _entered(stack: Stack, factor: Tensor | None) -> Stack:
+    """Return a stack whose input is `factor` [D] times as large."""
+    if factor is None:
+        return stack
+    positions = None if stack.positions is None else stack.positions * factor
+    return dataclasses.replace(stack, embedding=stack.embedding * factor, positions=positions)
+
+
+def _affine(tensors: Mapping[str, Tensor], name: str) -> Affine:
+    return Affine(tensors[f"{name}.weight"], tensors.get(f"{name}.bias"))
+
+
+def _parts(whole: Affine, count: int) -> list[Affine]:
+    weights = whole.weight.chunk(count)
+    biases = [None] * count if whole.bias is None else whole.bias.chunk(count)
+    return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
+
+
+def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, positions: int) -> Stack:
+    name, side = ("decoder", "target") if decoder else ("encoder", "source")
+    stack = config.decoder if decoder else config.encoder
+    embedding = tensors.get(f"{side}_embedding.tokens.weight")
+    if embedding is None:
+        embedding = tensors["source_embedding.tokens.weight"]
+    pre_norm = (config.decoder_residual if decoder else config.encoder_residual) == "pre"
+    zero_start = decoder and config.embedding.zero_start
+    return Stack(
+        pre_norm=pre_norm,
+        heads=config.heads if decoder else config.encoder_heads,
+        epsilon=stack.layer_norm_epsilon or config.layer_norm_epsilon,
+        layers=tuple(_layer(config, tensors, f"{name}.layers.{i}", decoder, pre_norm) for i in range(stack.layers)),
+        final_norm=_affine(tensors, f"{name}.final_norm") if f"{name}.final_norm.weight" in tensors else None,
+        embedding=embedding,
+        scale=math.sqrt(embedding.shape[1]) if config.embedding.scale else 1.0,
+        positions=_positions(config, tensors, side, embedding.shape[1], positions, zero_start),
+        zero_start=zero_start,
+    )
+
+
+def _positions(
+    config: ModelConfig, tensors: Mapping[str, Tensor], side: str, width: int, count: int, zero_start: bool
+) -> Tensor | None:
+    """Return what is added to the embeddings [P, D]: positions, and the vector that both sides share."""
+    table: Tensor | None = None
+    if config.embedding.positions == "sinusoidal":
+        table = sinusoids(count, width).float()
+    elif config.embedding.positions == "learned":
+        table = tensors[f"{side}_embedding.positions.weight"]
+    bias = tensors.get("source_embedding.bias")
+    if bias is None:
+        return table
+    table = torch.zeros(count, width) if table is None else table
+    summed = table + bias
+    if zero_start:  # there is no embedding at the start, so nothing is added to one
+        summed[0] = table[0]
+    return summed
+
+
+def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, pre_norm: bool) -> Layer:
+    norm = "in_norm" if pre_norm else "out_norm"
+    query, key, value = _parts(_affine(tensors, f"{name}.self_attn.qkv_proj"), 3)
+    self_attn = Attention(
+        query,
+        key,
+        value,
+        _affine(tensors, f"{name}.self_attn.out_proj"),
+        _affine(tensors, f"{name}.self_attn_residual.{norm}"),
+        tensors.get(f"{name}.self_attn.key_table"),
+        tensors.get(f"{name}.self_attn.value_table"),
+    )
+    cross_attn = None
+    if decoder:
+        key, value = _parts(_affine(tensors, f"{name}.cross_attn.kv_proj"), 2)
+        cross_attn = Attention(
+            _affine(tensors, f"{name}.cross_attn.q_proj"),
+            key,
+            value,
+            _affine(tensors, f"{name}.cross_attn.out_proj"),
+            _affine(tensors, f"{name}.cross_attn_residual.{norm}"),
+        )
+    ffn_in, gate = _affine(tensors, f"{name}.ffn.in_proj"), None
+    if config.activation == "swiglu":
+        gate, ffn_in = _parts(ffn_in, 2)
+    return Layer(
+        self_attn,
+        cross_attn,
+        ffn_in,
+        _affine(tensors, f"{name}.ffn.out_proj"),
+        _affine(tensors, f"{name}.ffn_residual.{norm}"),
+        gate,
+    )
+
+
+def with_epsilon(stack: Stack, epsilon: float) -> Stack:
+    """Return a stack that computes the same with another epsilon inside its norms.
+
+    LN_e(y) = LN_{c^2 e}(c y). So the whole stream becomes c = sqrt(epsilon / e) times as large: what enters it
+    (embeddings, positions) and what sub-layers write is multiplied by c. Post-norm: the norms give c times as much, but
+    for the last, and what reads them is divided by c. Pre-norm: the norms take c away themselves.
+    """
+    c = math.sqrt(epsilon / stack.epsilon)
+    if epsilon == stack.epsilon:
+        return stack
+    last = len(stack.layers) - 1
+    layers = tuple(_scaled(layer, c, stack.pre_norm, number == last) for number, layer in enumerate(stack.layers))
+    positions = None if stack.positions is None else stack.positions * c
+    return dataclasses.replace(stack, epsilon=epsilon, layers=layers, scale=stack.scale * c, positions=positions)
+
+
+def _scaled(layer: Layer, c: float, pre_norm: bool, last: bool) -> Layer:
+    """Return a layer whose stream is c times as large."""
+    read = 1.0 if pre_norm else 1 / c
+    inner_norm = 1.0 if pre_norm else c
+    outer_norm = 1.0 if pre_norm or last else c
+    self_attn, cross_attn = layer.self_attn, layer.cross_attn
+    self_attn = dataclasses.replace(
+        self_attn,
+        query=self_attn.query.times(read, bias=False),
+        key=self_attn.key.times(read, bias=False),
+        value=self_attn.value.times(read, bias=False),
+        out=self_attn.out.times(c),
+        norm=self_attn.norm.times(inner_norm),
+    )
+    if cross_attn is not None:
+        cross_attn = dataclasses.replace(
+            cross_attn,
+            query=cross_attn.query.times(read, bias=False),
+            out=cross_attn.out.times(c),
+            norm=cross_attn.norm.times(inner_norm),
+        )
+    return Layer(
+        self_attn,
+        cross_attn,
+        layer.ffn_in.times(read, bias=False),
+        layer.ffn_out.times(c),
+        layer.ffn_norm.times(outer_norm),
+        None if layer.gate is None else layer.gate.times(read, bias=False),
+    )
+
+
+def compose(anatomy: Anatomy) -> dict[str, Tensor]:
+    """Return the parameters, by our names, of a model with three embedding matrices of its own and learned positions.
+
+    The inverse of `dissect` for `embedding: {sharing: none, positions: learned}`.
+    """
+    tensors: dict[str, Tensor] = {}
+    _put(tensors, "output", anatomy.output)
+    for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
+        norm = "in_norm" if stack.pre_norm else "out_norm"
+        tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
+        if stack.positions is not None:
+            tensors[f"{side}_embedding.positions.weight"] = stack.positions
+        if stack.final_norm is not None:
+            _put(tensors, f"{name}.final_norm", stack.final_norm)
+        for number, layer in enumerate(stack.layers):
+            at = f"{name}.layers.{number}"
+            own, cross = layer.self_attn, layer.cross_attn
+            _put(tensors, f"{at}.self_attn.qkv_proj", _joined(own.query, own.key, own.value))
+            _put(tensors, f"{at}.self_attn.out_proj", own.out)
+            _put(tensors, f"{at}.self_attn_residual.{norm}", own.norm)
+            if cross is not None:
+                _put(tensors, f"{at}.cross_attn.q_proj", cross.query)
+                _put(tensors, f"{at}.cross_attn.kv_proj", _joined(cross.key, cross.value))
+                _put(tensors, f"{at}.cross_attn.out_proj", cross.out)
+                _put(tensors, f"{at}.cross_attn_residual.{norm}", cross.norm)
+            _put(tensors, f"{at}.ffn.in_proj", layer.ffn_in)
+            _put(tensors, f"{at}.ffn.out_proj", layer.ffn_out)
+            _put(tensors, f"{at}.ffn_residual.{norm}", layer.ffn_norm)
+    return tensors
+
+
+def _joined(*parts: Affine) -> Affine:
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Affine(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
+def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:
+    tensors[f"{name}.weight"] = affine.weight
+    if affine.bias is not None:
+        tensors[f"{name}.bias"] = affine.bias

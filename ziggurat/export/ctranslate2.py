@@ -1,0 +1,166 @@
+"""Writes a plain Transformer for CTranslate2."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ziggurat.config.model import ModelConfig
+from ziggurat.data.subword import Tokenizer
+from ziggurat.errors import ConfigError
+from ziggurat.export.anatomy import Affine, Anatomy, Attention, Layer, Stack, with_epsilon
+
+__all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2"]
+
+QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
+"""What CTranslate2 can store matrices in, besides fp32."""
+
+
+def ctranslate2_reasons(config: ModelConfig) -> Iterator[str]:
+    """Yield why CTranslate2 cannot run a plain Transformer of this configuration."""
+    relative = "relative" in (config.encoder.attention, config.decoder.attention)
+    if relative and config.embedding.positions != "none":
+        yield (
+            f"`embedding.positions: {config.embedding.positions}` beside `attention: relative`: CTranslate2 leaves out "
+            "added positions where attention is relative (train with `embedding.positions: none`)"
+        )
+
+
+def write_ctranslate2(
+    folder: Path, anatomy: Anatomy, tokenizers: Sequence[Tokenizer], quantization: str | None = None
+) -> None:
+    """Write `model.bin`, `config.json` and the vocabularies into `folder`.
+
+    CTranslate2 has one epsilon for all norms: an encoder with another one is rescaled (`with_epsilon`). Positions are
+    written down, since its own are counted otherwise.
+
+    Args:
+        folder: exists.
+        anatomy: of the model.
+        tokenizers: of source and target.
+        quantization: one of QUANTIZATIONS; None: fp32.
+
+    Raises ConfigError when ctranslate2 is not installed.
+    """
+    specs = _specs()
+    transformer = specs.transformer_spec
+    activation = {
+        "relu": specs.common_spec.Activation.RELU,
+        "gelu": specs.common_spec.Activation.GELU,
+        "swiglu": specs.common_spec.Activation.SWISH,
+    }[anatomy.activation]
+    encoder, decoder = with_epsilon(anatomy.encoder, anatomy.decoder.epsilon), anatomy.decoder
+    sides = []
+    for stack, kind in ((encoder, transformer.TransformerEncoderSpec), (decoder, transformer.TransformerDecoderSpec)):
+        side = kind(
+            len(stack.layers),
+            stack.heads,
+            pre_norm=stack.pre_norm,
+            activation=activation,
+            relative_position=stack.layers[0].self_attn.key_table is not None,
+            ffn_glu=anatomy.activation == "swiglu",
+            rms_norm=anatomy.norm == "rms",
+        )
+        _fill_stack(side, stack)
+        sides.append(side)
+    _fill(sides[1].projection, anatomy.output)
+    sides[1].start_from_zero_embedding = decoder.zero_start
+    spec = transformer.TransformerSpec(*sides)
+    _register(spec, tokenizers, anatomy)
+    spec.config.layer_norm_epsilon = decoder.epsilon
+    spec.validate()
+    spec.optimize(quantization=quantization)
+    spec.save(str(folder))
+
+
+def _specs() -> ModuleType:
+    try:
+        from ctranslate2 import specs
+    except ModuleNotFoundError:
+        raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[export]'") from None
+    module: ModuleType = specs
+    return module
+
+
+def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> None:
+    """Tell the vocabularies; rows of the matrices that are no token get names of their own."""
+    source, target = tokenizers
+    for tokenizer, rows, register in (
+        (source, anatomy.encoder.embedding.shape[0], spec.register_source_vocabulary),
+        (target, anatomy.decoder.embedding.shape[0], spec.register_target_vocabulary),
+    ):
+        register([*tokenizer.pieces(range(tokenizer.size)), *(f"<unused{n}>" for n in range(tokenizer.size, rows))])
+    spec.config.unk_token, spec.config.bos_token, spec.config.eos_token = target.pieces(
+        [target.unk, target.bos, target.eos]
+    )
+    spec.config.decoder_start_token = spec.config.bos_token
+    spec.config.add_source_eos = True
+
+
+def _fill_stack(side: Any, stack: Stack) -> None:
+    embedding = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
+    embedding.weight = _array(stack.embedding)
+    side.scale_embeddings = np.dtype("float32").type(stack.scale) if stack.scale != 1 else False
+    if stack.layers[0].self_attn.key_table is None:
+        positions = stack.positions
+        side.position_encodings.encodings = _array(
+            torch.zeros_like(stack.embedding) if positions is None else positions
+        )
+    if stack.final_norm is not None:
+        _fill_norm(side.layer_norm, stack.final_norm)
+    for spec, layer in zip(side.layer, stack.layers, strict=True):
+        _fill_layer(spec, layer)
+
+
+def _fill_layer(spec: Any, layer: Layer) -> None:
+    own = layer.self_attn
+    _fill(spec.self_attention.linear[0], _joined(own.query, own.key, own.value))
+    _fill_out(spec.self_attention, own)
+    if own.key_table is not None:
+        zeros = torch.zeros_like(own.key_table)
+        spec.self_attention.relative_position_keys = _array(own.key_table)
+        spec.self_attention.relative_position_values = _array(zeros if own.value_table is None else own.value_table)
+    if layer.cross_attn is not None:
+        cross = layer.cross_attn
+        _fill(spec.attention.linear[0], cross.query)
+        _fill(spec.attention.linear[1], _joined(cross.key, cross.value))
+        _fill_out(spec.attention, cross)
+    if layer.gate is None:
+        _fill(spec.ffn.linear_0, layer.ffn_in)
+    else:
+        _fill(spec.ffn.linear_0, layer.gate)
+        _fill(spec.ffn.linear_0_noact, layer.ffn_in)
+    _fill(spec.ffn.linear_1, layer.ffn_out)
+    _fill_norm(spec.ffn.layer_norm, layer.ffn_norm)
+
+
+def _fill_out(spec: Any, attention: Attention) -> None:
+    _fill(spec.linear[-1], attention.out)
+    _fill_norm(spec.layer_norm, attention.norm)
+
+
+def _joined(*parts: Affine) -> Affine:
+    biases = [part.bias for part in parts if part.bias is not None]
+    return Affine(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
+
+def _fill(spec: Any, affine: Affine) -> None:
+    spec.weight = _array(affine.weight)
+    if affine.bias is not None:
+        spec.bias = _array(affine.bias)
+
+
+def _fill_norm(spec: Any, norm: Affine) -> None:
+    spec.gamma = _array(norm.weight)
+    if norm.bias is not None:
+        spec.beta = _array(norm.bias)
+
+
+def _array(tensor: Tensor) -> Any:
+    return tensor.detach().float().cpu().numpy().copy()  # quantisation works in place

@@ -1,0 +1,220 @@
+"""`ziggurat export`: write, verify, measure; the folder appears when all of that went well."""
+
+from __future__ import annotations
+
+import gc
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ziggurat import __version__
+from ziggurat.config import Experiment
+from ziggurat.data.babel import generate
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.workspace import building
+from ziggurat.decoding.lines import read_lines
+from ziggurat.decoding.translator import Translator
+from ziggurat.errors import ConfigError, DataError, ExportError
+from ziggurat.evaluation.scores import evaluate
+from ziggurat.export.huggingface import MAX_NEW_TOKENS
+from ziggurat.export.model import ExportedModel
+from ziggurat.export.targets import TARGETS, Target, Translations, target_named
+from ziggurat.export.verification import compare, search_settings
+from ziggurat.models.directory import OpenedModel, open_model
+
+__all__ = ["REPORT_FILE", "Gate", "export_model", "reachable"]
+
+REPORT_FILE = "export.json"
+"""What was exported from what, and what was checked."""
+
+REPORT_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A test set on which the result must be as good as the model.
+
+    Attributes:
+        source: text file.
+        reference: its translation.
+        tolerance: greatest loss of BLEU.
+    """
+
+    source: Path
+    reference: Path
+    tolerance: float = 0.2
+
+
+def reachable(experiment: Experiment) -> dict[str, list[str]]:
+    """Return of each target all reasons why no model of this configuration reaches it; none: it does."""
+    return {name: target.reasons(experiment) for name, target in TARGETS.items()}
+
+
+def export_model(
+    path: str | Path,
+    to: str,
+    out: Path,
+    *,
+    which: str | None = None,
+    quantization: str | None = None,
+    verify: Path | None = None,
+    lines: int = 1000,
+    gate: Gate | None = None,
+) -> dict[str, Any]:
+    """Export a model and return the report that is also `export.json` of the result.
+
+    Args:
+        path: run or model directory.
+        to: name of the target.
+        out: folder to write; replaced when it is an earlier export.
+        which: checkpoint of a run; see ziggurat.models.directory.open_model.
+        quantization: what matrices are stored in; None: fp32. The fp32 form is verified all the same.
+        verify: text to verify with; None: the development set of the model's store, or embedded sentences.
+        lines: how many of its lines.
+        gate: a test set that can refuse the result.
+
+    Raises ExportError: the target cannot be reached (with all reasons), the result is not the model, or it is worse
+    than the gate allows. ConfigError, DataError, CheckpointError: for what is given.
+    """
+    target = target_named(to)
+    if quantization is not None and quantization not in target.quantizations:
+        known = ", ".join(target.quantizations) or "none"
+        raise ConfigError(f"`--quantization {quantization}`: `--to {to}` has: {known}")
+    _refuse_other_folder(out)
+    opened = open_model(path, which=which)
+    if reasons := target.reasons(opened.experiment):
+        raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
+    model = ExportedModel.of(opened)
+    ours = _translator(opened, model)
+    texts, origin = _texts(opened.experiment, verify, lines)
+    report: dict[str, Any] = {
+        "format": REPORT_FORMAT,
+        "ziggurat": __version__,
+        "target": to,
+        "model": opened.origin,
+        "weights": fingerprint(opened.weights),
+        "positions": model.positions,
+        "quantization": quantization,
+    }
+    with building(out) as folder:
+        target.write(folder, model, None)
+        _write_report(folder, report)
+        report["verification"] = {"text": origin, **_verified(ours, target, folder, model, texts)}
+        if quantization is not None:
+            _empty(folder)
+            target.write(folder, model, quantization)
+            _write_report(folder, report)
+            report["quantized"] = _unchanged(ours, target.translator(folder), texts)
+        if gate is not None:
+            report["gate"] = _passed(ours, target.translator(folder), gate)
+        _write_report(folder, report)
+    return report
+
+
+def _refuse_other_folder(out: Path) -> None:
+    if out.exists() and not (out / REPORT_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: is there already and no earlier export; give another folder")
+
+
+def _translator(opened: OpenedModel, model: ExportedModel) -> Translator:
+    experiment = opened.experiment
+    learned = experiment.model.embedding.positions == "learned"
+    return Translator(
+        opened.model,
+        model.source,
+        model.target,
+        experiment.decoding,
+        max_positions=model.positions if learned else None,
+        origin=opened.origin,
+        target_language=experiment.data.target_language,
+    )
+
+
+def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[list[str], str]:
+    """Return text to verify with, at most `lines` lines, and where it is from. Raises DataError: no text in it."""
+    if verify is not None:
+        texts, origin = _read(verify), str(verify)
+    else:
+        try:
+            dev = Store.open(experiment.data.store).dev
+        except DataError:
+            dev = None
+        if dev is not None:
+            texts, origin = dev.texts(range(min(lines, len(dev))))[0], f"{experiment.data.store}: development set"
+        else:
+            texts, origin = [source for source, _ in generate(lines, seed=1)], "embedded sentences (Babel)"
+    texts = [text for text in texts if text.strip()][:lines]
+    if not texts:
+        raise DataError(f"{origin}: no text to verify the export with")
+    return texts, origin
+
+
+def _read(path: Path) -> list[str]:
+    try:
+        with path.open("rb") as stream:
+            return list(read_lines(stream, str(path)))
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}") from None
+
+
+def _verified(
+    ours: Translator, target: Target, folder: Path, model: ExportedModel, texts: Sequence[str]
+) -> dict[str, Any]:
+    """Return the figures of the comparison, lines too long for it left out. Raises ExportError: not the same model."""
+    settings = search_settings(model.positions, ours.decoding.max_length.limit)
+    longest = min(MAX_NEW_TOKENS, model.positions) - 1
+    lengths = [len(ids) for ids in model.source.encode(list(texts))]
+    short = [text for text, length in zip(texts, lengths, strict=True) if length < longest]
+    if not short:
+        raise DataError(f"no line to verify the export with is shorter than {longest} pieces")
+    comparison = compare(ours, target.translator(folder), short, settings)
+    comparison.check()
+    return {**comparison.record(), "left_out": len(texts) - len(short), "settings": settings}
+
+
+def _unchanged(ours: Translator, theirs: Translations, texts: Sequence[str]) -> dict[str, int]:
+    """Return how many of the texts are translated as before, with the model's own search."""
+    sides = (translator.translate_stream(texts) for translator in (ours, theirs))
+    same = sum(a.text == b.text for a, b in zip(*sides, strict=True))
+    return {"lines": len(texts), "identical": same}
+
+
+def _passed(ours: Translator, theirs: Translations, gate: Gate) -> dict[str, Any]:
+    """Return BLEU before and after. Raises ExportError when it falls by more than the tolerance."""
+    sources, references = _read(gate.source), _read(gate.reference)
+    if len(sources) != len(references):
+        raise DataError(
+            f"{gate.source} has {len(sources):,} lines, but {gate.reference} has {len(references):,}: they must pair up"
+        )
+    scores = []
+    for translator in (ours, theirs):
+        hypotheses = [translation.text for translation in translator.translate_stream(sources)]
+        scores += evaluate(hypotheses, [references], metrics=["bleu"], target_language=ours.target_language)
+    before, after = (score.value for score in scores)
+    if before - after > gate.tolerance:
+        raise ExportError(
+            f"BLEU falls from {before:.2f} to {after:.2f} on {gate.source}, by more than "
+            f"`--tolerance {gate.tolerance}`; nothing was written"
+        )
+    return {
+        "source": str(gate.source),
+        "reference": str(gate.reference),
+        "before": before,
+        "after": after,
+        "tolerance": gate.tolerance,
+        "signature": scores[0].signature,
+    }
+
+
+def _empty(folder: Path) -> None:
+    """Remove what was written, once nothing holds it open."""
+    gc.collect()
+    for file in folder.iterdir():
+        file.unlink()
+
+
+def _write_report(folder: Path, report: dict[str, Any]) -> None:
+    write_atomically(folder / REPORT_FILE, json.dumps(report, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -1,0 +1,253 @@
+"""Writes a plain Transformer for transformers: as MarianMT where it is post-norm, as Pegasus where it is pre-norm.
+
+Both are of the BART family and read positions from the checkpoint, so that ours are kept to the bit. M2M100 computes
+its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer undoes.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import DecodingConfig
+from ziggurat.config.model import ModelConfig
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
+from ziggurat.errors import ConfigError, ExportError
+from ziggurat.export.anatomy import Affine, Anatomy, Stack, with_epsilon
+from ziggurat.export.bart_names import layer_names
+from ziggurat.models.tensors import write_tensors
+
+__all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "transformers", "write_huggingface"]
+
+_EPSILON = 1e-5  # of torch.nn.LayerNorm, which these classes take unchanged
+MAX_NEW_TOKENS = 256
+"""Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""
+_NEVER = -1e9
+"""Logit of rows that are no token."""
+
+
+def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
+    """Yield why no stock class of transformers is a plain Transformer of this configuration."""
+    if "relative" in (config.encoder.attention, config.decoder.attention):
+        yield "`attention: relative`: the stock encoder-decoder classes have no Shaw et al. (2018) positions"
+    if config.activation == "swiglu":
+        yield "`activation: swiglu`: the stock classes have no gate in the feed-forward network"
+    if config.norm == "rms":
+        yield "`norm: rms`: the stock classes have layer normalisation with a bias"
+    if config.encoder_width != config.d_model:
+        yield f"`encoder.d_model: {config.encoder_width}`: the stacks of the stock classes are equally wide"
+    places = {kind in ("pre", "layer_scale") for kind in (config.encoder_residual, config.decoder_residual)}
+    if len(places) > 1:
+        yield (
+            f"`encoder.residual: {config.encoder_residual}` and `decoder.residual: {config.decoder_residual}`: the "
+            "stock classes have pre-norm in both stacks or post-norm in both"
+        )
+
+
+def transformers() -> Any:
+    """Return the module transformers. Raises ConfigError when it is not installed."""
+    try:
+        import transformers as module
+    except ModuleNotFoundError:
+        raise ConfigError("`transformers` is not installed: pip install 'ziggurat-mt[export]'") from None
+    return module
+
+
+def write_huggingface(
+    folder: Path, anatomy: Anatomy, tokenizers: Sequence[Tokenizer], languages: Sequence[str], decoding: DecodingConfig
+) -> None:
+    """Write `config.json`, `model.safetensors`, `generation_config.json` and the tokenizer into `folder`.
+
+    Args:
+        folder: exists.
+        anatomy: of the model.
+        tokenizers: of source and target, SentencePiece models.
+        languages: codes of source and target.
+        decoding: the search that `generate` is set to; a length penalty of another kind than `power` counts as none.
+
+    Raises ExportError for tokenizers that are no SentencePiece models, ConfigError when transformers is not installed.
+    """
+    module = transformers()
+    anatomy = dataclasses.replace(
+        anatomy,
+        encoder=with_epsilon(anatomy.encoder, _EPSILON),
+        decoder=with_epsilon(anatomy.decoder, _EPSILON),
+    )
+    model_class = "Pegasus" if anatomy.encoder.pre_norm else "Marian"
+    tensors, options = _weights(anatomy, tokenizers[1])
+    options |= _sizes(anatomy) | _tokens(tokenizers[1])
+    if model_class == "Pegasus":
+        rows = max(options["vocab_size"], options.pop("decoder_vocab_size"))
+        tensors = _one_vocabulary(tensors, rows)
+        options["vocab_size"] = rows
+        del options["share_encoder_decoder_embeddings"]
+    config = getattr(module, f"{model_class}Config")(**options)
+    config.architectures = ["PegasusForConditionalGeneration" if model_class == "Pegasus" else "MarianMTModel"]
+    config.dtype = "float32"
+    config.save_pretrained(folder)
+    _generation(module, tokenizers[1], decoding, options["max_position_embeddings"]).save_pretrained(folder)
+    write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
+    _write_tokenizer(folder, tokenizers, languages, options["max_position_embeddings"])
+
+
+def _sizes(anatomy: Anatomy) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "activation_function": anatomy.activation,
+        "d_model": anatomy.encoder.embedding.shape[1],
+        "max_position_embeddings": _position_table(anatomy.encoder).shape[0],
+        "dropout": 0.0,
+    }
+    for name, stack in (("encoder", anatomy.encoder), ("decoder", anatomy.decoder)):
+        options[f"{name}_layers"] = len(stack.layers)
+        options[f"{name}_attention_heads"] = stack.heads
+        options[f"{name}_ffn_dim"] = stack.layers[0].ffn_in.weight.shape[0]
+    return options
+
+
+def _tokens(tokenizer: Tokenizer) -> dict[str, Any]:
+    return {
+        "pad_token_id": tokenizer.pad,
+        "bos_token_id": tokenizer.bos,
+        "eos_token_id": tokenizer.eos,
+        "decoder_start_token_id": tokenizer.bos,
+        "forced_eos_token_id": None,
+    }
+
+
+def _position_table(stack: Stack) -> Tensor:
+    return stack.embedding.new_zeros(1024, stack.embedding.shape[1]) if stack.positions is None else stack.positions
+
+
+def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the parameters by their names, and the options that say how embeddings are scaled and shared.
+
+    The classes scale by sqrt(D) or not at all; any other factor goes into the embeddings, and then, as with a first
+    input that is no embedding, they are no longer the output's matrix.
+    """
+    encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
+    tables, scale = [encoder.embedding, decoder.embedding], encoder.scale
+    if encoder.scale != decoder.scale or scale not in (1.0, root):
+        tables, scale = [stack.embedding * stack.scale for stack in (encoder, decoder)], 1.0
+    if decoder.zero_start:
+        tables[1] = tables[1].clone()
+        tables[1][target.bos] = 0
+    output = anatomy.output
+    tied = tables[1].data_ptr() == output.weight.data_ptr()
+    shared = tied and tables[0].data_ptr() == tables[1].data_ptr()
+    tensors = {
+        f"model.{name}.layers.{number}.{key}": tensor
+        for name, stack in (("encoder", encoder), ("decoder", decoder))
+        for number, layer in enumerate(stack.layers)
+        for key, tensor in layer_names(layer)
+    }
+    for name, stack, table in (("encoder", encoder, tables[0]), ("decoder", decoder, tables[1])):
+        tensors[f"model.{name}.embed_positions.weight"] = _position_table(stack)
+        tensors[f"model.{name}.embed_tokens.weight"] = table
+        if stack.final_norm is not None:
+            tensors |= {f"model.{name}.layer_norm.{k}": t for k, t in _named(stack.final_norm)}
+    tensors["lm_head.weight"] = output.weight
+    bias = output.bias if output.bias is not None else output.weight.new_zeros(output.weight.shape[0])
+    tensors["final_logits_bias"] = bias[None]
+    options: dict[str, Any] = {
+        "vocab_size": tables[0].shape[0],
+        "decoder_vocab_size": tables[1].shape[0],
+        "scale_embedding": scale != 1.0,
+        "tie_word_embeddings": tied,
+        "share_encoder_decoder_embeddings": shared,
+    }
+    return _without_copies(tensors, tied, shared), options
+
+
+def _named(affine: Affine) -> Iterator[tuple[str, Tensor]]:
+    assert affine.bias is not None  # RMS norms are refused
+    yield "weight", affine.weight
+    yield "bias", affine.bias
+
+
+def _without_copies(tensors: dict[str, Tensor], tied: bool, shared: bool) -> dict[str, Tensor]:
+    """Leave matrices out that the classes tie to others."""
+    if shared:
+        tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
+    left_out = [
+        "lm_head.weight" if tied else "",
+        *((f"model.{name}.embed_tokens.weight" for name in ("encoder", "decoder")) if shared else ()),
+    ]
+    return {name: tensor for name, tensor in tensors.items() if name not in left_out}
+
+
+def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
+    """Bring what has a row for each token to `rows` rows: Pegasus has one vocabulary size; no filler is generated.
+
+    Without a matrix for all it is untied: the class knows ties between all three or none.
+    """
+    tensors = dict(tensors)
+    if "model.shared.weight" not in tensors:
+        tensors.setdefault("lm_head.weight", tensors["model.decoder.embed_tokens.weight"])
+        tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
+    for name in ("model.shared", "model.encoder.embed_tokens", "model.decoder.embed_tokens", "lm_head"):
+        if (table := tensors.get(f"{name}.weight")) is not None:
+            filler = table.new_zeros(rows - table.shape[0], table.shape[1])
+            tensors[f"{name}.weight"] = torch.cat([table, filler])
+    bias = tensors["final_logits_bias"]
+    tensors["final_logits_bias"] = torch.cat([bias, bias.new_full((1, rows - bias.shape[1]), _NEVER)], dim=1)
+    return tensors
+
+
+def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positions: int) -> Any:
+    """Return the settings of `generate` under which it finds what our search finds with `endings: beam`."""
+    penalty = decoding.length_penalty
+    tokens = _tokens(target)
+    del tokens["forced_eos_token_id"]
+    never = sorted({target.pad, target.bos, *target.tags.values()} - {target.eos})
+    return module.GenerationConfig(
+        **tokens,
+        num_beams=decoding.beam_size,
+        length_penalty=penalty.alpha if penalty.kind == "power" else 0.0,
+        early_stopping="never" if decoding.beam_size > 1 else False,
+        max_new_tokens=min(MAX_NEW_TOKENS, decoding.max_length.limit + 1, positions),
+        min_new_tokens=decoding.min_length or None,
+        suppress_tokens=never,
+    )
+
+
+def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: Sequence[str], positions: int) -> None:
+    """Write SentencePiece models and vocabularies for MarianTokenizer, which segments by SentencePiece itself."""
+    source, target = tokenizers
+    for side, tokenizer in (("source", source), ("target", target)):
+        if not isinstance(tokenizer, SentencePieceTokenizer):
+            raise ExportError("the tokenizer is a plain vocabulary, but transformers needs a SentencePiece model")
+        (folder / f"{side}.spm").write_bytes(_trimming(tokenizer.model))
+    separate = source is not target
+    for name, tokenizer in (("vocab.json", source), ("target_vocab.json", target))[: 1 + separate]:
+        ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+        (folder / name).write_text(json.dumps(ids, ensure_ascii=False, indent=0), "utf-8")
+    unk, eos, pad = target.pieces([target.unk, target.eos, target.pad])
+    described = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": languages[0],
+        "target_lang": languages[1],
+        "unk_token": unk,
+        "eos_token": eos,
+        "pad_token": pad,
+        "additional_special_tokens": list(source.tags),
+        "separate_vocabs": separate,
+        "model_max_length": positions,
+        "clean_up_tokenization_spaces": False,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(described, ensure_ascii=False, indent=2), "utf-8")
+
+
+def _trimming(model: bytes) -> bytes:
+    """Return a SentencePiece model that drops spare blanks itself, as our normalisation does before ours."""
+    from sentencepiece import sentencepiece_model_pb2
+
+    proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]
+    proto.normalizer_spec.remove_extra_whitespaces = True
+    return bytes(proto.SerializeToString())

@@ -1,0 +1,65 @@
+"""Translation with an exported directory by stock transformers, for the exporter's own check."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ziggurat.config import DecodingConfig
+from ziggurat.config.load import change_section
+from ziggurat.decoding.batches import length_batches
+from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.export.huggingface import transformers
+
+__all__ = ["HuggingFaceTranslator"]
+
+
+class HuggingFaceTranslator:
+    """`AutoTokenizer` and `AutoModelForSeq2SeqLM.generate`, as anybody would call them.
+
+    Args:
+        path: directory with model and tokenizer; nothing is fetched.
+
+    Raises ConfigError when transformers is not installed.
+    """
+
+    def __init__(self, path: str | Path) -> None:
+        module = transformers()
+        self._tokenizer = module.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        self._model = module.AutoModelForSeq2SeqLM.from_pretrained(str(path), local_files_only=True).eval()
+
+    @torch.inference_mode()
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
+        """Return one Translation per line: `generate` with its saved settings, or those that `decoding` names.
+
+        Of `decoding` are taken `beam_size`, `length_penalty` and `max_length.limit`; scores are `generate`'s.
+        """
+        options: dict[str, Any] = {}
+        if decoding:
+            section = change_section(DecodingConfig(), decoding, "decoding")
+            options = {
+                "num_beams": section.beam_size,
+                "early_stopping": "never" if section.beam_size > 1 else False,
+                "length_penalty": section.length_penalty.alpha,
+                "max_new_tokens": section.max_length.limit + 1,
+            }
+        lengths = [len(ids) for ids in self._tokenizer(list(lines)).input_ids]
+        found: dict[int, Translation] = {}
+        for batch in length_batches(lengths, 1024):
+            inputs = self._tokenizer([lines[i] for i in batch], return_tensors="pt", padding=True)
+            given = self._model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
+            scores = getattr(given, "sequences_scores", None)
+            for row, i in enumerate(batch):
+                score = 0.0 if scores is None else float(scores[row])
+                found[i] = Translation(lines[i], [self._hypothesis(given.sequences[row].tolist()[1:], score)])
+        return [found[i] for i in range(len(lines))]
+
+    def _hypothesis(self, ids: list[int], score: float) -> Hypothesis:
+        eos = self._tokenizer.eos_token_id
+        finished = eos in ids
+        kept = ids[: ids.index(eos)] if finished else ids
+        text = self._tokenizer.decode(kept, skip_special_tokens=True)
+        return Hypothesis(text, score, score, self._tokenizer.convert_ids_to_tokens(kept), [], finished)

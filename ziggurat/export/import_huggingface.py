@@ -1,0 +1,169 @@
+"""Reads plain Transformers of transformers: MarianMT, Pegasus, M2M100 and Blenderbot, from safetensors alone."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from ziggurat.data.subword import SentencePieceTokenizer
+from ziggurat.errors import DataError, ExportError
+from ziggurat.export.anatomy import Affine, Anatomy, Stack
+from ziggurat.export.bart_names import layer_from, take
+from ziggurat.export.imported import Control, ForeignModel, positions_from
+
+__all__ = ["read_huggingface"]
+
+_PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": True}
+"""Model types that are plain Transformers, and where their norms are."""
+
+_EPSILON = 1e-5  # of torch.nn.LayerNorm
+
+
+def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str, str] | None) -> ForeignModel:
+    """Read a directory of transformers.
+
+    Args:
+        folder: holds config.json, model.safetensors, vocab.json and SentencePiece models.
+        models: SentencePiece models of source and target, where they are not `source.spm` and `target.spm`.
+        languages: codes of source and target; None: those of the tokenizer's configuration.
+
+    Raises ExportError with all reasons why the model is no plain Transformer; DataError: files are missing or damaged.
+    """
+    config = _json(folder / "config.json")
+    if reasons := _reasons(config):
+        raise ExportError(f"{folder}: not a plain Transformer that can be taken in: {'; '.join(reasons)}")
+    tensors = _tensors(folder)
+    source_ids = _json(folder / "vocab.json")
+    tokenizers = _json(folder / "tokenizer_config.json", {})
+    target_ids = _json(folder / "target_vocab.json") if tokenizers.get("separate_vocabs") else source_ids
+    files = list(models) or [folder / "source.spm", folder / "target.spm"]
+    tags = [token for token in source_ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__"))]
+    read = [_tokenizer(file, tags) for file in (files[0], files[-1])]
+    joint = source_ids == target_ids and read[0].model == read[1].model
+    named = (str(tokenizers.get("source_lang") or "source"), str(tokenizers.get("target_lang") or "target"))
+    return ForeignModel(
+        kind=str(config["model_type"]),
+        anatomy=_anatomy(config, tensors),
+        scaled=bool(config["scale_embedding"]),
+        source_ids=source_ids,
+        target_ids=target_ids,
+        control=Control(
+            config["pad_token_id"],
+            source_ids.get("<unk>", config["pad_token_id"]),
+            config["eos_token_id"],
+            config["decoder_start_token_id"],
+        ),
+        source=read[0],
+        target=read[0] if joint else read[1],
+        languages=languages or named,
+    )
+
+
+def _reasons(config: Mapping[str, Any]) -> list[str]:
+    """Return why a model with this config.json is not taken in."""
+    kind, activation = config.get("model_type"), config.get("activation_function")
+    reasons = []
+    if kind not in _PRE_NORM:
+        why = " (it normalises embeddings)" if kind in ("bart", "mbart", "plbart", "mvp", "blenderbot-small") else ""
+        reasons.append(f"`model_type: {kind}`{why}; known are {', '.join(_PRE_NORM)}")
+    if activation not in ("relu", "gelu"):
+        reasons.append(f"`activation_function: {activation}`; known are relu, gelu")
+    return reasons
+
+
+def _json(path: Path, default: Any = None) -> Any:
+    try:
+        return json.loads(path.read_text("utf-8"))
+    except FileNotFoundError:
+        if default is not None:
+            return default
+        raise DataError(f"{path}: no such file; it belongs to the model") from None
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot be read: {error}") from None
+
+
+def _tensors(folder: Path) -> dict[str, Tensor]:
+    """Return all parameters of `model.safetensors`, or of the parts that its index lists."""
+    index = _json(folder / "model.safetensors.index.json", {})
+    names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
+    tensors: dict[str, Tensor] = {}
+    for name in names:
+        path = folder / Path(name).name
+        if not path.is_file():
+            pickled = (folder / "pytorch_model.bin").is_file()
+            hint = (
+                "; pytorch_model.bin is a pickle and is not read: save the model again with transformers"
+                if pickled
+                else ""
+            )
+            raise DataError(f"{path}: no such file{hint}")
+        try:
+            with safe_open(path, framework="pt", device="cpu") as file:
+                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+        except (SafetensorError, OSError) as error:
+            raise DataError(f"{path}: damaged or not a safetensors file ({error})") from None
+    return tensors
+
+
+def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:
+    try:
+        return SentencePieceTokenizer(path.read_bytes(), tags=tags)
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror}; name the SentencePiece model by `--sentencepiece`") from None
+    except DataError as error:
+        raise DataError(f"{path}: {error}") from None
+
+
+def _anatomy(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:
+    encoder, decoder = (_stack(config, tensors, name) for name in ("encoder", "decoder"))
+    weight = tensors.get("lm_head.weight", decoder.embedding).float()
+    bias = tensors.get("final_logits_bias")
+    return Anatomy(
+        encoder,
+        decoder,
+        Affine(weight, None if bias is None else bias[0].float()),
+        config["activation_function"],
+        "layer",
+    )
+
+
+def _stack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> Stack:
+    prefix, kind = f"model.{name}", config["model_type"]
+    embedding = tensors.get(f"{prefix}.embed_tokens.weight", tensors.get("model.shared.weight"))
+    if embedding is None:
+        raise ExportError(f"the checkpoint has neither {prefix}.embed_tokens.weight nor model.shared.weight")
+    width = embedding.shape[1]
+    layers = range(config[f"{name}_layers"])
+    return Stack(
+        pre_norm=_PRE_NORM[kind],
+        heads=config[f"{name}_attention_heads"],
+        epsilon=_EPSILON,
+        layers=tuple(layer_from(tensors, f"{prefix}.layers.{n}", decoder=name == "decoder") for n in layers),
+        final_norm=take(tensors, f"{prefix}.layer_norm") if _PRE_NORM[kind] else None,
+        embedding=embedding.float(),
+        scale=width**0.5 if config["scale_embedding"] else 1.0,
+        positions=_positions(config, tensors, prefix, width),
+    )
+
+
+def _positions(config: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, width: int) -> Tensor:
+    """Return the table from the checkpoint, or what the class computes where it saves none."""
+    count = config["max_position_embeddings"]
+    saved = tensors.get(f"{prefix}.embed_positions.weight")
+    if saved is not None:
+        return saved.float()
+    if config["model_type"] == "m2m_100":
+        return positions_from(config["pad_token_id"] + 1, count, width)
+    half = (width + 1) // 2
+    channel = torch.arange(width, dtype=torch.float64)
+    rates = 10000.0 ** (-2 * (channel // 2) / width)
+    angles = torch.arange(count, dtype=torch.float64)[:, None] * rates
+    table = torch.empty(count, width)
+    table[:, :half], table[:, half:] = angles[:, 0::2].sin().float(), angles[:, 1::2].cos().float()
+    return table

@@ -1,0 +1,68 @@
+"""`ziggurat import`: a model directory from a plain Transformer that another toolkit trained."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config import dump
+from ziggurat.data.files import write_atomically
+from ziggurat.data.subword import save_tokenizers
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.export.import_fairseq import read_fairseq
+from ziggurat.export.import_huggingface import read_huggingface
+from ziggurat.export.imported import ForeignModel
+from ziggurat.models.build import build_model
+from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, write_tensors
+
+__all__ = ["import_checkpoint", "write_imported"]
+
+
+def import_checkpoint(
+    checkpoint: Path,
+    out: Path,
+    *,
+    dictionaries: Sequence[Path] = (),
+    models: Sequence[Path] = (),
+    languages: str | None = None,
+) -> dict[str, Any]:
+    """Read a directory of transformers or a fairseq checkpoint and write a model directory; return what it is.
+
+    Args:
+        checkpoint: folder with config.json and model.safetensors, or a .pt file.
+        out: folder to write; must not exist, or be empty.
+        dictionaries: of fairseq; see read_fairseq.
+        models: SentencePiece models; see read_fairseq and read_huggingface.
+        languages: codes of source and target, such as `de-en`; None: as the checkpoint says.
+
+    Raises ExportError: no plain Transformer (with all reasons). ConfigError, DataError: for what is given.
+    """
+    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+        raise ConfigError(f"{out}: is there already; give another folder")
+    pair: tuple[str, str] | None = None
+    if languages is not None:
+        source, dash, target = languages.partition("-")
+        if not (source and dash and target):
+            raise ConfigError(f"`--languages {languages}`: two codes with a hyphen between them, such as de-en")
+        pair = (source, target)
+    if len(dictionaries) > 2 or len(models) > 2:
+        raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
+    if not checkpoint.exists():
+        raise DataError(f"{checkpoint}: no such file or folder")
+    if checkpoint.is_dir():
+        model = read_huggingface(checkpoint, models, pair)
+    else:
+        model = read_fairseq(checkpoint, dictionaries, models, pair)
+    return {"out": str(out), "kind": model.kind, "parameters": write_imported(model, out)}
+
+
+def write_imported(model: ForeignModel, out: Path) -> int:
+    """Write the model directory, after it was built once; return how many parameters it has."""
+    experiment, tensors = model.experiment(str(out)), model.tensors()
+    load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
+    out.mkdir(parents=True, exist_ok=True)
+    save_tokenizers(out, model.source, model.target)
+    write_atomically(out / CONFIG_FILE, dump(experiment).encode())
+    write_tensors(out / MODEL_FILE, tensors)
+    return sum(tensor.numel() for tensor in tensors.values())

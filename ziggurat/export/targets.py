@@ -1,0 +1,112 @@
+"""The visible table of export targets: whether a configuration reaches it, how it is written, how it translates."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from ziggurat.config import Experiment, dump
+from ziggurat.data.files import write_atomically
+from ziggurat.data.subword import copy_tokenizers
+from ziggurat.decoding.results import Translation
+from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.translator import load_translator
+from ziggurat.errors import ConfigError
+from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2
+from ziggurat.export.huggingface import huggingface_reasons, write_huggingface
+from ziggurat.export.huggingface_translator import HuggingFaceTranslator
+from ziggurat.export.model import ExportedModel
+from ziggurat.export.plain import not_plain, unlike_plain
+from ziggurat.models.directory import CONFIG_FILE, write_model_directory
+
+__all__ = ["TARGETS", "Target", "Translations", "target_named"]
+
+
+class Translations(Protocol):
+    """What translates with the result of an export."""
+
+    def translate_stream(self, lines: Sequence[str], **decoding: Any) -> Iterable[Translation]:
+        """Yield one Translation per line; `decoding` are keys of that section."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """One target.
+
+    Attributes:
+        summary: what it is, in a few words.
+        reasons: experiment -> all reasons why no model of it reaches the target; none: it does.
+        write: (folder, model, quantization) -> None; writes the result into an empty folder.
+        translator: folder -> what translates with it, for the check.
+        quantizations: what matrices may be stored in, besides fp32.
+    """
+
+    summary: str
+    reasons: Callable[[Experiment], list[str]]
+    write: Callable[[Path, ExportedModel, str | None], None]
+    translator: Callable[[Path], Translations]
+    quantizations: tuple[str, ...] = ()
+
+
+def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
+    model = experiment.model
+    return [*not_plain(model, scaled_input=True), *unlike_plain(model), *ctranslate2_reasons(model)]
+
+
+def _huggingface_reasons(experiment: Experiment) -> list[str]:
+    model = experiment.model
+    vocabulary = experiment.data.subword.kind == "vocabulary"
+    return [
+        *not_plain(model, scaled_input=True),
+        *unlike_plain(model),
+        *huggingface_reasons(model),
+        *(["`data.subword.kind: vocabulary`: its tokenizers need a SentencePiece model"] if vocabulary else []),
+    ]
+
+
+def _write_ziggurat(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    write_model_directory(folder, model.tensors, model.experiment, model.directory)
+
+
+def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    _write_ziggurat(folder, model.plain(), quantization)
+
+
+def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    copy_tokenizers(model.directory, folder)
+    write_atomically(folder / CONFIG_FILE, dump(model.searching_as_others()).encode())
+    write_ctranslate2(folder, model.anatomy(), (model.source, model.target), quantization)
+
+
+def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    data = model.experiment.data
+    languages = (data.source_language, data.target_language)
+    decoding = model.searching_as_others().decoding
+    write_huggingface(folder, model.anatomy(), (model.source, model.target), languages, decoding)
+
+
+TARGETS: dict[str, Target] = {
+    "ziggurat": Target("model directory of this package", lambda _: [], _write_ziggurat, load_translator),
+    "plain": Target(
+        "ADMIN, DeepNorm or LayerScale folded into a plain Transformer of this package",
+        lambda experiment: not_plain(experiment.model),
+        _write_plain,
+        load_translator,
+    ),
+    "ctranslate2": Target(
+        "directory for CTranslate2", _ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS
+    ),
+    "huggingface": Target(
+        "directory for transformers", _huggingface_reasons, _write_huggingface, HuggingFaceTranslator
+    ),
+}
+"""Name -> target."""
+
+
+def target_named(name: str) -> Target:
+    """Return the target. Raises ConfigError for an unknown name."""
+    if name not in TARGETS:
+        raise ConfigError(f"`--to {name}`: choose one of {', '.join(TARGETS)}")
+    return TARGETS[name]

@@ -1,0 +1,153 @@
+"""Whether an exported model is the model: the same beam search over the same text must give the same text."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from ziggurat.decoding.results import Translation
+from ziggurat.decoding.score import force_score
+from ziggurat.decoding.translator import Translator
+from ziggurat.errors import ExportError, printable
+from ziggurat.export.targets import Translations
+
+__all__ = ["BEAM", "Comparison", "compare", "search_settings"]
+
+BEAM = 4
+_TIE = 1e-4
+"""Two translations whose log-probabilities differ by less are equally good: what fp32 leaves of a sum over tokens."""
+_TRIALS = 8
+_NOISE = 2.0**-21
+"""Relative change of every weight in a trial: a few units in the last place of fp32."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What a comparison found.
+
+    Attributes:
+        lines: compared.
+        identical: with the same text.
+        ties: with another text of the same score, or one that our own search gives when weights change in their last
+            digits.
+        cut: with another text, not ended within the limit on either side; toolkits rank those differently.
+        different: with another text for no such reason.
+        example: the first of those.
+    """
+
+    lines: int
+    identical: int
+    ties: int
+    cut: int
+    different: int
+    example: str = ""
+
+    def record(self) -> dict[str, Any]:
+        """Return the figures by name."""
+        return asdict(self)
+
+    def check(self) -> None:
+        """Raise ExportError unless the two are the same model."""
+        if self.different:
+            raise ExportError(
+                f"the exported model gives another text for {self.different:,} of {self.lines:,} lines "
+                f"({self.ties:,} more are ties), such as {self.example}; nothing was written"
+            )
+        if self.cut > self.lines // 2:
+            raise ExportError(
+                f"{self.cut:,} of {self.lines:,} translations did not end, so they tell nothing; is the model trained? "
+                "Give text of its kind by `--verify FILE`. Nothing was written"
+            )
+
+
+def search_settings(positions: int, limit: int) -> dict[str, Any]:
+    """Return settings under which all toolkits search alike: no penalty, one limit for all, ends within the beam.
+
+    `limit` is the model's own, in tokens; more than 255 are not tried.
+    """
+    limit = min(255, positions - 1, limit)
+    return {
+        "beam_size": BEAM,
+        "n_best": 1,
+        "min_length": 1,
+        "endings": "beam",
+        "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
+        "max_length": {"ratio": 0.0, "extra": limit, "limit": limit},
+    }
+
+
+def compare(ours: Translator, theirs: Translations, texts: Sequence[str], settings: dict[str, Any]) -> Comparison:
+    """Translate `texts` with the model and with its export, and count what is the same."""
+    mine = list(ours.translate_stream(texts, **settings))
+    others = list(theirs.translate_stream(texts, **settings))
+    counts = {"identical": 0, "ties": 0, "cut": 0, "different": 0}
+    unlike: list[int] = []
+    for number, (a, b) in enumerate(zip(mine, others, strict=True)):
+        if a.text == b.text:
+            counts["identical"] += 1
+        elif a.hypotheses[0].finished and b.hypotheses[0].finished:
+            unlike.append(number)
+        else:
+            counts["cut"] += 1
+    tied = _ties(ours, [mine[n] for n in unlike], [others[n] for n in unlike], settings)
+    counts["ties"] = sum(tied)
+    counts["different"] = len(unlike) - sum(tied)
+    example = ""
+    for number, is_tie in zip(unlike, tied, strict=True):
+        if not is_tie:
+            shown = (printable(text) for text in (texts[number], mine[number].text, others[number].text))
+            example = "`{}`: `{}`, exported `{}`".format(*shown)
+            break
+    return Comparison(len(texts), **counts, example=example)
+
+
+def _ties(ours: Translator, mine: list[Translation], others: list[Translation], settings: dict[str, Any]) -> list[bool]:
+    """Return of each pair of unlike translations whether only rounding decided between them."""
+    if not mine:
+        return []
+    sources = [translation.source for translation in mine]
+    scores = [_log_probabilities(ours, sources, side) for side in (mine, others)]
+    tied = [abs(a - b) <= _TIE for a, b in zip(*scores, strict=True)]
+    generator = torch.Generator().manual_seed(0)
+    for trial in range(_TRIALS + 1):
+        left = [number for number, tie in enumerate(tied) if not tie]
+        if not left:
+            break
+        shaken = _shaken(ours, generator if trial else None)
+        found = shaken.translate_stream([sources[n] for n in left], **settings)
+        for number, translation in zip(left, found, strict=True):
+            tied[number] = translation.text == others[number].text
+    return tied
+
+
+def _log_probabilities(ours: Translator, sources: list[str], translations: list[Translation]) -> list[float]:
+    """Return what the model itself gives each translation, in fp64."""
+    tokenizer = ours.target_tokenizer
+    ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
+    targets = [[ids.get(piece, tokenizer.unk) for piece in t.hypotheses[0].tokens] for t in translations]
+    scored = force_score(
+        copy.deepcopy(ours.model).double(),
+        ours.source_tokenizer.encode(sources),
+        targets,
+        bos=tokenizer.bos,
+        eos=tokenizer.eos,
+        pad=tokenizer.pad,
+    )
+    return [score.log_probability for score in scored]
+
+
+@torch.no_grad()
+def _shaken(ours: Translator, generator: torch.Generator | None) -> Translator:
+    """Return the translator in fp64, with its weights moved in their last digits where a generator is given."""
+    model = copy.deepcopy(ours.model).double()
+    if generator is not None:
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64)
+            parameter.mul_(1 + _NOISE * noise)
+    return Translator(
+        model, ours.source_tokenizer, ours.target_tokenizer, ours.decoding, max_positions=ours.max_positions
+    )
