@@ -22,7 +22,8 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError, DataError, ExportError
-from ziggurat.export.anatomy import Affine, compose, dissect, with_epsilon
+from ziggurat.export.anatomy import Affine, compose, dissect
+from ziggurat.export.epsilon import with_epsilon
 from ziggurat.export.exporter import Gate, export_model
 from ziggurat.export.model import ExportedModel
 from ziggurat.export.targets import TARGETS

@@ -14,7 +14,8 @@ from torch import Tensor
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.errors import ConfigError
-from ziggurat.export.anatomy import Affine, Anatomy, Attention, Layer, Stack, with_epsilon
+from ziggurat.export.anatomy import Affine, Anatomy, Attention, Layer, Stack
+from ziggurat.export.epsilon import with_epsilon
 
 __all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2"]
 

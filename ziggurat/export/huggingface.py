@@ -20,8 +20,9 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.errors import ConfigError, ExportError
-from ziggurat.export.anatomy import Affine, Anatomy, Stack, with_epsilon
+from ziggurat.export.anatomy import Affine, Anatomy, Stack
 from ziggurat.export.bart_names import layer_names
+from ziggurat.export.epsilon import with_epsilon
 from ziggurat.models.tensors import write_tensors
 
 __all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "transformers", "write_huggingface"]
