@@ -64,7 +64,8 @@ def test_groups_find_what_a_plain_loop_finds(data: st.DataObject) -> None:
         strength=data.draw(st.sampled_from([0.0, 0.4, 3.0])),
         batch_sentences=data.draw(st.integers(1, 4)),
     )
-    scorer = TableScorer(random_log_probabilities(data.draw(st.integers(0, 999)), 6, 1.0), 6)
+    vocabulary = data.draw(st.integers(3, 6))
+    scorer = TableScorer(random_log_probabilities(data.draw(st.integers(0, 999)), vocabulary, 1.0), vocabulary)
     limits = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=4))
     rows = search(scorer, [Sentence([i], longest) for i, longest in enumerate(limits)], wanted)
     for number, (found, longest) in enumerate(zip(rows, limits, strict=True)):
