@@ -109,8 +109,10 @@ class _Search:
         before = self.state
         scores = self.scorer.step(before.tokens)
         # One fused pass over the row, faster on CPU than the log-sum-exp alone; NaN anywhere makes all of it NaN.
-        wide = torch.float32 if scores.dtype in (torch.bfloat16, torch.float16) else scores.dtype
-        log_probabilities = scores.log_softmax(-1, dtype=wide)
+        # In place where it can be: on CPU fresh memory for every step costs more than the pass itself.
+        narrow = scores.dtype in (torch.bfloat16, torch.float16)
+        wide = scores.float() if narrow else scores
+        log_probabilities = torch.log_softmax(wide, -1, out=wide)
         broken = log_probabilities[..., 0].isnan()
         attention = self._attention()
         candidates = self._candidates(log_probabilities)
