@@ -15,6 +15,7 @@ import ziggurat
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
+from ziggurat.decoding.engine import make_fast
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import weights, write_model_directory
@@ -271,12 +272,13 @@ def test_a_model_directory_opens_with_its_own_settings(
     from ziggurat.models.build import build_model
 
     experiment = parse_experiment(EXPERIMENT.replace("POSITIONS", positions), "test")
-    model = build_model(experiment.model, tokenizer.size, tokenizer.size)
+    model = build_model(experiment.model, tokenizer.size, tokenizer.size).eval()
     vocabularies = tmp_path / "vocabularies"
     vocabularies.mkdir()
     save_tokenizers(vocabularies, tokenizer, tokenizer)
     write_model_directory(tmp_path / "model", weights(model), experiment, vocabularies)
 
+    make_fast(model, "float32")  # as loading does
     translator = ziggurat.load(str(tmp_path / "model"), device="cpu")
     assert (translator.decoding.beam_size, translator.decoding.min_length) == (3, 2)
     assert translator.max_positions == most
@@ -286,7 +288,7 @@ def test_a_model_directory_opens_with_its_own_settings(
         (found,) = translator.translate(["A dog runs!"])
         assert (
             found.hypotheses
-            == Translator(model.eval(), tokenizer, tokenizer, experiment.decoding, max_positions=most)
+            == Translator(model, tokenizer, tokenizer, experiment.decoding, max_positions=most)
             .translate(["A dog runs!"])[0]
             .hypotheses
         )

@@ -32,6 +32,7 @@ def batch(seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
     return source, mask, torch.randint(4, V, (3, 7), generator=generator)
 
 
+@torch.no_grad()
 def check_steps_equal_full_decoding(model: Seq2Seq, data: st.DataObject, *, keep_attention: bool = False) -> None:
     """Each hypothesis' logits equal those of a full pass over its own tokens, sentences leaving on the way.
 
@@ -39,7 +40,8 @@ def check_steps_equal_full_decoding(model: Seq2Seq, data: st.DataObject, *, keep
     """
     source, mask, _ = batch(data.draw(st.integers(0, 99)))
     beam = data.draw(st.integers(1, 3))
-    state = model.start(model.encode(source, mask), beam, keep_attention=keep_attention)
+    state = model.start(beam, 3, keep_attention=keep_attention)
+    model.admit(model.encode(source, mask), state)
     alive = list(range(3))
     prefixes = [[[2] for _ in range(beam)] for _ in alive]
     for _ in range(5):
@@ -56,7 +58,8 @@ def check_steps_equal_full_decoding(model: Seq2Seq, data: st.DataObject, *, keep
                 torch.testing.assert_close(logits[i, k], full, **EXACT)
         kept = data.draw(st.lists(st.sampled_from(range(len(alive))), min_size=1, unique=True).map(sorted))
         parents = [data.draw(st.lists(st.integers(0, beam - 1), min_size=beam, max_size=beam)) for _ in kept]
-        state.reorder(torch.tensor(kept), torch.tensor(parents))
+        state.keep(torch.tensor(kept))
+        state.follow(torch.tensor(parents))
         tokens = [data.draw(st.lists(st.integers(4, V - 1), min_size=beam, max_size=beam)) for _ in kept]
         prefixes = [
             [[*prefixes[row][p], t] for p, t in zip(chosen, new, strict=True)]

@@ -203,7 +203,10 @@ def test_evaluation_and_decoding_never_come_near_it(monkeypatch: pytest.MonkeyPa
     model.eval()
     memory = model.encode(part.source, part.source_mask)
     model.decode(part.target_in, memory)
-    model.step(part.target_in[:, :1], model.start(memory, 1))
+    with torch.no_grad():
+        state = model.start(1, len(part.source))
+        model.admit(memory, state)
+        model.step(part.target_in[:, :1], state)
 
 
 def test_names_and_saved_tensors_are_those_of_the_plain_model() -> None:
