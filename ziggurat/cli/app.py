@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ziggurat import __version__
-from ziggurat.cli import demo, inspection, preparation, training, translation
+from ziggurat.cli import backtranslation, demo, inspection, preparation, training, translation
 
 __all__ = ["app"]
 
@@ -32,6 +32,7 @@ app.command()(training.average)
 app.command()(translation.translate)
 app.command()(translation.score)
 app.command()(translation.evaluate)
+app.command()(backtranslation.backtranslate)
 
 
 def _print_version(wanted: bool) -> None:
