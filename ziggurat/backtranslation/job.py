@@ -69,7 +69,7 @@ class Job:
         """
         if self.decoding.get("n_best", 1) != 1:
             raise ConfigError("`n_best`: backtranslate writes one translation for each line; leave it out")
-        fixed = METHODS[self.method].keys() | {"search"}
-        if clash := sorted(key for key in fixed & self.decoding.keys() if key != "top_k"):
-            raise ConfigError(f"`{clash[0]}` is what `--method {self.method}` sets; choose another method")
-        return {**METHODS[self.method], **self.decoding}
+        if clash := {"search", "seed"} & self.decoding.keys():
+            raise ConfigError(f"`{min(clash)}`: give `--method` and `--seed` instead")
+        sampling = {"seed": self.seed} if METHODS[self.method] else {}
+        return {**METHODS[self.method], **sampling, **self.decoding}

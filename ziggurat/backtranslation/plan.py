@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ __all__ = ["PLAN_FILE", "Plan", "make_plan"]
 
 PLAN_FILE = "plan.json"
 _FORMAT = 1
+_LEFTOVER = re.compile(r"\.plan\.json\..*\.tmp")  # of a process that was killed while it wrote the first file
 
 
 @dataclass(frozen=True)
@@ -123,7 +125,8 @@ def _identity(opened: OpenedModel) -> dict[str, str]:
 def _known(path: Path) -> dict[str, Any] | None:
     """Return the plan that is in the folder, None in a new or empty one. Raises DataError for anything else."""
     if not path.exists():
-        if path.parent.exists() and (not path.parent.is_dir() or any(path.parent.iterdir())):
+        folder = path.parent
+        if folder.exists() and (not folder.is_dir() or any(not _LEFTOVER.fullmatch(p.name) for p in folder.iterdir())):
             raise DataError(f"{path.parent}: exists and is no back-translation; give `--out` another folder")
         return None
     try:

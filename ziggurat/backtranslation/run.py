@@ -68,6 +68,8 @@ def back_translate(
     """
     plan = make_plan(job)
     with _at_work(job.out, alone=part[1] == 1):
+        if part[1] == 1:
+            _remove_leftovers(job.out)
         report = merged(job.out, plan)
         if report is not None:
             return Outcome(plan, report)
@@ -76,9 +78,7 @@ def back_translate(
                 _work(job, plan, workers, part, progress, signals)
             if signals.received is not None or part[1] > 1:
                 return Outcome(plan, None, signals.received)
-        report = merge(job.out, plan)
-        _remove_leftovers(job.out)
-        return Outcome(plan, report)
+        return Outcome(plan, merge(job.out, plan))
 
 
 def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: Progress, signals: _Signals) -> None:
