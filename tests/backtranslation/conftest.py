@@ -13,12 +13,15 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from ziggurat.backtranslation import run
+from ziggurat.backtranslation import run, stages
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.job import Job
 from ziggurat.backtranslation.run import Outcome, back_translate
 from ziggurat.backtranslation.stages import make_shard
+from ziggurat.data import files
 from ziggurat.data.babel import generate
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.training.loop import train
 
 MakeJob = Callable[..., Job]
@@ -82,9 +85,32 @@ def here(workers: int) -> Iterator[Callable[..., Future[Any]]]:
 
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
-    """`back_translate` without other processes."""
+    """`back_translate` without other processes, and without waiting for the disk."""
     monkeypatch.setattr(run, "_pool", here)
+    monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     return back_translate
+
+
+class StandIn:
+    """Has what the stages need of a translator, and turns the words of a line around; every fifth stays unfinished."""
+
+    def __init__(self, model: Path) -> None:
+        self.source_tokenizer, self.target_tokenizer = load_tokenizers(model)
+
+    def translate_stream(self, lines: list[str], *, window: int, first: int, **settings: Any) -> Iterator[Translation]:
+        assert window == len(lines)
+        for number, line in enumerate(lines, start=first):
+            text = " ".join(line.split()[::-1]) + "."
+            yield Translation(line, [Hypothesis(text, 0.0, 0.0, [], [], finished=number % 5 != 0)], 1)
+
+
+@pytest.fixture
+def without_model(monkeypatch: pytest.MonkeyPatch, reverse: Path) -> Iterator[None]:
+    """Translate by a StandIn, for tests of what happens around translation."""
+    stages._stages.cache_clear()
+    monkeypatch.setattr(stages, "load_translator", lambda models, **options: StandIn(reverse))
+    yield
+    stages._stages.cache_clear()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

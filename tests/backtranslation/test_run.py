@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import signal
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from ziggurat.backtranslation.noise import add_noise
 from ziggurat.backtranslation.run import Outcome, back_translate
 from ziggurat.backtranslation.shards import count_lines
 from ziggurat.data import files
-from ziggurat.decoding.translator import load_translator
+from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.errors import ConfigError, DataError
 
 BackTranslate = Callable[..., Outcome]
@@ -31,30 +32,53 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("beam", {"beam_size": 4}),
+        ("noised-beam", {"beam_size": 4}),
+        ("sample", {"search": "sample", "seed": 7}),
+        ("top-k", {"search": "sample", "seed": 7, "top_k": 10}),
+    ],
+)
 def test_pairs_are_what_the_model_says_filtered_and_noised(
-    make_job: MakeJob, mono: Path, in_process: BackTranslate
+    method: str, settings: dict[str, Any], make_job: MakeJob, mono: Path, in_process: BackTranslate
 ) -> None:
-    job = make_job(shard_lines=42, seed=7)
+    job = make_job(shard_lines=42, seed=7, method=method)
     report = in_process(job).report
     assert report is not None
     texts = [raw.decode("utf-8", "replace") for raw in mono.read_bytes().split(b"\n")]
-    translator = load_translator(job.models[0], device="cpu", beam_size=4)
+    translator = load_translator(job.models[0], device="cpu", **settings)
     good = [text if number not in (3, 4, 5, 6) else "" for number, text in enumerate(texts)]
-    pairs = []
-    for number, found in enumerate(translator.translate(good)):
-        source, target = (
-            len(tokenizer.encode([text])[0])
-            for tokenizer, text in (
-                (translator.source_tokenizer, found.source),
-                (translator.target_tokenizer, found.text),
-            )
-        )
-        if found.source and found.hypotheses[0].finished and max(source, target) <= 50 * min(source, target):
-            pairs.append((add_noise(found.text, seed=7, line=number), found.source))
-    assert 5 < len(pairs) < 38  # or there is nothing to see
+    pairs, dropped = [], Counter({"empty": 1, "encoding": 1, "nul": 1, "too_long": 1})
+    with pytest.warns(TranslationWarning):
+        translations = translator.translate(good)
+    for number, found in enumerate(translations):
+        tokenizers = (translator.source_tokenizer, found.source), (translator.target_tokenizer, found.text)
+        source, target = (len(tokenizer.encode([text])[0]) for tokenizer, text in tokenizers)
+        if found.source and not found.hypotheses[0].finished:
+            dropped["unfinished"] += 1
+        elif found.source and max(source, target) > 50 * min(source, target):
+            dropped["ratio"] += 1
+        elif found.source:
+            clean = re.sub("[ \t]+", " ", found.text).strip(" ")
+            noisy = add_noise(clean, seed=7, line=number) if method == "noised-beam" else clean
+            pairs.append((noisy, found.source))
+    assert 5 < len(pairs) <= 38  # or there is nothing to see
     assert list(zip(lines_of(job.out / "source.txt"), lines_of(job.out / "target.txt"), strict=True)) == pairs
-    assert (report.read, report.kept) == (42, len(pairs))
-    assert report.dropped == {"empty": 1, "encoding": 1, "nul": 1, "too_long": 1, "unfinished": 38 - len(pairs)}
+    assert (report.read, report.kept, report.dropped) == (42, len(pairs), dropped)
+
+
+def test_samples_are_another_seeds_and_go_on_the_same(make_job: MakeJob, in_process: BackTranslate) -> None:
+    whole, job, other = (make_job(name, method="sample", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
+    for each in (whole, other):
+        in_process(each)
+    for part in (2, 0, 1):
+        in_process(job, part=(part, 3))
+    in_process(job)
+    assert tree(job.out) == tree(whole.out)
+    drawn, again = (lines_of(each.out / "source.txt") for each in (whole, other))
+    assert len(set(drawn) - set(again)) > len(drawn) / 2
 
 
 class Killed(BaseException):
@@ -86,6 +110,7 @@ def killed_at(moment: int, *, before: bool, monkeypatch: pytest.MonkeyPatch) -> 
         yield writes
 
 
+@pytest.mark.usefixtures("without_model")
 def test_killed_at_any_write_it_goes_on_to_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,6 +126,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_corpus(
         assert tree(job.out) == expected, moment
 
 
+@pytest.mark.usefixtures("without_model")
 def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,6 +169,7 @@ def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTrans
 POOL = run._pool
 
 
+@pytest.mark.usefixtures("without_model")
 def test_a_whole_corpus_is_not_made_again(make_job: MakeJob, in_process: BackTranslate) -> None:
     job = make_job()
     report = in_process(job).report
@@ -230,6 +257,7 @@ def test_a_text_of_which_nothing_is_left_is_an_error_with_counts(
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.usefixtures("without_model")
 def test_a_signal_stops_it_and_it_goes_on(number: int, make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
@@ -247,6 +275,7 @@ def test_a_signal_stops_it_and_it_goes_on(number: int, make_job: MakeJob, in_pro
     assert tree(job.out) == tree(whole.out)
 
 
+@pytest.mark.usefixtures("without_model")
 def test_two_cannot_work_in_one_folder(make_job: MakeJob, in_process: BackTranslate) -> None:
     job = make_job()
     told = []
@@ -273,6 +302,7 @@ def test_the_text_is_the_source_in_distillation_by_an_ensemble(
     assert set(lines_of(forward.out / "source.txt")) < set(mono.read_text("utf-8", "replace").split("\n"))
 
 
+@pytest.mark.usefixtures("without_model")
 def test_hostile_files_lose_lines_or_are_refused_by_name(
     make_job: MakeJob, in_process: BackTranslate, shared_data: Path
 ) -> None:

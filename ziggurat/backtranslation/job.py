@@ -16,12 +16,12 @@ Method = Literal["sample", "top-k", "beam", "noised-beam"]
 """How the synthetic side is made."""
 
 METHODS: Mapping[Method, Mapping[str, Any]] = {
-    "sample": {"search": "sample"},
-    "top-k": {"search": "sample", "top_k": 10},
-    "beam": {},
-    "noised-beam": {},
+    "sample": {"search": "sample", "top_k": 0, "mbr": 0, "n_best": 1},
+    "top-k": {"search": "sample", "top_k": 10, "mbr": 0, "n_best": 1},
+    "beam": {"search": "beam", "n_best": 1},
+    "noised-beam": {"search": "beam", "n_best": 1},
 }
-"""The decoding settings that each method adds to the model's own."""
+"""The decoding settings of each method, in place of the model's own."""
 
 SHARD_LINES = 2000
 """Lines of a shard: what a stop can cost, and what is sorted by length before it is translated."""
@@ -71,5 +71,4 @@ class Job:
             raise ConfigError("`n_best`: backtranslate writes one translation for each line; leave it out")
         if clash := {"search", "seed"} & self.decoding.keys():
             raise ConfigError(f"`{min(clash)}`: give `--method` and `--seed` instead")
-        sampling = {"seed": self.seed} if METHODS[self.method] else {}
-        return {**METHODS[self.method], **sampling, **self.decoding}
+        return {**METHODS[self.method], "seed": self.seed, **self.decoding}

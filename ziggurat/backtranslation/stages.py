@@ -59,7 +59,8 @@ class Stages:
             texts.append("" if why else text)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted here
-            found = list(self.translator.translate_stream(texts, window=len(texts), **self.settings))
+            stream = self.translator.translate_stream(texts, window=len(texts), first=shard.first, **self.settings)
+            found = list(stream)
         rows = []
         for number, (text, translation) in enumerate(zip(texts, found, strict=True), start=shard.first):
             if text and not translation.hypotheses[0].finished:
