@@ -34,6 +34,7 @@ def reverse(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path
         tiny_folder,
         stop={"updates": 60},
         validation={"decode": False, "every_updates": 1000},
+        checkpoint={"every_updates": 30},
         schedule={"peak": 1e-2, "warmup_updates": 10},
         threads=1,
     )

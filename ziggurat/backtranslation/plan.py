@@ -96,7 +96,6 @@ def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> d
     return {
         "method": job.method,
         "forward": job.forward,
-        "seed": job.seed,
         "threads": job.threads,
         "device": opened[0].model.device.type,
         "shard_lines": job.shard_lines,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -137,11 +136,12 @@ class StageFiles:
         return manifest if whole == (self.plan, self.stage, index, size) else None
 
     def write(self, index: int, rows: Sequence[Sequence[str]], **counts: Any) -> Manifest:
-        """Write the rows of a shard (fields without tabs or line ends) and its manifest; return that."""
+        """Write the rows of a shard (fields without tabs or line ends) and its manifest; return that.
+
+        What is written is a function of the plan, so a manifest of the same plan never describes another content.
+        """
         content = "".join("\t".join(row) + "\n" for row in rows).encode()
         self.folder.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # of a file that is replaced: never beside another one's content
-            self.path(index).with_suffix(".json").unlink()
         write_atomically(self.path(index), content)
         manifest = Manifest(
             stage=self.stage,
