@@ -27,16 +27,17 @@ HERE = Path(__file__).resolve().parent
 PAIRS = 10_000
 """Sentence pairs that are kept as pairs; of the rest only the English side is used."""
 SEEDS = (1, 2, 3)
-SYSTEMS = ("baseline", "bt-beam", "bt-sample")
+SYSTEMS = ("baseline", "bt-beam")
 """Without, and with back-translation by one method or another."""
 
 
 @dataclass(frozen=True)
 class Study:
-    """The folders of one experiment."""
+    """The folders of one experiment, and the length of its trainings if it is not that of base.yaml."""
 
     work: Path
     data: Path
+    updates: int | None = None
 
     def text(self, name: str) -> str:
         """Return the path of a text."""
@@ -44,7 +45,15 @@ class Study:
 
     def run(self, name: str) -> Path:
         """Return the folder of a training run."""
-        return self.work / "runs" / name
+        return self._folder("runs", name) / name
+
+    def outputs(self, name: str) -> Path:
+        """Return the file of a system's translations of the test set."""
+        return self._folder("outputs", name) / f"{name}.en"
+
+    def _folder(self, kind: str, name: str) -> Path:
+        of_updates = f"-{self.updates}" if self.updates and not name.startswith("reverse") else ""
+        return self.work / f"{kind}{of_updates}"
 
 
 def ziggurat(*arguments: str | Path) -> None:
@@ -100,13 +109,14 @@ def train(study: Study, config: Path, name: str, seed: int) -> None:
     if any(run.glob("checkpoints/*")):  # cut off before
         ziggurat("train", "--run", run, "--resume")
     else:
-        ziggurat("train", config, "--run", run, f"training.seed={seed}")
+        length = [f"training.stop.updates={study.updates}"] if study.updates and name != "reverse" else []
+        ziggurat("train", config, "--run", run, f"training.seed={seed}", *length)
     print(f"{run.name}: {time.monotonic() - began:.0f} s", flush=True)
 
 
 def evaluate(study: Study, name: str, seed: int) -> None:
     """Translate the test set."""
-    output = study.work / "outputs" / f"{name}-{seed}.en"
+    output = study.outputs(f"{name}-{seed}")
     output.parent.mkdir(exist_ok=True)
     if not output.exists():
         test = ("--input", study.text("test.de"), "--output", output)
@@ -129,13 +139,13 @@ def everything(study: Study, systems: list[str]) -> None:
     write_texts(study)
     baseline = prepare(study, "baseline", "de", "en", [])
     train(study, prepare(study, "reverse", "en", "de", []), "reverse", 1)
+    configs = {"baseline": baseline}
     for name in systems:
-        config = baseline
         if name != "baseline":
-            config = prepare(study, name, "de", "en", back_translate(study, name.removeprefix("bt-")))
-        for seed in SEEDS:
-            train(study, config, name, seed)
-            evaluate(study, name, seed)
+            configs[name] = prepare(study, name, "de", "en", back_translate(study, name.removeprefix("bt-")))
+    for seed, name in itertools.product(SEEDS, systems):
+        train(study, configs[name], name, seed)
+        evaluate(study, name, seed)
 
 
 def table(study: Study) -> None:
@@ -146,20 +156,22 @@ def table(study: Study) -> None:
     def read(path: Path) -> list[str]:
         return path.read_text(encoding="utf-8").splitlines()
 
-    outputs = study.work / "outputs"
     references = [read(study.work / "text" / "test.en")]
-    found = [name for name in SYSTEMS if all((outputs / f"{name}-{seed}.en").exists() for seed in SEEDS)]
+    found = [name for name in SYSTEMS if all(study.outputs(f"{name}-{seed}").exists() for seed in SEEDS)]
     scores: dict[str, list[float]] = {name: [] for name in found}
     records = []
     for seed in SEEDS:
-        systems = [(name, read(outputs / f"{name}-{seed}.en")) for name in found]
+        systems = [(name, read(study.outputs(f"{name}-{seed}"))) for name in found]
         metric = BLEU(references=references)
         signatures, results = PairedTest(systems, {"BLEU": metric}, None, test_type="bs", n_samples=1000)()
         for name, result in zip(found, results["BLEU"], strict=True):
             scores[name].append(result.score)
             interval = {"mean": result.mean, "ci": result.ci}
             records.append({"seed": seed, "system": name, "bleu": result.score, "p": result.p_value, **interval})
-    (study.work / "results.json").write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    results = HERE / "results"
+    results.mkdir(exist_ok=True)
+    document = json.dumps({"signature": str(signatures["BLEU"]), "scores": records}, indent=1) + "\n"
+    (results / f"{study.updates or 'base'}.json").write_text(document, encoding="utf-8")
     print(signatures["BLEU"])
     print("\n| seed |" + "".join(f" {name} |" for name in found) + "\n|---" * (len(found) + 1) + "|")
     for seed in SEEDS:
@@ -175,9 +187,10 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("--data", type=Path, required=True, help="folder of Multi30k: train.de.gz and so on")
     parser.add_argument("--systems", default=",".join(SYSTEMS), help="only these, with commas")
+    parser.add_argument("--updates", type=int, help="of each training but the reverse model's; default: base.yaml's")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
-    study = Study(options.work.absolute(), options.data.absolute())
+    study = Study(options.work.absolute(), options.data.absolute(), options.updates)
     if options.table:
         table(study)
     else:
