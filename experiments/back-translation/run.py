@@ -173,7 +173,7 @@ def table(study: Study) -> None:
     document = json.dumps({"signature": str(signatures["BLEU"]), "scores": records}, indent=1) + "\n"
     (results / f"{study.updates or 'base'}.json").write_text(document, encoding="utf-8")
     print(signatures["BLEU"])
-    print("\n| seed |" + "".join(f" {name} |" for name in found) + "\n|---" * (len(found) + 1) + "|")
+    print("\n| seed |" + "".join(f" {name} |" for name in found) + "\n" + "|---" * (len(found) + 1) + "|")
     for seed in SEEDS:
         cells = [r for r in records if r["seed"] == seed]
         shown = [f"{r['bleu']:.2f}" + ("" if r["p"] is None else f" (p = {r['p']:.4f})") for r in cells]
