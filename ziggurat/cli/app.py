@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ziggurat import __version__
-from ziggurat.cli import demo, export, inspection, preparation, training, translation
+from ziggurat.cli import backtranslation, demo, export, inspection, preparation, training, translation
 
 __all__ = ["app"]
 
@@ -34,6 +34,7 @@ app.command()(translation.score)
 app.command()(translation.evaluate)
 app.command()(export.export)
 app.command("import")(export.import_model)
+app.command()(backtranslation.backtranslate)
 
 
 def _print_version(wanted: bool) -> None:

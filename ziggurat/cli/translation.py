@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
     from ziggurat.evaluation.scores import Metric
 
-__all__ = ["evaluate", "score", "translate"]
+__all__ = ["decoding_settings", "evaluate", "score", "translate"]
 
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
@@ -88,7 +88,7 @@ def translate(
     from ziggurat.cli.engine import open_served
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
-    settings = _settings(overrides, "--input")
+    settings = decoding_settings(overrides, "--input")
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     if [input, *beside].count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")
@@ -188,7 +188,7 @@ def evaluate(
 
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
-    settings = _settings(overrides, "--source")
+    settings = decoding_settings(overrides, "--source")
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
     if (model is None) == (hypothesis is None):
@@ -230,7 +230,7 @@ def evaluate(
         print(s)
 
 
-def _settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
+def decoding_settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
     """Return the decoding settings `key=value`; `text_option` is how the verb takes the text to translate."""
     settings: dict[str, Any] = {}
     for override in overrides or []:

@@ -1,0 +1,103 @@
+"""Monolingual files as shards of lines, and what a stage leaves of a shard."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import tracemalloc
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import zstandard
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.backtranslation import shards
+from ziggurat.backtranslation.filters import MAX_CHARACTERS
+from ziggurat.backtranslation.shards import StageFiles, count_lines, cut, raw_lines
+from ziggurat.errors import DataError
+
+
+@given(data=st.binary(max_size=60).map(lambda b: b.replace(b"a", b"\n")), block=st.integers(1, 9))
+@settings(max_examples=200, deadline=None)
+def test_lines_are_what_line_feeds_end_however_blocks_fall(data: bytes, block: int) -> None:
+    pieces = [data[i : i + block] for i in range(0, len(data), block)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "byte_blocks", lambda path: iter(pieces))
+        found = list(raw_lines(Path("any")))
+    expected = data.split(b"\n")
+    assert found == (expected[:-1] if expected[-1] == b"" else expected)
+
+
+def test_a_line_too_long_to_keep_is_none_and_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(b"a\n" + b"x" * 3_000_000 + b"\nb\n" + b"y" * 4 * MAX_CHARACTERS + b"\n" + b"z" * 100_000)
+    assert list(raw_lines(path)) == [b"a", None, b"b", b"y" * 4 * MAX_CHARACTERS, None]
+
+
+def test_compressed_files_are_unpacked_and_follow_each_other(tmp_path: Path) -> None:
+    packers = {".gz": gzip.compress, ".xz": lzma.compress, ".zst": zstandard.compress, "": bytes}
+    files = []
+    for number, (suffix, pack) in enumerate(packers.items()):
+        files.append(tmp_path / f"{number}{suffix}")
+        files[-1].write_bytes(pack(f"\ufeff{number}a\n{number}b".encode()))
+    assert count_lines(files) == 8
+    found = list(cut(files, 3, lambda index: True))
+    assert [[text for text, _ in s.lines] for s in found] == [["0a", "0b", "1a"], ["1b", "2a", "2b"], ["3a", "3b"]]
+    assert [(s.index, s.first) for s in found] == [(0, 0), (1, 3), (2, 6)]
+    (second,) = cut(files, 3, lambda index: index == 1)
+    assert second == found[1]
+    (tmp_path / "1.xz").write_bytes(packers[".xz"](b"1a\nother"))
+    assert [s.checksum == old.checksum for s, old in zip(cut(files, 3, lambda i: True), found, strict=True)] == [
+        False,  # its line lost the byte order mark
+        False,
+        True,
+    ]
+
+
+def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "mono.gz"
+    path.write_bytes(gzip.compress(b"a\n" * 1000)[:-9])
+    with pytest.raises(DataError, match=r"mono\.gz: the compressed data ends early"):
+        count_lines([path])
+
+
+def test_memory_does_not_grow_with_the_input(monkeypatch: pytest.MonkeyPatch) -> None:
+    def blocks(path: Path) -> Iterator[bytes]:
+        for _ in range(100):
+            yield b"some words\n" * 2_000
+
+    monkeypatch.setattr(shards, "byte_blocks", blocks)
+    tracemalloc.start()
+    seen = sum(len(shard.lines) for shard in cut([Path("any")], 1000, lambda index: index % 50 == 0))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert seen == 4_000
+    assert peak < 500_000  # 2 MB were read
+
+
+def test_a_shard_is_complete_or_absent(tmp_path: Path) -> None:
+    files = StageFiles(tmp_path, "translated", "plan")
+    assert files.complete(3) is None
+    rows = [("1", "a b", "c"), ("2", "\u2028", "\u0085d")]
+    manifest = files.write(3, rows, input="sum", read=4, dropped={"empty": 2})
+    assert files.complete(3) == manifest
+    assert files.read(manifest) == [list(row) for row in rows]
+    assert StageFiles(tmp_path, "translated", "other").complete(3) is None
+    assert StageFiles(tmp_path, "filtered", "plan").complete(3) is None
+
+    described = files.path(3).with_suffix(".json")
+    content = described.read_bytes()
+    for damaged in (b"", content[:-20], b"{}", b"[]"):
+        described.write_bytes(damaged)
+        assert files.complete(3) is None
+    described.write_bytes(content)
+    files.path(3).write_bytes(b"1\ta b\tX\n2\t\xe2\x80\xa8\t\xc2\x85d\n")  # as long as it was
+    assert files.complete(3) == manifest
+    with pytest.raises(DataError, match=r"00000003.tsv: damaged"):
+        files.read(manifest)
+    files.path(3).write_bytes(b"1")
+    assert files.complete(3) is None
+    files.path(3).unlink()
+    assert files.complete(3) is None

@@ -1,0 +1,72 @@
+"""Which lines and pairs of a synthetic corpus are dropped, each with its reason."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ziggurat.config.data import FilterConfig
+from ziggurat.data.normalise import normalise
+
+__all__ = ["MAX_CHARACTERS", "PairFilter", "Reason", "readable"]
+
+Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy"]
+"""Why a line gives no pair:
+
+- `encoding`: not valid UTF-8;
+- `nul`: holds U+0000, so it is no text;
+- `empty`: the line, or its translation, is blank;
+- `too_long`: the line or its translation has too many pieces, or the line more than MAX_CHARACTERS;
+- `unfinished`: the translation was cut at the length limit;
+- `ratio`: the sides differ too much in length;
+- `copy`: the translation is the text itself.
+"""
+
+MAX_CHARACTERS = FilterConfig().max_characters or 4000
+"""Longest line that is looked at, as in `prepare`."""
+_BYTE_ORDER_MARK = "\ufeff"
+
+
+def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Reason | None]:
+    """Return the text of a line without its line end, on one line and trimmed; or "" and why it is dropped.
+
+    Args:
+        raw: The line's bytes; None where there were too many to keep.
+        first_of_file: A byte order mark is removed.
+    """
+    if raw is None:
+        return "", "too_long"
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError:
+        return "", "encoding"
+    (text,) = normalise([text.removeprefix(_BYTE_ORDER_MARK) if first_of_file else text], "none")
+    if "\0" in text:
+        return "", "nul"
+    if not text or text.isspace():
+        return "", "empty"
+    return ("", "too_long") if len(text) > MAX_CHARACTERS else (text, None)
+
+
+@dataclass(frozen=True)
+class PairFilter:
+    """The filters of fairseq's back-translation recipe (Edunov et al. 2018), and copies.
+
+    Attributes:
+        max_pieces: Most subword pieces of either side, as the model that translated cuts them.
+        max_ratio: Largest ratio of the sides' pieces.
+    """
+
+    max_pieces: int = FilterConfig().max_pieces or 250
+    max_ratio: float = 1.5
+
+    def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
+        """Return why the pair is dropped, the first that holds in this order, or None."""
+        if not translation or translation.isspace():
+            return "empty"
+        shorter, longer = sorted((text_pieces, translation_pieces))
+        if longer > self.max_pieces:
+            return "too_long"
+        if longer > self.max_ratio * shorter:
+            return "ratio"
+        return "copy" if text == translation else None

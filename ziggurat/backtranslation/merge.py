@@ -1,0 +1,102 @@
+"""The filtered shards, one after the other, as a corpus ready for `prepare`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Mapping
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+import yaml
+
+from ziggurat.backtranslation.plan import Plan
+from ziggurat.backtranslation.shards import StageFiles
+from ziggurat.data.files import atomic_file, write_atomically
+from ziggurat.errors import DataError
+
+__all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "merge", "merged", "write_snippet"]
+
+CORPUS_FILE = "corpus.yaml"
+MANIFEST_FILE = "manifest.json"
+_SIDES = ("source.txt", "target.txt")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What became of the text.
+
+    Attributes:
+        read: Lines of the inputs.
+        kept: Pairs of the corpus.
+        dropped: Lines that gave no pair, by reason (ziggurat.backtranslation.filters.Reason).
+        files: File name -> size and checksum of the two sides.
+    """
+
+    read: int
+    kept: int
+    dropped: Mapping[str, int]
+    files: Mapping[str, Mapping[str, Any]]
+
+
+def merged(out: Path, plan: Plan) -> Report | None:
+    """Return the report of a corpus that is there already, made by `plan`; else None."""
+    try:
+        document = json.loads((out / MANIFEST_FILE).read_bytes())
+        same = document.pop("plan") == plan.fingerprint
+        sizes = [(out / name).stat().st_size == file["bytes"] for name, file in document["files"].items()]
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return Report(**document) if same and all(sizes) else None
+
+
+def merge(out: Path, plan: Plan) -> Report:
+    """Write both sides of the corpus and, last, its manifest; in memory that does not grow with the corpus.
+
+    Raises:
+        DataError: a shard is not complete or damaged, or no pair is left.
+    """
+    shards = StageFiles(out, "filtered", plan.fingerprint)
+    read, kept, dropped = 0, 0, Counter[str]()
+    digests = [xxhash.xxh3_128() for _ in _SIDES]
+    sizes = [0 for _ in _SIDES]
+    with ExitStack() as stack:
+        files = [stack.enter_context(atomic_file(out / name)) for name in _SIDES]
+        for index in range(plan.shards):
+            manifest = shards.complete(index)
+            if manifest is None:
+                raise DataError(f"{out}: shard {index} of {plan.shards} is missing; run the same without `--merge`")
+            rows = shards.read(manifest)
+            for side, (file, digest) in enumerate(zip(files, digests, strict=True)):
+                content = "".join(row[side] + "\n" for row in rows).encode()
+                file.write(content)
+                digest.update(content)
+                sizes[side] += len(content)
+            read, kept = read + manifest.read, kept + manifest.kept
+            dropped.update(manifest.dropped)
+        if not kept:
+            raise DataError(f"{out}: no pair is left of {read:,} lines; dropped: {shown(dropped)}")
+    checksums = [digest.hexdigest() for digest in digests]
+    names = zip(_SIDES, sizes, checksums, strict=True)
+    described = {name: {"bytes": size, "xxh3_128": checksum} for name, size, checksum in names}
+    report = Report(read, kept, dict(sorted(dropped.items())), described)
+    document = json.dumps({"plan": plan.fingerprint, **asdict(report)}, indent=1) + "\n"
+    write_atomically(out / MANIFEST_FILE, document.encode())
+    return report
+
+
+def shown(dropped: Mapping[str, int]) -> str:
+    """Return the counts of dropped lines for people."""
+    return ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "none"
+
+
+def write_snippet(out: Path, *, name: str, weight: float, tag: str | None) -> str:
+    """Write the corpus as an entry of `data.train` into CORPUS_FILE; return the YAML."""
+    source, target = (str(out / side) for side in _SIDES)
+    entry = {"name": name, "source": source, "target": target, "weight": weight, **({"tag": tag} if tag else {})}
+    text = yaml.safe_dump({"data": {"train": [entry]}}, sort_keys=False, allow_unicode=True)
+    write_atomically(out / CORPUS_FILE, text.encode())
+    return text

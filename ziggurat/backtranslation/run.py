@@ -1,0 +1,193 @@
+"""Runs a back-translation: worker processes over the shards that are not complete, then the merge."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from ziggurat.backtranslation.job import Job
+from ziggurat.backtranslation.merge import Report, merge, merged
+from ziggurat.backtranslation.plan import Plan, make_plan
+from ziggurat.backtranslation.shards import Manifest, StageFiles, cut
+from ziggurat.backtranslation.stages import make_shard
+from ziggurat.errors import DataError
+
+__all__ = ["Outcome", "back_translate"]
+
+Progress = Callable[[int, int, int], None]
+"""Called with the lines that were done before, those that are done now, and those of this process's shards."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a call ended.
+
+    Attributes:
+        plan: What was to be done.
+        report: The merged corpus; None when the call was stopped or did only a part of the shards.
+        signal: Number of the signal that stopped it, or None.
+    """
+
+    plan: Plan
+    report: Report | None
+    signal: int | None = None
+
+
+def back_translate(
+    job: Job,
+    *,
+    workers: int = 1,
+    part: tuple[int, int] = (0, 1),
+    only_merge: bool = False,
+    progress: Progress = lambda before, now, total: None,
+) -> Outcome:
+    """Do what is left of `job`: after any number of kills, with any number of workers, the result is the same.
+
+    Args:
+        job: What to do.
+        workers: Processes; each loads the models and has `job.threads` threads.
+        part: (i, n): only every n-th shard, from i on, and no merge, so that others can do the rest.
+        only_merge: Only put complete shards together.
+        progress: Told about each shard.
+
+    SIGINT and SIGTERM end it within a second; the shards that were under way are begun anew by the next call.
+
+    Raises:
+        DataError: inputs that cannot be used, a folder that is in the way or in use, shards missing for the merge.
+        ConfigError, CheckpointError: settings or models that cannot be used.
+    """
+    plan = make_plan(job)
+    with _at_work(job.out, alone=part[1] == 1):
+        if part[1] == 1:
+            _remove_leftovers(job.out)
+        report = merged(job.out, plan)
+        if report is not None:
+            return Outcome(plan, report)
+        if not only_merge:
+            with _Signals() as signals:
+                _work(job, plan, workers, part, progress, signals)
+            if signals.received is not None or part[1] > 1:
+                return Outcome(plan, None, signals.received)
+        return Outcome(plan, merge(job.out, plan))
+
+
+def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: Progress, signals: _Signals) -> None:
+    """Make the shards of `part` that are not complete, until there are none or a signal comes."""
+    filtered = StageFiles(job.out, "filtered", plan.fingerprint)
+    mine = range(part[0], plan.shards, part[1])
+    missing = {index for index in mine if filtered.complete(index) is None}
+    total = sum(map(plan.lines_of, mine))
+    before = done = total - sum(map(plan.lines_of, missing))
+    progress(before, 0, total)
+    if not missing:
+        return
+    with _pool(min(workers, len(missing))) as submit:
+        pending: set[Future[Manifest]] = set()
+        shards, left = cut(plan.files, plan.shard_lines, missing.__contains__), len(missing)
+        while (left or pending) and signals.received is None:
+            if left and len(pending) < 2 * workers:
+                shard = next(shards, None)
+                if shard is None:
+                    raise DataError("--input: the files became shorter while they were read")
+                pending.add(submit(job, plan.fingerprint, shard))
+                left -= 1
+                continue
+            ended, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
+            for future in ended:
+                done += future.result().read
+                progress(before, done - before, total)
+
+
+@contextlib.contextmanager
+def _pool(workers: int) -> Iterator[Callable[..., Future[Manifest]]]:
+    """Give a function that has one of some new processes do `make_shard`; at the end of the block none is left."""
+    others = set(multiprocessing.active_children())
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
+
+    def submit(*arguments: object) -> Future[Manifest]:
+        # A process inherits what is blocked when it is started: Ctrl-C reaches all, but only the parent acts on it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return pool.submit(make_shard, *arguments)  # type: ignore[arg-type]
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+    try:
+        yield submit
+    except BrokenProcessPool:
+        raise DataError(
+            "a worker process was killed, perhaps for want of memory: use fewer `--workers` or a smaller "
+            "`batch_tokens`. What was done is kept"
+        ) from None
+    finally:
+        for process in set(multiprocessing.active_children()) - others:
+            process.terminate()  # a shard is complete or absent, whenever that happens
+        pool.shutdown(cancel_futures=True)
+
+
+def _leave_with_parent() -> None:
+    """Have this worker end when its parent does, however that came about."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+class _Signals:
+    """Context in which SIGINT and SIGTERM are remembered; a second one ends the process at once.
+
+    Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
+    """
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+        self._previous: dict[int, object] = {}
+
+    def __enter__(self) -> _Signals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)
+        self.received = number
+
+
+@contextlib.contextmanager
+def _at_work(folder: Path, *, alone: bool) -> Iterator[None]:
+    """Hold a lock on `folder`: parts that are made side by side share it, whoever merges has it alone."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError:
+        raise DataError(f"{folder}: another backtranslate is at work here; wait for it to end") from None
+    finally:
+        os.close(descriptor)
+
+
+def _remove_leftovers(folder: Path) -> None:
+    """Remove the unfinished files of killed processes; nobody else is at work here."""
+    for place in (folder, folder / "translated", folder / "filtered"):
+        for path in place.glob(".*.tmp"):
+            path.unlink()

@@ -1,0 +1,176 @@
+"""The verb that makes a synthetic corpus: backtranslate."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, cast
+
+import typer
+
+from ziggurat.cli.output import console, counted, print_json
+from ziggurat.cli.preparation import Json
+from ziggurat.cli.translation import Ensemble, Which, decoding_settings
+from ziggurat.config.data import CorpusConfig
+from ziggurat.config.load import change_section
+from ziggurat.duration import duration
+from ziggurat.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.backtranslation.run import Outcome
+
+__all__ = ["backtranslate"]
+
+_EVERY_SECONDS = 10.0
+
+
+def backtranslate(
+    model: Annotated[str, typer.Argument(help="Reverse model (a run or model directory); with --forward the teacher.")],
+    given: Annotated[
+        list[str] | None, typer.Argument(help="Decoding settings such as beam_size=8, and further input files.")
+    ] = None,
+    input: Annotated[
+        list[str] | None, typer.Option("--input", "-i", help="Monolingual text, also .gz, .xz, .zst; file or glob.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the corpus.")] = None,
+    method: Annotated[
+        str | None, typer.Option("--method", help="sample (default), top-k, beam (default of --forward), noised-beam.")
+    ] = None,
+    forward: Annotated[
+        bool, typer.Option("--forward", help="Distillation: the text is the source, its translation the target.")
+    ] = False,
+    tag: Annotated[
+        str | None, typer.Option("--tag", help="Tag of the corpus; default: <bt>, with --forward none; '': none.")
+    ] = None,
+    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
+    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most pieces of either side.")] = 250,
+    max_ratio: Annotated[float, typer.Option("--max-ratio", min=1, help="Largest ratio of the sides' pieces.")] = 1.5,
+    seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling and noise.")] = 1,
+    workers: Annotated[
+        int | None, typer.Option("--workers", min=1, help="Processes; default: one for each CPU core, 1 on a GPU.")
+    ] = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of each worker.")] = 1,
+    shard: Annotated[
+        str | None, typer.Option("--shard", help="i/n: do only the i-th of n equal parts, and do not merge.")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Only put together what all parts have done.")] = False,
+    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines of a shard.")] = 2000,
+    ensemble: Ensemble = None,
+    which: Which = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json: Json = False,
+) -> None:
+    """Translate monolingual text into a synthetic corpus for `prepare`; stop at any time, the same command goes on.
+
+    Example: `ziggurat backtranslate runs/en-de --input mono.en.gz --out bt` makes German for English text.
+    """
+    inputs, settings = _inputs(input, given)
+    if out is None:
+        raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
+    if merge and shard is not None:
+        raise ConfigError("`--merge` puts all parts together; leave out `--shard`")
+    part = _part(shard)
+    tag = (None if forward else "<bt>") if tag is None else tag or None
+    change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")  # checked
+
+    from ziggurat.backtranslation.filters import PairFilter
+    from ziggurat.backtranslation.job import METHODS, Job, Method
+    from ziggurat.backtranslation.merge import write_snippet
+    from ziggurat.backtranslation.run import back_translate
+
+    chosen = method or ("beam" if forward else "sample")
+    if chosen not in METHODS:
+        raise ConfigError(f"`--method {printable(chosen)}`: choose one of {', '.join(METHODS)}")
+    job = Job(
+        models=(model, *(ensemble or [])),
+        inputs=inputs,
+        out=out,
+        method=cast(Method, chosen),
+        forward=forward,
+        which=which,
+        device=device,
+        threads=threads,
+        seed=seed,
+        shard_lines=shard_lines,
+        filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio),
+        decoding=settings,
+    )
+    if workers is None:
+        workers = 1 if _on_gpu(device) else max(1, len(os.sched_getaffinity(0)) // threads)
+    outcome = back_translate(job, workers=workers, part=part, only_merge=merge, progress=_Rate().show)
+    snippet = None
+    if outcome.report is not None:
+        name = "distillation" if forward else "back-translation"
+        snippet = write_snippet(out, name=name, weight=weight, tag=tag)
+    _tell(outcome, out, shard, snippet, json)
+    if outcome.signal is not None:
+        raise typer.Exit(128 + outcome.signal)
+
+
+def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """Return the inputs and the decoding settings: `--input a b c`, as a shell writes out `--input *`, names three."""
+    is_setting = {text: "=" in text and not Path(text).exists() for text in given or []}
+    inputs = (*(named or []), *(text for text, setting in is_setting.items() if not setting))
+    if not named:
+        raise ConfigError("`--input FILE` is missing: which text is to be translated?")
+    return inputs, decoding_settings([text for text, setting in is_setting.items() if setting], "--input")
+
+
+def _part(shard: str | None) -> tuple[int, int]:
+    """Return (i, n), i from 0, of `--shard i/n`, where i counts from 1."""
+    if shard is None:
+        return 0, 1
+    found = re.fullmatch(r"([0-9]{1,9})/([0-9]{1,9})", shard)
+    if not found or not 1 <= int(found[1]) <= int(found[2]):
+        raise ConfigError(f"`--shard {printable(shard)}`: write i/n such as 1/4, i from 1 to n")
+    return int(found[1]) - 1, int(found[2])
+
+
+def _on_gpu(device: str) -> bool:
+    """Whether `--device` means a GPU."""
+    from ziggurat.models.device import usable_device
+
+    return usable_device(device, "--device").type != "cpu"
+
+
+class _Rate:
+    """Says now and then how far the work is, at which rate, and how long it will take."""
+
+    def __init__(self) -> None:
+        self._began = self._said = time.monotonic()
+
+    def show(self, before: int, now: int, total: int) -> None:
+        clock = time.monotonic()
+        if now == 0:
+            self._began = self._said = clock
+            if before:
+                console().print(f"{before:,} of {counted(total, 'line')} were done before", highlight=False)
+        elif clock - self._said >= _EVERY_SECONDS or before + now == total:
+            self._said = clock
+            rate = now / max(clock - self._began, 1e-9)
+            left = duration((total - before - now) / rate)
+            text = f"{before + now:,} of {counted(total, 'line')}  {rate:,.1f} lines/s  {left} left"
+            console().print(text, highlight=False, soft_wrap=True)
+
+
+def _tell(outcome: Outcome, out: Path, shard: str | None, snippet: str | None, json: bool) -> None:
+    """Print what came out."""
+    report = outcome.report
+    if outcome.signal is not None:
+        console().print("stopped; the same command goes on", highlight=False)
+    elif report is None:
+        console().print(
+            f"part {shard} of {outcome.plan.shards:,} shards is complete; when all parts are, run the same with "
+            "`--merge` instead of `--shard`",
+            highlight=False,
+            soft_wrap=True,
+        )
+    elif json:
+        print_json({"out": str(out), "read": report.read, "kept": report.kept, "dropped": report.dropped})
+    else:
+        from ziggurat.backtranslation.merge import shown
+
+        print(f"{out}: {report.kept:,} pairs of {counted(report.read, 'line')}; dropped: {shown(report.dropped)}")
+        print(f"{out}/corpus.yaml, for the configuration:\n{snippet}", end="")
