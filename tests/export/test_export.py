@@ -20,7 +20,7 @@ from tests.export.examples import SENTENCES
 from tests.small import small_config
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.decoding.translator import load_translator
+from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import ConfigError, DataError, ExportError
 from ziggurat.export.anatomy import Affine, compose, dissect
 from ziggurat.export.epsilon import with_epsilon
@@ -29,7 +29,7 @@ from ziggurat.export.model import ExportedModel
 from ziggurat.export.targets import TARGETS
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import load_weights, weights
+from ziggurat.models.directory import load_weights, open_model, weights
 
 
 @pytest.mark.parametrize(
@@ -144,7 +144,9 @@ def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypa
 
 def test_ties_are_told_from_differences(written: Written) -> None:
     path = written()
-    ours = load_translator(path)
+    opened = load_translator(path)
+    model = open_model(path, device="cpu").model  # not packed: its weights are to be changed
+    ours = Translator(model, opened.source_tokenizer, opened.target_tokenizer, opened.decoding)
     options = search_settings(100, 20)
     translations = ours.translate_stream(SENTENCES, **options)
     first = next(t for t in translations if t.hypotheses[0].finished and len(t.hypotheses[0].tokens) > 1)
@@ -152,7 +154,6 @@ def test_ties_are_told_from_differences(written: Written) -> None:
     tokens = ours.target_tokenizer
     names = tokens.pieces(range(tokens.size))
     used, twin = names.index(first.hypotheses[0].tokens[0]), 300
-    model = ours.model
     with torch.no_grad():  # the twin of a token is exactly as likely wherever it stands, and is read alike
         model.output.weight[twin] = model.output.weight[used]
         model.output.bias[twin] = model.output.bias[used]

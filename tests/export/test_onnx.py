@@ -18,6 +18,8 @@ import torch
 
 from tests.composition import covering
 from tests.composition import model as composed
+from tests.export.conftest import Written
+from tests.export.examples import SENTENCES
 from tests.export.stepping import worst_difference
 from tests.small import moved
 from ziggurat.config import LengthPenaltyConfig
@@ -26,8 +28,9 @@ from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.score import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.export.exporter import export_model
 from ziggurat.export.onnx import write_onnx
-from ziggurat.export.onnx_runtime import OnnxScorer, open_onnx
+from ziggurat.export.onnx_runtime import OnnxScorer, load_onnx, open_onnx
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 
@@ -98,6 +101,20 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 def test_steps_equal_the_whole_model(exported: Callable[[str], Path], name: str, beams: int) -> None:
     scorer = OnnxScorer(open_onnx(exported(name), threads=1))
     assert worst_difference(small(name), scorer, beams=beams, steps=10) < 1e-5
+
+
+def test_the_target_is_verified_and_translates(written: Written, text: Path, tmp_path: Path) -> None:
+    choices: Choices = {
+        "residual": "rezero",
+        "encoder": {"layers": 1, "history": "dlcl"},
+        "decoder": {"layers": 1, "attention": "simplified_average"},
+    }
+    found = export_model(written(**choices), "onnx", tmp_path / "out", verify=text)["verification"]
+    assert found["identical"] + found["ties"] == found["lines"] == len(SENTENCES)
+    served = load_onnx(tmp_path / "out", beam_size=2)
+    assert served.decoding.beam_size == 2
+    with pytest.raises(ConfigError, match="need the model itself"):
+        served.score(["a"], ["b"])
 
 
 @pytest.mark.slow

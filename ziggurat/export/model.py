@@ -13,7 +13,9 @@ from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
 from ziggurat.export.anatomy import Anatomy, dissect
 from ziggurat.export.plain import fold_to_plain
-from ziggurat.models.directory import OpenedModel, weights
+from ziggurat.models.build import build_model
+from ziggurat.models.directory import OpenedModel, load_weights, weights
+from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["ExportedModel"]
 
@@ -48,6 +50,12 @@ class ExportedModel:
         if embedding.positions == "learned":
             return embedding.max_positions
         return max(decoding.max_source_pieces, decoding.max_length.limit) + 2
+
+    def seq2seq(self) -> Seq2Seq:
+        """Return the model in torch, in evaluation mode on the CPU."""
+        model = build_model(self.experiment.model, self.source.size, self.target.size)
+        load_weights(model, self.tensors, str(self.directory))
+        return model.eval()
 
     def plain(self) -> ExportedModel:
         """Return the plain Transformer that computes the same. Raises NotPlainError with all reasons."""

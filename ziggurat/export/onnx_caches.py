@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
 
 from ziggurat.nn.attention import (
+    Block,
     CrossAttention,
     CrossAttentionCache,
     Mask,
@@ -37,14 +38,16 @@ class _Rows:
     def __init__(self, positions: Tensor, entries: int, longest: int) -> None:
         self.positions = positions
         self.longest = longest
-        self.distances = torch.arange(entries, device=positions.device) - positions[:, None]
-        self._ahead = self.distances > 0
+        self.away = torch.arange(entries, device=positions.device) - positions[:, None]
 
-    @property
-    def mask(self) -> Mask:
-        """Hides what is not there yet, and what others have at places that are empty here."""
-        bias = torch.zeros(self._ahead.shape, device=self._ahead.device)
-        return Mask(bias.masked_fill(self._ahead, -math.inf)[:, None, None])
+    def distances(self, entries: int) -> Tensor:
+        """Return the position of every entry less that of the row, [rows, entries]."""
+        return self.away
+
+    def seen(self, entries: int) -> Mask:
+        """Hide what is not there yet, and what others have at places that are empty here."""
+        bias = torch.zeros(self.away.shape, device=self.away.device)
+        return Mask(bias.masked_fill(self.away > 0, -math.inf)[:, None, None])
 
 
 class GrowingCache:
@@ -70,15 +73,15 @@ class GrowingCache:
         """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis a sentence of its own."""
         return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self)).view(x.shape)
 
-    def append(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Add one position, [rows, heads, 1, d_head] each; return all, [rows, heads, steps + 1, d_head]."""
-        here = (self.live.distances == 0)[:, None, :, None]
+    def append(self, key: Tensor, value: Tensor) -> list[Block]:
+        """Add one position, [rows, heads, 1, d_head] each; return one block [rows, heads, steps + 1, d_head]."""
+        here = (self.live.away == 0)[:, None, :, None]
         rows = []
         for old, new in zip(self.parts, (key, value), strict=True):
             longer = torch.cat([old.flatten(0, 1), torch.zeros_like(new)], dim=2)
             rows.append(torch.where(here, new, longer))
         self.parts = [part.unflatten(0, self.parts[0].shape[:2]) for part in rows]
-        return rows[0], rows[1]
+        return [Block(*rows)]
 
 
 class RunningSum:

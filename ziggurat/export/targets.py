@@ -18,6 +18,8 @@ from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, writ
 from ziggurat.export.huggingface import huggingface_reasons, write_huggingface
 from ziggurat.export.huggingface_translator import HuggingFaceTranslator
 from ziggurat.export.model import ExportedModel
+from ziggurat.export.onnx import write_onnx
+from ziggurat.export.onnx_runtime import load_onnx
 from ziggurat.export.plain import not_plain, unlike_plain
 from ziggurat.models.directory import CONFIG_FILE, write_model_directory
 
@@ -87,6 +89,12 @@ def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | N
     write_huggingface(folder, model.anatomy(), (model.source, model.target), languages, decoding)
 
 
+def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) -> None:
+    copy_tokenizers(model.directory, folder)
+    write_atomically(folder / CONFIG_FILE, dump(model.experiment).encode())
+    write_onnx(folder, model.seq2seq(), model.experiment.model, positions=model.positions)
+
+
 TARGETS: dict[str, Target] = {
     "ziggurat": Target("model directory of this package", lambda _: [], _write_ziggurat, load_translator),
     "plain": Target(
@@ -101,6 +109,7 @@ TARGETS: dict[str, Target] = {
     "huggingface": Target(
         "directory for transformers", _huggingface_reasons, _write_huggingface, HuggingFaceTranslator
     ),
+    "onnx": Target("encoder and decoding step as ONNX graphs", lambda _: [], _write_onnx, load_onnx),
 }
 """Name -> target."""
 

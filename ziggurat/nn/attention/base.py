@@ -81,11 +81,11 @@ def attend_to_blocks(
     total = logits[0] if len(logits) == 1 else torch.cat(logits, dim=-1)
     weights = torch.softmax(total if bias is None else total + bias, dim=-1)
     dropped = dropout(weights).to(query.dtype)
-    first, *others = dropped.split([block.key.shape[2] for block in blocks], dim=-1)
-    context = torch.matmul(first, blocks[0].value)
-    for part, block in zip(others, blocks[1:], strict=True):
-        context = context + torch.matmul(part, block.value)
-    return context, dropped
+    if len(blocks) == 1:
+        return torch.matmul(dropped, blocks[0].value), dropped
+    parts = dropped.split([block.key.shape[2] for block in blocks], dim=-1)
+    contexts = [torch.matmul(part, block.value) for part, block in zip(parts, blocks, strict=True)]
+    return torch.stack(contexts).sum(0), dropped
 
 
 def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:
