@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format bench bench-train bench-gpu clean
+.PHONY: demo test test-slow lint format bench bench-train bench-decode bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/ziggurat demo
@@ -28,6 +28,10 @@ bench: $(READY)
 # Beside peers whose environments $$BENCH and $$PEERS name (benchmarks/train_speed.py); without any, ours alone.
 bench-train: $(READY)
 	$(BIN)/python -m benchmarks.train_speed
+
+# The same for decoding (benchmarks/decode_speed.py).
+bench-decode: $(READY)
+	$(BIN)/python -m benchmarks.decode_speed
 
 # One call under 9 minutes on a GPU; without one the same code at tiny sizes.
 bench-gpu: $(READY)

@@ -1,0 +1,239 @@
+"""Decoding speed beside other toolkits, in turns; the latency of one sentence; speed against decoder depth and length.
+
+    python -m benchmarks.decode_speed [--shape T3 ...] [--beam 4 1] [--peer ctranslate2 hf ...] [--rounds 2] [--json]
+    python -m benchmarks.decode_speed --latency
+    python -m benchmarks.decode_speed --depth
+
+1,000 sentences of Multi30k's test set, 64 at a time, every output 15 tokens long, untrained weights (speed does not
+depend on them), 2 threads, search alone. T3: d_model 512, d_ff 2048, 8 heads, 6+6 layers; T2: d_model 256, d_ff 1024,
+4 heads, 30+6; M12: T3 with 12+12 layers and merged attention. Our 15 tokens are 14 and end-of-sentence, so that every
+system but fairseq, which also scores end-of-sentence, runs its decoder 15 times.
+
+Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, run by
+`$BENCH/venv/<environment>/bin/python`; those whose environment is there are taken. `2x1` are two workers of one thread
+each in place of one of two threads. Every run is a process of its own; each round runs every system once, so that a
+disturbance of the machine hits all; figures are medians, ratios are of these.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import re
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SHAPES = {"T3": (512, 2048, 8, 6, 6), "T2": (256, 1024, 4, 30, 6), "M12": (512, 2048, 8, 12, 12)}
+"""d_model, d_ff, heads, encoder layers, decoder layers."""
+VOCABULARY, SENTENCES, BATCH, LENGTH = 8000, 1000, 64, 15
+ENVIRONMENTS = {"ctranslate2": "core", "hf": "core", "fairseq": "fairseq", "onmt": "onmt", "eole": "eole"}
+"""Peer -> name of its virtual environment."""
+_CTRANSLATE2 = """
+import sys, time, ctranslate2
+path, lines, kind, dtype, inter, intra, beam, length = sys.argv[1:]
+source = [line.split() for line in open(lines, encoding="utf8")]
+translator = ctranslate2.Translator(path, compute_type=dtype, inter_threads=int(inter), intra_threads=int(intra))
+options = dict(beam_size=int(beam), min_decoding_length=int(length), max_decoding_length=int(length))
+translator.translate_batch(source[:16], **options)
+began = time.perf_counter()
+if kind == "latency":
+    for one in source[:100]:
+        translator.translate_batch([one], **options)
+    print("RESULT", (time.perf_counter() - began) / 100)
+else:
+    translator.translate_batch(source, max_batch_size=64, batch_type="examples", **options)
+    print("RESULT", len(source) * int(length) / (time.perf_counter() - began))
+"""
+
+
+def sentences(count: int, length: int) -> list[Any]:
+    """Return random sentences as long as those of the test set, or as log-normal ones where that is not there."""
+    from ziggurat.decoding.request import Sentence
+
+    draw = random.Random(1)
+    path = Path(os.environ.get("BENCH_DATA", "")) / "test_2016_flickr.en.sp"
+    if path.is_file():
+        lengths = [len(line.split()) for line in path.read_text("utf-8").splitlines()]
+    else:
+        lengths = [max(3, round(draw.lognormvariate(2.6, 0.35))) for _ in range(count)]
+    drawn = [[*(draw.randrange(10, VOCABULARY) for _ in range(n)), 3] for n in lengths[:count]]
+    return [Sentence(ids, length - 1, length - 1) for ids in sorted(drawn, key=len, reverse=True)]
+
+
+def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, batch: int = BATCH) -> Any:
+    """Return a function of sentences that searches with an untrained model."""
+    from ziggurat.config import ModelConfig
+    from ziggurat.decoding.engine import make_fast
+    from ziggurat.decoding.request import SearchSettings
+    from ziggurat.decoding.score import ModelScorer
+    from ziggurat.decoding.search import search
+    from ziggurat.models.build import build_model
+
+    d, ff, heads, encoder, decoder = sizes
+    values = {"d_model": d, "d_ff": ff, "heads": heads, "residual": "pre", "encoder": {"layers": encoder}}
+    values["decoder"] = {"layers": decoder, "attention": attention}
+    model = build_model(ModelConfig.model_validate(values), VOCABULARY, VOCABULARY, seed=1).eval()
+    make_fast(model, precision)  # type: ignore[arg-type]
+    scorer = ModelScorer(model)
+    settings = SearchSettings(beam, 1, 2, 3, forbidden=(0, 1, 2), batch_sentences=batch)
+    return lambda given: search(scorer, given, settings)
+
+
+def ours(shape: str, beam: int, precision: str, kind: str, count: int) -> float:
+    """Return output tokens/s of `count` sentences, or with `kind` latency the seconds of one sentence."""
+    attention = "merged" if shape == "M12" else "full"
+    find, given = searcher(SHAPES[shape], attention, precision, beam), sentences(count, LENGTH)
+    find(given[:16])
+    began = time.perf_counter()
+    if kind == "latency":
+        for one in given[:: max(1, len(given) // 100)][:100]:
+            find([one])
+        return (time.perf_counter() - began) / 100
+    found = find(given)
+    return sum(len(results[0].tokens) + 1 for results in found) / (time.perf_counter() - began)
+
+
+def run(command: Sequence[str], threads: int = 2, **variables: str) -> list[float]:
+    """Return the figures that the processes of `command` print after RESULT."""
+    environment = {**os.environ, "OMP_NUM_THREADS": str(threads), **variables}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=900)
+    found = re.findall(r"RESULT (\S.*)", done.stdout)
+    if not found:
+        raise SystemExit(f"{' '.join(command[:6])} failed:\n{done.stderr[-2000:]}")
+    return [float(json.loads(each)["tok_s"] if each.startswith("{") else each) for each in found]
+
+
+def run_ours(shape: str, beam: int, precision: str, kind: str = "speed", workers: int = 1) -> float:
+    """Return the figure of one process with two threads, or the sum of two with one each."""
+    one = [sys.executable, "-m", "benchmarks.decode_speed", "--one", shape, str(beam), precision, kind]
+    if workers == 1:
+        return run([*one, str(SENTENCES)])[0]
+    both = [" ".join([*one, str(SENTENCES // workers)])] * workers
+    return sum(run(["sh", "-c", " & ".join(both) + "; wait"], threads=1))
+
+
+def python_of(peer: str) -> Path:
+    """Return the interpreter of a peer's environment."""
+    return Path(os.environ.get("BENCH", "")) / "venv" / ENVIRONMENTS[peer] / "bin" / "python"
+
+
+def run_ctranslate2(shape: str, beam: int, dtype: str, kind: str, inter: int, intra: int) -> float:
+    """Return CTranslate2's figure; its model was converted as the peers' README says."""
+    model = Path(os.environ["BENCH_RUNS"]) / f"ct2-{shape}-fp32"
+    lines = Path(os.environ["BENCH_DATA"]) / "test_2016_flickr.en.sp"
+    arguments = [str(model), str(lines), kind, dtype, str(inter), str(intra), str(beam), str(LENGTH)]
+    return run([str(python_of("ctranslate2")), "-c", _CTRANSLATE2, *arguments])[0]
+
+
+def run_peer(peer: str, shape: str, beam: int) -> float:
+    """Return the figure of another peer, in fp32."""
+    driver = str(Path(os.environ["PEERS"]) / "decode_peer.py")
+    sources = {"PYTHONPATH": os.environ.get("FAIRSEQ_SRC", "")} if peer == "fairseq" else {}
+    return run([str(python_of(peer)), driver, peer, shape, str(beam)], **sources)[0]
+
+
+def in_turns(systems: dict[str, Any], rounds: int) -> dict[str, float]:
+    """Return the median figure of each system."""
+    figures: dict[str, list[float]] = {name: [] for name in systems}
+    for _ in range(rounds):
+        for name, measure in systems.items():
+            figures[name].append(measure())
+            print(f"  {name}: {figures[name][-1]:,.4g}", file=sys.stderr, flush=True)
+    return {name: statistics.median(values) for name, values in figures.items()}
+
+
+def table(shape: str, beam: int, peers: Sequence[str], rounds: int) -> dict[str, float]:
+    """Measure all systems on one shape."""
+    systems: dict[str, Any] = {}
+    for precision in ("float32", "bfloat16", "int8"):
+        systems[f"ours {precision}"] = lambda p=precision: run_ours(shape, beam, p)
+        systems[f"ours {precision} 2x1"] = lambda p=precision: run_ours(shape, beam, p, workers=2)
+    if shape == "T3":
+        systems["ours MAtt 12-12 float32"] = lambda: run_ours("M12", beam, "float32")
+        systems["ours MAtt 12-12 bfloat16"] = lambda: run_ours("M12", beam, "bfloat16")
+    for peer in peers:
+        if peer != "ctranslate2":
+            systems[f"{peer} float32"] = lambda p=peer: run_peer(p, shape, beam)
+            continue
+        for dtype in ("float32", "int8"):
+            for inter, intra in ((1, 2), (2, 1)):
+                name = f"ctranslate2 {dtype}" + (" 2x1" if inter == 2 else "")
+                systems[name] = lambda d=dtype, a=inter, b=intra: run_ctranslate2(shape, beam, d, "speed", a, b)
+    return in_turns(systems, rounds)
+
+
+def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
+    """Return the milliseconds that one sentence takes, shape T3, beam 4."""
+    systems: dict[str, Any] = {
+        f"ours {p}": lambda p=p: run_ours("T3", 4, p, "latency") for p in ("float32", "bfloat16", "int8")
+    }
+    if "ctranslate2" in peers:
+        for dtype in ("float32", "int8"):
+            systems[f"ctranslate2 {dtype}"] = lambda d=dtype: run_ctranslate2("T3", 4, d, "latency", 1, 2)
+    return {name: 1000 * seconds for name, seconds in in_turns(systems, rounds).items()}
+
+
+def depth(precision: str = "float32") -> None:
+    """Print output tokens/s by depth, attention and target length: d_model 256, beam 4, 32 sentences at a time."""
+    lengths = (16, 64, 256)
+    print("| decoder layers | attention | " + " | ".join(f"{n} tokens" for n in lengths) + " |")
+    print("|" + "---|" * (2 + len(lengths)))
+    for layers in (6, 12, 24):
+        for attention in ("full", "simplified_average", "merged"):
+            find, row = searcher((256, 1024, 4, 6, layers), attention, precision, 4, batch=32), []
+            for length in lengths:
+                given = sentences(32, length)
+                find(given[:4])
+                began = time.perf_counter()
+                find(given)
+                row.append(f"{32 * length / (time.perf_counter() - began):,.0f}")
+            print(f"| {layers} | {attention} | {' | '.join(row)} |", flush=True)
+
+
+def main() -> None:
+    """Measure what is asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", nargs="+", choices=["T3", "T2"], default=["T3"])
+    parser.add_argument("--beam", nargs="+", type=int, default=[4, 1])
+    parser.add_argument("--peer", nargs="*", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--latency", action="store_true")
+    parser.add_argument("--depth", action="store_true")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.one:
+        import torch
+
+        shape, beam, precision, kind, count = options.one
+        torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "2")))
+        print("RESULT", ours(shape, int(beam), precision, kind, int(count)))
+        return
+    if options.depth:
+        depth()
+        return
+    peers = [peer for peer in options.peer if python_of(peer).is_file()]
+    if options.latency:
+        results = {"latency, ms": latency(peers, options.rounds)}
+    else:
+        results = {
+            f"{shape}, beam {beam}": table(shape, beam, peers, options.rounds)
+            for shape in options.shape
+            for beam in options.beam
+        }
+    if options.json:
+        print(json.dumps(results))
+        return
+    for title, figures in results.items():
+        print(f"{title}\n" + "\n".join(f"  {name:<28}{value:10,.1f}" for name, value in figures.items()))
+
+
+if __name__ == "__main__":
+    main()
