@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import multiprocessing
 import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -20,6 +19,7 @@ from ziggurat.backtranslation.merge import Report, merge, merged
 from ziggurat.backtranslation.plan import Plan, make_plan
 from ziggurat.backtranslation.shards import Manifest, StageFiles, cut
 from ziggurat.backtranslation.stages import make_shard
+from ziggurat.decoding.pool import worker_pool
 from ziggurat.errors import DataError
 
 __all__ = ["Outcome", "back_translate"]
@@ -111,40 +111,9 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Callable[..., Future[Manifest]]]:
     """Give a function that has one of some new processes do `make_shard`; at the end of the block none is left."""
-    others = set(multiprocessing.active_children())
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
-
-    def submit(*arguments: object) -> Future[Manifest]:
-        # A process inherits what is blocked when it is started: Ctrl-C reaches all, but only the parent acts on it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            return pool.submit(make_shard, *arguments)  # type: ignore[arg-type]
-        finally:
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
-
-    try:
-        yield submit
-    except BrokenProcessPool:
-        raise DataError(
-            "a worker process was killed, perhaps for want of memory: use fewer `--workers` or a smaller "
-            "`batch_tokens`. What was done is kept"
-        ) from None
-    finally:
-        for process in set(multiprocessing.active_children()) - others:
-            process.terminate()  # a shard is complete or absent, whenever that happens
-        pool.shutdown(cancel_futures=True)
-
-
-def _leave_with_parent() -> None:
-    """Have this worker end when its parent does, however that came about."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-
-    def watch() -> None:
-        parent.join()
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+    # A shard is complete or absent, whenever a worker ends.
+    with worker_pool(workers, when_killed=". What was done is kept") as submit:
+        yield partial(submit, make_shard)
 
 
 class _Signals:

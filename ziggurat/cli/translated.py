@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
     from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
+    from ziggurat.decoding.workers import WorkerTranslator
 
 __all__ = ["counts", "line_extras", "notices", "text"]
 
@@ -42,7 +43,7 @@ def text(translation: Translation, number: int, n_best: int, *, quality: bool = 
     return "\n".join(lines)
 
 
-def counts(translator: Translator | ServedTranslator) -> str:
+def counts(translator: Translator | ServedTranslator | WorkerTranslator) -> str:
     """Return what was out of the ordinary, to be put behind other counts."""
     names = {
         "blank_lines": "blank",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ziggurat.cli.engine import Engine, open_engine, open_model
 from ziggurat.cli.output import (
     check_input,
     check_output,
@@ -77,6 +78,9 @@ def translate(
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
+    workers: Annotated[
+        int, typer.Option("--workers", min=1, help="Processes, each with the model and its share of the threads.")
+    ] = 1,
     engine: Annotated[str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).")] = "auto",
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
@@ -85,7 +89,6 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > test.en`
     """
-    from ziggurat.cli.engine import open_served
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
     settings = decoding_settings(overrides, "--input")
@@ -97,21 +100,16 @@ def translate(
         check_input(path)  # before the model is loaded, which takes seconds
     check_output(output)
     extras = line_extras(prefix, constraints, terminology)
-    with notices():
-        models = [model, *(ensemble or [])]
-        served = open_served(models, engine, which, device, threads, settings, token_scores=json)
-        if served and extras:
-            raise ConfigError(
-                "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; use `--engine torch`"
-            )
-        translator = served or _open(models, which, device, threads, settings)
+    chosen = Engine(engine, [model, *(ensemble or [])], which, device, threads, workers)
+    interactive = input == "-" and sys.stdin.isatty()
+    size = window or (1 if interactive else WINDOW_LINES)
+    if workers > 1 and size == 1:
+        raise ConfigError("several `--workers` read ahead; to answer each line before the next is read takes one")
+    with notices(), open_engine(chosen, settings, token_scores=json, extras=bool(extras)) as translator:
         n_best = translator.decoding.n_best
-        stream, name = input_stream(input)
-        interactive = stream is sys.stdin.buffer and sys.stdin.isatty()
-        lines = read_lines(stream, name)
+        lines = read_lines(*input_stream(input))
         began, count = time.perf_counter(), 0
         with output_stream(output) as out:
-            size = window or (1 if interactive else WINDOW_LINES)
             translations = translator.translate_stream(lines, window=size, tag=tag, **extras)
             for count, translation in enumerate(translations, start=1):
                 shown = translation.to_json() if json else text(translation, count, n_best, quality=quality)
@@ -145,7 +143,7 @@ def score(
     """
     sources, targets = _read(source), _read(target)
     _pair_up((source, sources), (target, targets))
-    translator = _open([model, *(ensemble or [])], which, device, threads, {})
+    translator = open_model([model, *(ensemble or [])], which, device, threads, {})
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
 
@@ -212,7 +210,7 @@ def evaluate(
         sources = _read(source)
         _pair_up((source, sources), *zip(reference, references, strict=True))
         with notices():
-            translator = _open([model, *(ensemble or [])], which, device, threads, settings)
+            translator = open_model([model, *(ensemble or [])], which, device, threads, settings)
             hypotheses = _translations(translator, sources, output)
         language = translator.target_language
     options = {"confidence": confidence, "lowercase": lowercase}
@@ -242,21 +240,6 @@ def decoding_settings(overrides: list[str] | None, text_option: str) -> dict[str
             )
         apply_override(settings, override.removeprefix("decoding."))
     return settings
-
-
-def _open(
-    paths: list[str], which: str | None, device: str, threads: int | None, settings: dict[str, Any]
-) -> Translator:
-    """Open a model, or several as an ensemble, for translation and say on standard error which weights are used."""
-    import torch
-
-    from ziggurat.decoding.translator import load_translator
-
-    if threads is not None:
-        torch.set_num_threads(threads)
-    translator = load_translator(paths, which=which, device=device, **settings)
-    console().print(translator.origin, markup=False, highlight=False, soft_wrap=True)
-    return translator
 
 
 def _read(path: str) -> list[str]:

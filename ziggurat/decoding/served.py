@@ -8,8 +8,8 @@ become better (docs/export.md has figures).
 from __future__ import annotations
 
 import json
-import warnings
-from collections import Counter, defaultdict
+import os
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
@@ -19,6 +19,7 @@ from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.lines import WINDOW_LINES, join_parts, one_line, split_long, windows
+from ziggurat.decoding.notices import Notices
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import CheckpointError, ConfigError, printable
 
@@ -65,7 +66,8 @@ class ServedTranslator:
     Args:
         path: the directory.
         device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
-        threads: CPU threads; None: as CTranslate2 decides.
+        threads: CPU threads; None: as CTranslate2 decides, with several workers one for each core.
+        workers: batches that are translated at the same time, each with an equal share of the threads, at least one.
         token_scores: also compute the log-probability of each token, by one more pass over the translations.
         decoding: keys of the `decoding` section that replace the saved ones.
 
@@ -79,6 +81,7 @@ class ServedTranslator:
         *,
         device: str = "auto",
         threads: int | None = None,
+        workers: int = 1,
         token_scores: bool = False,
         **decoding: Any,
     ) -> None:
@@ -94,11 +97,17 @@ class ServedTranslator:
         self.target_language = experiment.data.target_language
         self.max_positions = _positions(Path(path))
         self.token_scores = token_scores
-        self.notices: Counter[str] = Counter()
+        self.notices = Notices()
         kind, _, index = device.partition(":")
+        if workers > 1:
+            threads = max(1, (threads or len(os.sched_getaffinity(0))) // workers)
         try:
             self._model = ctranslate2.Translator(
-                str(path), device=kind, device_index=int(index or 0), intra_threads=threads or 0
+                str(path),
+                device=kind,
+                device_index=int(index or 0),
+                inter_threads=workers,
+                intra_threads=threads or 0,
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{path}: CTranslate2 cannot open it: {error}") from None
@@ -148,7 +157,7 @@ class ServedTranslator:
             parts += new
             self.notices["blank_lines"] += not new
             if len(new) > 1:
-                self._notice("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
+                self.notices.add("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
         found = self._search(parts, decoding, prefix)
         return [self._joined(text, [found[i] for i in own]) for text, own in zip(texts, owned, strict=True)]
 
@@ -258,13 +267,8 @@ class ServedTranslator:
             )
         hypotheses.sort(key=lambda h: -h.score)
         if not hypotheses[0].finished:
-            self._notice("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
+            self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
         return Translation(source, hypotheses, len(parts))
-
-    def _notice(self, kind: str, message: str) -> None:
-        self.notices[kind] += 1
-        if self.notices[kind] == 1:
-            warnings.warn(f"{message}; further ones are only counted", stacklevel=4)
 
 
 def _positions(folder: Path) -> int:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
@@ -21,6 +19,7 @@ from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.job import Job, LineExtras, line_extras
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import WINDOW_LINES, split_long, windows
+from ziggurat.decoding.notices import Notices, TranslationWarning
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
 from ziggurat.decoding.scorer import Scorer
@@ -29,10 +28,6 @@ from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
-
-
-class TranslationWarning(UserWarning):
-    """Something in the input was not translated in the ordinary way; counted in `Translator.notices`."""
 
 
 class Translator:
@@ -78,7 +73,7 @@ class Translator:
         self.target_language = target_language
         self.before_step = before_step
         self._scorer = scorer or (lambda: scorer_of(self.models))
-        self.notices: Counter[str] = Counter()
+        self.notices = Notices()
 
     @property
     def model(self) -> Seq2Seq:
@@ -220,7 +215,7 @@ class Translator:
                 sentences.append(sentence)
             self.notices["blank_lines"] += not new
             if len(new) > 1:
-                self._notice(
+                self.notices.add(
                     "long_lines",
                     f"a line of {len(ids)} pieces is translated in {len(new)} parts of at most "
                     f"{limit} pieces (`decoding.max_source_pieces`)",
@@ -246,15 +241,10 @@ class Translator:
         translation = assembler.line(text, parts, found)
         best = translation.hypotheses[0]
         if not best.finished:
-            self._notice("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
+            self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
         if best.unmet_constraints:
-            self._notice("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
+            self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
         return translation
-
-    def _notice(self, kind: str, message: str) -> None:
-        self.notices[kind] += 1
-        if self.notices[kind] == 1:
-            warnings.warn(f"{message}; further ones are only counted", TranslationWarning, stacklevel=4)
 
 
 def _without_nul(texts: Sequence[str]) -> list[str]:

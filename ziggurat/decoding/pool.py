@@ -1,0 +1,93 @@
+"""Processes that work for this one: none outlives it, and one that dies is a plain error."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from typing import Any, TypeVar
+
+from ziggurat.errors import DataError
+
+__all__ = ["in_order", "worker_pool"]
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[..., Future[Any]]]:
+    """Give `submit(function, *arguments)`, which has one of `workers` new processes do it; at the end none is left.
+
+    The processes are started as they are needed. Whatever ends the block, an interrupt too, ends them, at once and in
+    the middle of what they do. Ctrl-C is left to this process.
+
+    Raises DataError, with `when_killed` at its end, where a worker died.
+    """
+    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
+    started: set[Any] = set()
+
+    def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
+        others = set(multiprocessing.active_children())
+        # A process inherits what is blocked when it is started: Ctrl-C reaches all, but only the parent acts on it.
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        try:
+            return pool.submit(function, *arguments)
+        finally:
+            started.update(set(multiprocessing.active_children()) - others)
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+
+    try:
+        yield submit
+    except BrokenProcessPool:
+        raise DataError(
+            "a worker process was killed, perhaps for want of memory: use fewer `--workers` or a smaller "
+            f"`batch_tokens`{when_killed}"
+        ) from None
+    finally:
+        for process in started:
+            process.terminate()
+        pool.shutdown(cancel_futures=True)
+
+
+def in_order(start: Callable[[Task], Future[Result]], tasks: Iterable[Task], limit: int) -> Iterator[Result]:
+    """Yield the results of `tasks` in their order, with at most `limit` of them started and not yet yielded.
+
+    If `tasks` raises an error, the results of those before it are yielded first.
+    """
+    source = iter(tasks)
+    pending: deque[Future[Result]] = deque()
+    failure: Exception | None = None
+    more = True
+    while more or pending:
+        while more and len(pending) < limit:
+            try:
+                task = next(source)
+            except StopIteration:
+                more = False
+            except Exception as error:
+                more, failure = False, error
+            else:
+                pending.append(start(task))
+        if pending:
+            yield pending.popleft().result()
+    if failure is not None:
+        raise failure
+
+
+def _leave_with_parent() -> None:
+    """Have this worker end when its parent does, however that came about."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        parent.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
