@@ -64,8 +64,14 @@ def open_engine(
     else:
         from ziggurat.decoding.workers import open_workers
 
-        common = {"workers": engine.workers, "threads": engine.threads, "device": engine.device, "which": engine.which}
-        with open_workers(engine.models, **common, **settings) as translator:
+        with open_workers(
+            engine.models,
+            workers=engine.workers,
+            threads=engine.threads,
+            device=engine.device,
+            which=engine.which,
+            **settings,
+        ) as translator:
             _say(translator.origin)
             yield translator
 
