@@ -64,8 +64,8 @@ def open_engine(
     else:
         from ziggurat.decoding.workers import open_workers
 
-        common = {"workers": engine.workers, "threads": engine.threads, "device": engine.device, "which": engine.which}
-        with open_workers(engine.models, **common, **settings) as translator:
+        how = {**settings, "device": engine.device, "which": engine.which}
+        with open_workers(engine.models, workers=engine.workers, threads=engine.threads, **how) as translator:
             _say(translator.origin)
             yield translator
 
