@@ -93,7 +93,7 @@ class _Text:
         pairs = self._pairs[own]
         lengths: NDArray[np.int64] = self.lengths[pairs]
         shift = self._starts[pairs] - (lengths.cumsum() - lengths)
-        places: NDArray[np.int64] = np.repeat(shift, lengths) + np.arange(lengths.sum())
+        places: NDArray[Any] = np.repeat(shift, lengths) + np.arange(int(lengths.sum()))
         return places, np.repeat(self._counts[own], lengths)
 
 
