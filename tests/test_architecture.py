@@ -55,8 +55,9 @@ def test_imports_follow_the_layers(path: Path) -> None:
     assert used - {part} <= ALLOWED[part]
     if part == "decoding":
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
-        # Subwords, and what text must go through before and after them.
-        assert data <= {"ziggurat.data.subword", "ziggurat.data.lines", "ziggurat.data.normalise"}
+        # Subwords, what text must go through before and after them, and a table by subwords.
+        names = ("subword", "lines", "normalise", "shortlist")
+        assert data <= {f"ziggurat.data.{name}" for name in names}
     if part == "nn":
         assert not any(name.startswith("ziggurat.config") for name in imports(path)), "nn takes numbers, not configs"
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from ziggurat import __version__
-from ziggurat.cli import backtranslation, demo, export, inspection, preparation, training, translation
+from ziggurat.cli import backtranslation, demo, export, inspection, preparation, shortlist, training, translation
 
 __all__ = ["app"]
 
@@ -26,6 +26,7 @@ app.command()(preparation.recipes)
 app.command()(preparation.explain)
 app.command()(preparation.prepare)
 app.command()(inspection.inspect)
+app.command()(shortlist.shortlist)
 app.command()(training.train)
 app.command()(training.grow)
 app.command()(training.average)

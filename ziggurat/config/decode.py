@@ -93,6 +93,9 @@ class DecodingConfig(Section):
     """Most sentences in the search at a time."""
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
     """Of the model's products when it is loaded for translation; validation in training has the training's own."""
+    shortlist: str | None = Field(default=None, min_length=1)
+    """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
+    sentence allows get a score. Not with prefixes or words that must appear; validation does without."""
     endings: Literal["candidates", "beam"] = "candidates"
     """Where a hypothesis may end: among all 2 `beam_size` best extensions of a step (`candidates`), or only among the
     `beam_size` best of them (`beam`: fairseq, CTranslate2, transformers; for equal output there)."""

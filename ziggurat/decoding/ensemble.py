@@ -11,6 +11,7 @@ from torch import Tensor
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.decoding.score import ModelScorer, log_mean_probability, log_probabilities
 from ziggurat.decoding.scorer import Scorer
+from ziggurat.decoding.shortlist import Shortlist
 from ziggurat.errors import ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.seq2seq import Seq2Seq
@@ -71,9 +72,9 @@ class EnsembleScorer:
             member.keep(sentences)
 
 
-def scorer_of(models: Sequence[Seq2Seq]) -> Scorer:
-    """Return the scorer of one model, or of the ensemble of several; see EnsembleScorer."""
-    scorers = [ModelScorer(model) for model in models]
+def scorer_of(models: Sequence[Seq2Seq], shortlist: Shortlist | None = None) -> Scorer:
+    """Return the scorer of one model, or of the ensemble of several (see EnsembleScorer), all with one shortlist."""
+    scorers = [ModelScorer(model, shortlist) for model in models]
     return scorers[0] if len(scorers) == 1 else EnsembleScorer(scorers)
 
 

@@ -160,6 +160,7 @@ class Job:
                 phrases = list(dict.fromkeys([*self.asked(place, extras), *phrases]))
             prefix: tuple[int, ...] = ()
             if number == 0 and extras.prefixes and extras.prefixes[place].strip():
+                self._refuse_shortlist("prefixes")
                 prefix = tuple(self.target.encode([extras.prefixes[place].replace("\0", " ")])[0])
             line = extras.first + place
             part = Part(source, self.tag, ids, tuple(phrases))
@@ -180,6 +181,7 @@ class Job:
 
     def _check_constraints(self) -> None:
         decoding = self.decoding
+        self._refuse_shortlist("constraints and terminology")
         if decoding.search == "sample":
             raise ConfigError("constraints and terminology need `decoding.search: beam`; samples are not searched for")
         if decoding.endings == "beam":
@@ -188,6 +190,11 @@ class Job:
             raise ConfigError("constraints and terminology do not go with `decoding.diverse_groups`; set it to 1")
         if decoding.beam_size == 1:
             raise ConfigError("constraints and terminology need `decoding.beam_size` of at least 2")
+
+    def _refuse_shortlist(self, what: str) -> None:
+        """Raise ConfigError where tokens that the source does not allow could be asked for."""
+        if self.decoding.shortlist is not None:
+            raise ConfigError(f"{what} do not go with `decoding.shortlist`; set it to null")
 
     def _key(self, line: int, part: int) -> int:
         """Return the key of a sentence's random numbers: a hash of the seed, its line and its part."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import BinaryIO
 
 import regex
@@ -10,7 +10,7 @@ import regex
 from ziggurat.data.lines import MAX_LINE_BYTES
 from ziggurat.errors import DataError
 
-__all__ = ["WINDOW_LINES", "Encode", "join_parts", "one_line", "read_lines", "split_long", "windows"]
+__all__ = ["WINDOW_LINES", "Encode", "join_parts", "one_line", "read_lines", "split_long", "windows", "without_nul"]
 
 Encode = Callable[[list[str]], list[list[int]]]
 """Texts -> the pieces of each."""
@@ -64,6 +64,11 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
             ) from None
         offset += len(raw)
         yield line.removesuffix("\n").removesuffix("\r")
+
+
+def without_nul(texts: Sequence[str]) -> list[str]:
+    """Return `texts` with NUL, which no training text holds, made a blank."""
+    return [text.replace("\0", " ") for text in texts]
 
 
 def one_line(text: str) -> str:

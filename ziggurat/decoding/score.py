@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.decoding.batches import length_batches, padded
+from ziggurat.decoding.shortlist import Shortlist, ShortlistedOutput
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["ForcedScore", "ModelScorer", "force_score", "log_mean_probability", "log_probabilities"]
@@ -19,10 +20,17 @@ _LOGIT_ROWS = 1024
 
 
 class ModelScorer:
-    """The scorer (decoding.scorer.Scorer) of a single model."""
+    """The scorer (decoding.scorer.Scorer) of a single model.
 
-    def __init__(self, model: Seq2Seq) -> None:
+    Args:
+        model: the model.
+        shortlist: tokens that a sentence's source does not allow get no score (-inf), and no time.
+    """
+
+    def __init__(self, model: Seq2Seq, shortlist: Shortlist | None = None) -> None:
         self.model = model
+        self._shortlist = shortlist
+        self._output: ShortlistedOutput | None = None
         self.vocabulary_size = model.vocabulary_size
         self._state = model.start(1, 1)
 
@@ -34,14 +42,20 @@ class ModelScorer:
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
         """Begin with no sentence."""
         self._state = self.model.start(beam_size, slots, keep_attention=keep_attention)
+        if self._shortlist is not None:
+            self._output = ShortlistedOutput(self.model.output, self._shortlist)
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
         """Encode source ids [n, S]; caches grow with the steps, whatever the most is."""
         self.model.admit(self.model.encode(source, source_mask), self._state)
+        if self._output is not None:
+            self._output.admit(source, source_mask)
 
     def step(self, tokens: Tensor) -> Tensor:
         """Return logits [N, K, V] of the token after `tokens` [N, K]."""
-        return self.model.step(tokens, self._state)
+        if self._output is None:
+            return self.model.step(tokens, self._state)
+        return self._output(self.model.advance(tokens, self._state), tokens.shape[1])
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam `parents`[i, k]."""
@@ -50,6 +64,8 @@ class ModelScorer:
     def keep(self, sentences: Tensor) -> None:
         """Keep `sentences` [N'] of the batch."""
         self._state.keep(sentences)
+        if self._output is not None:
+            self._output.keep(sentences)
 
 
 @dataclass(frozen=True)

@@ -40,7 +40,7 @@ class Scorer(Protocol):
         """Take the last tokens [N, K]; return scores [N, K, V] whose softmax gives the next token.
 
         A new sentence's first tokens are begin-of-sentence. Log-probabilities are such scores (the softmax keeps
-        them), logits are cheaper. The caller may overwrite what it gets.
+        them), logits are cheaper. The caller may overwrite what it gets, and is done with it at the next step.
         """
 
     def follow(self, parents: Tensor) -> None:

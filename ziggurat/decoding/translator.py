@@ -18,12 +18,13 @@ from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.job import Job, LineExtras, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import WINDOW_LINES, split_long, windows
+from ziggurat.decoding.lines import WINDOW_LINES, split_long, windows, without_nul
 from ziggurat.decoding.notices import Notices, TranslationWarning
 from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
 from ziggurat.decoding.score import force_score
 from ziggurat.decoding.scorer import Scorer
 from ziggurat.decoding.search import search
+from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 
@@ -151,8 +152,8 @@ class Translator:
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
         job = self._job(tag)
-        source_ids = [[*job.tag, *ids] for ids in self.source_tokenizer.encode(_without_nul(sources))]
-        target_ids = self.target_tokenizer.encode(_without_nul(targets))
+        source_ids = [[*job.tag, *ids] for ids in self.source_tokenizer.encode(without_nul(sources))]
+        target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
             longest = max(map(len, sides)) + 1
             if self.max_positions is not None and longest > self.max_positions:
@@ -186,6 +187,8 @@ class Translator:
         **changes: Any,
     ) -> Job:
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
+        if decoding.shortlist != self.decoding.shortlist:
+            raise ConfigError("`decoding.shortlist` is read when a model is loaded; name it there")
         return Job(
             decoding,
             self.source_tokenizer,
@@ -201,7 +204,7 @@ class Translator:
 
     def _translate_window(self, texts: Sequence[str], job: Job, extras: LineExtras) -> list[Translation]:
         """Translate `texts`, all in memory at once."""
-        clean = _without_nul(texts)
+        clean = without_nul(texts)
         limit = job.source_limit
         parts: list[Part] = []
         owned: list[range] = []
@@ -247,11 +250,6 @@ class Translator:
         return translation
 
 
-def _without_nul(texts: Sequence[str]) -> list[str]:
-    """Return `texts` with NUL, which no training text holds, made a blank."""
-    return [text.replace("\0", " ") for text in texts]
-
-
 def load_translator(
     path: str | Path | Sequence[str | Path], *, device: str = "auto", which: str | None = None, **decoding: Any
 ) -> Translator:
@@ -266,7 +264,8 @@ def load_translator(
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
     Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting, a device that is not
-    there or does not compute with `decoding.precision`, or models with different vocabularies.
+    there or does not compute with `decoding.precision`, or models or a shortlist with other vocabularies; DataError for
+    a missing or damaged shortlist.
     """
     members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
@@ -274,9 +273,11 @@ def load_translator(
         make_fast(member.model, settings.precision)
     first, origins = members[0], "; ".join(member.origin for member in members)
     source, target = load_tokenizers(first.directory)
+    models = [member.model for member in members]
+    shortlist = load_shortlist(settings.shortlist, source, target, first.model.device) if settings.shortlist else None
     embeddings = [member.experiment.model.embedding for member in members]
     return Translator(
-        [member.model for member in members],
+        models,
         source,
         target,
         settings,
@@ -284,4 +285,5 @@ def load_translator(
         device=first.model.device,
         origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
         target_language=first.experiment.data.target_language,
+        scorer=lambda: scorer_of(models, shortlist),
     )

@@ -72,7 +72,7 @@ class ExportedModel:
 
     def searching_as_others(self) -> Experiment:
         """Return the experiment with the search of other toolkits: one kind of length penalty, no coverage."""
-        changes: dict[str, object] = {"endings": "beam"}
+        changes: dict[str, object] = {"endings": "beam", "shortlist": None}
         if self.experiment.decoding.length_penalty.kind != "power":
             changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
         decoding = change_section(self.experiment.decoding, changes, "decoding")

@@ -94,12 +94,15 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     """
     model = open_onnx(directory, threads=threads)
     experiment = load_experiment(Path(directory) / CONFIG_FILE)
+    settings = change_section(experiment.decoding, decoding, "decoding")
+    if settings.shortlist is not None:
+        raise ConfigError("`decoding.shortlist` does not go with ONNX; set it to null")
     source, target = load_tokenizers(directory)
     return Translator(
         (),
         source,
         target,
-        change_section(experiment.decoding, decoding, "decoding"),
+        settings,
         max_positions=model.max_positions,
         origin=f"{directory}: ONNX",
         target_language=experiment.data.target_language,

@@ -136,12 +136,17 @@ class Seq2Seq(nn.Module):
 
         A sentence's first tokens must be the same in all its beams.
         """
+        count = tokens.shape[1]
+        logits = self.logits(self.advance(tokens, state))
+        return logits if logits.shape[1] == count else logits.repeat(1, count, 1)
+
+    def advance(self, tokens: Tensor, state: DecoderState) -> Tensor:
+        """Feed `tokens` as `step` does; return hidden states [N, K, d_hidden], or [N, 1, d_hidden] for all K."""
         advance = cast(Callable[..., Tensor], self.decoder.step)
-        live, count = state.live, tokens.shape[1]
+        live = state.live
         if live.first:
             tokens = tokens[:, :1]
         live.begin()
         hidden = advance(self.target_embedding.step(tokens, live.positions, live.longest), state.cache)
         live.end()
-        logits = self.logits(hidden)
-        return logits if logits.shape[1] == count else logits.repeat(1, count, 1)
+        return hidden

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -170,6 +171,11 @@ class OutputProjection(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_model]."""
         return linear(hidden, self.weight, self.bias)
+
+    def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone."""
+        bias = None if self.bias is None else self.bias[tokens]
+        return partial(linear, weight=self.weight[tokens], bias=bias)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter of its own; a matrix shared with an embedding counts as that."""

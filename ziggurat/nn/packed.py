@@ -6,6 +6,7 @@ What is between the maps stays in fp32: with one row per hypothesis, conversions
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, cast
 
 import torch
@@ -17,7 +18,7 @@ from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
 
-__all__ = ["Int8Linear", "PackedFeedForward", "PackedLinear", "Precision", "available", "pack"]
+__all__ = ["Int8Linear", "PackedFeedForward", "PackedLinear", "PackedOutput", "Precision", "available", "pack"]
 
 Precision = Literal["float32", "bfloat16", "int8"]
 """Of the products; in `int8` weights and inputs have 8 bits and sums 32."""
@@ -141,13 +142,19 @@ class PackedOutput(nn.Module):
         self.weight = projection.weight
         # Scores are wanted in fp32, and a pass over [rows, vocabulary] to scale them costs more than bytes save.
         narrow = precision != "float32" and available("bfloat16")
-        dtype = torch.bfloat16 if narrow else torch.float32
-        self.map = PackedLinear(projection.weight.to(dtype), projection.bias, narrow=True)
+        self.dtype = torch.bfloat16 if narrow else torch.float32
+        self.bias = projection.bias
+        self.map = PackedLinear(projection.weight.to(self.dtype), projection.bias, narrow=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocabulary] for `hidden` [..., d_model]."""
         y: Tensor = self.map(hidden)
         return y
+
+    def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+        """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone, in the same type."""
+        bias = None if self.bias is None else self.bias[tokens]
+        return PackedLinear(self.weight[tokens].to(self.dtype), bias, narrow=True)
 
 
 def packed(

@@ -1,0 +1,35 @@
+"""The verb shortlist, and translation with what it wrote."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.cli.conftest import Ziggurat
+from ziggurat.config import load_experiment
+
+
+def test_a_shortlist_of_the_store_is_translated_with(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
+    store = load_experiment(trained / "config.yaml").data.store
+    file = tmp_path / "list"
+    made = ziggurat("shortlist", store, "-o", file, "--best", 5, "--frequent", 7, "--json")
+    assert made.status == 0, made.err
+    report = json.loads(made.out)
+    assert 0 < report["mean_candidates"] <= 6
+    assert report["always"] >= 7
+    found = ziggurat("translate", trained, "-i", text, f"shortlist={file}")
+    assert found.status == 0, found.err
+    assert len(found.out.splitlines()) == 2
+    file.write_bytes(file.read_bytes()[:-1])
+    refused = ziggurat("translate", trained, "-i", text, f"shortlist={file}")
+    assert refused.status == 2
+    assert "damaged" in refused.err
+
+
+def test_what_cannot_be_made_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> None:
+    refused = ziggurat("shortlist", tmp_path, "-o", tmp_path / "list")
+    assert refused.status == 2
+    assert "no store" in refused.err
+    assert not (tmp_path / "list").exists()

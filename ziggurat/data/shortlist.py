@@ -1,0 +1,148 @@
+"""Lexical shortlists: for each source piece the target pieces worth a score, estimated from a store, and their file."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import write_atomically
+from ziggurat.data.lexicon import Row, translation_table
+from ziggurat.data.subword import Tokenizer
+from ziggurat.errors import ConfigError, DataError
+
+__all__ = ["ShortlistTable", "estimate_shortlist", "read_shortlist", "write_shortlist"]
+
+_FORMAT = "ziggurat-shortlist-1"
+_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+
+
+@dataclass(frozen=True)
+class ShortlistTable:
+    """Which target ids a source id allows. S source ids, T target ids."""
+
+    candidates: NDArray[np.int32]
+    """[S, k] target ids of each source id; T fills up shorter rows."""
+    always: NDArray[np.int32]
+    """Target ids that every sentence allows."""
+    vocabularies: tuple[str, str]
+    """Fingerprints of the two vocabularies."""
+
+    def check(self, source: Tokenizer, target: Tokenizer, path: Path | str) -> None:
+        """Raise ConfigError, which names the file `path`, where a model's vocabularies are not those of the table."""
+        for side, tokenizer, ours in zip(("source", "target"), (source, target), self.vocabularies, strict=True):
+            if _fingerprint(tokenizer) != ours:
+                raise ConfigError(
+                    f"{path}: this shortlist is for another {side} vocabulary than the model's; make one of the "
+                    "store that the model was trained on: `ziggurat shortlist STORE -o FILE`"
+                )
+
+
+def estimate_shortlist(
+    store: Store, *, pairs: int = 200_000, best: int = 100, frequent: int = 100, floor: float = 1e-4
+) -> ShortlistTable:
+    """Return a shortlist by IBM Model 1 of training pairs.
+
+    A source piece allows its `best` likeliest target pieces with a probability of at least `floor`, and the target
+    piece that is written like it. Every sentence allows the `frequent` most frequent target pieces, end-of-sentence,
+    the unknown piece, and pieces that stand for bytes.
+
+    Args:
+        store: prepared pairs.
+        pairs: at most so many, evenly spread over the store, are read; memory grows with them.
+        best: see above.
+        frequent: see above.
+        floor: see above.
+
+    Raises DataError for a store without training pairs.
+    """
+    source, target = store.source, store.target
+    if not len(store.train):
+        raise DataError(f"{store.path}: no training pairs to estimate a shortlist from")
+    number = min(pairs, len(store.train))
+    sources, targets = store.train.pairs(np.arange(number) * len(store.train) // number)
+    rows = translation_table(sources, targets, source.size, target.size)[:-1]
+    counts = np.bincount(np.concatenate([np.zeros(0, np.int64), *targets]), minlength=target.size)
+    most = np.argsort(-counts, kind="stable")[:frequent]
+    special = [i for i, piece in enumerate(target.pieces(range(target.size))) if _BYTE.fullmatch(piece)]
+    always = {target.eos, target.unk, *special, *most[counts[most] > 0].tolist()}
+    return ShortlistTable(
+        _candidates(rows, _copies(source, target), target.size, best, floor),
+        np.array(sorted(always), np.int32),
+        (_fingerprint(source), _fingerprint(target)),
+    )
+
+
+def _copies(source: Tokenizer, target: Tokenizer) -> list[int]:
+    """Return for each source id the target id that is written like it, or the number of target ids."""
+    ids = {piece: i for i, piece in enumerate(target.pieces(range(target.size)))}
+    return [ids.get(piece, target.size) for piece in source.pieces(range(source.size))]
+
+
+def _candidates(rows: list[Row], copies: list[int], filler: int, best: int, floor: float) -> NDArray[np.int32]:
+    """Return the best ids of each row, likeliest first, behind the copy."""
+    candidates = np.full((len(rows), best + 1), filler, np.int32)
+    candidates[:, 0] = copies
+    for piece, row in enumerate(rows):
+        order = np.argsort(-row.probabilities, kind="stable")[:best]
+        chosen = row.ids[order[row.probabilities[order] >= floor]]
+        candidates[piece, 1 : 1 + len(chosen)] = chosen
+    return candidates
+
+
+def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
+    """Write `table` to the safetensors file `path`, whole or not at all."""
+    source, target = table.vocabularies
+    metadata = {"format": _FORMAT, "source_vocabulary": source, "target_vocabulary": target}
+    write_atomically(Path(path), save({"candidates": table.candidates, "always": table.always}, metadata))
+
+
+def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> ShortlistTable:
+    """Read the shortlist of a model with these vocabularies.
+
+    Raises DataError when the file is missing, damaged or of another format, ConfigError for other vocabularies.
+    """
+    if not Path(path).is_file():
+        raise DataError(f"{path}: no such file; this makes a shortlist: `ziggurat shortlist STORE -o {path}`")
+    try:
+        with safe_open(path, framework="numpy") as file:
+            metadata: Mapping[str, str] = file.metadata() or {}
+            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: damaged, or no shortlist ({error}); make it again") from None
+    if metadata.get("format") != _FORMAT:
+        raise DataError(f"{path}: no shortlist that this version of ziggurat reads ({_FORMAT}); make it again")
+    vocabularies = (metadata.get("source_vocabulary", ""), metadata.get("target_vocabulary", ""))
+    table = ShortlistTable(tensors.get("candidates", _NOTHING), tensors.get("always", _NOTHING), vocabularies)
+    table.check(source, target, path)
+    if not (_holds(table.candidates, 2, target.size) and _holds(table.always, 1, target.size - 1)):
+        raise DataError(f"{path}: damaged (not tables of target ids); make it again")
+    if len(table.candidates) != source.size:
+        raise DataError(f"{path}: damaged ({len(table.candidates)} rows for {source.size} pieces); make it again")
+    return table
+
+
+_NOTHING = np.zeros((), np.int32)
+
+
+def _holds(ids: NDArray[Any], dimensions: int, largest: int) -> bool:
+    """Whether `ids` is a table of so many dimensions with ids from 0 to `largest`."""
+    if ids.dtype != np.int32 or ids.ndim != dimensions:
+        return False
+    return not ids.size or (ids.min() >= 0 and ids.max() <= largest)
+
+
+def _fingerprint(tokenizer: Tokenizer) -> str:
+    """Return what is equal where ids mean the same (ziggurat.data.subword.same_vocabulary)."""
+    content = json.dumps([tokenizer.pieces(range(tokenizer.size)), sorted(tokenizer.tags.items())])
+    return xxhash.xxh3_128_hexdigest(content.encode())

@@ -1,0 +1,94 @@
+"""Scores for a lexical shortlist of target tokens only: what each source sentence allows (Jean et al. 2015).
+
+Shapes: n new sentences, N live ones, K beams, S source, V vocabulary, U columns.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from ziggurat.data.shortlist import ShortlistTable, read_shortlist
+from ziggurat.data.subword import Tokenizer
+from ziggurat.nn.embedding import OutputProjection
+from ziggurat.nn.packed import PackedOutput
+
+__all__ = ["Shortlist", "ShortlistedOutput", "load_shortlist"]
+
+
+class Shortlist:
+    """Which target tokens a source sentence allows.
+
+    Args:
+        table: by source id.
+        size: number of target ids of the tokenizer; a model may have rows beyond, which are never allowed.
+        device: where masks are made.
+    """
+
+    def __init__(self, table: ShortlistTable, size: int, device: torch.device | str = "cpu") -> None:
+        self.size = size
+        self._candidates = torch.from_numpy(table.candidates).to(device)
+        self._always = torch.from_numpy(table.always).to(device, torch.int64)
+
+    def allowed(self, source: Tensor, source_mask: Tensor, vocabulary_size: int) -> Tensor:
+        """Return bool [n, V] for source ids [n, S] (mask: True for real tokens): a function of each sentence alone."""
+        mask = torch.zeros(len(source), vocabulary_size + 1, dtype=torch.bool, device=source.device)
+        ids = self._candidates[source].masked_fill(~source_mask[..., None], self.size)
+        mask.scatter_(1, ids.flatten(1).long(), True)
+        mask[:, self._always] = True
+        mask[:, self.size :] = False
+        return mask[:, :-1]
+
+
+class ShortlistedOutput:
+    """The output projection for live sentences: one product over all that any of them allows, -inf elsewhere.
+
+    Args:
+        output: the whole projection.
+        shortlist: of the sentences.
+    """
+
+    def __init__(self, output: OutputProjection | PackedOutput, shortlist: Shortlist) -> None:
+        self._whole = output
+        self._shortlist = shortlist
+        vocabulary = output.weight.shape[0]
+        self._allowed = torch.zeros(0, vocabulary, dtype=torch.bool, device=output.weight.device)
+        self._columns = self._allowed[:0].any(0).nonzero()[:, 0]
+        self._forbidden = self._allowed[:, :0]
+        self._product: Callable[[Tensor], Tensor] = output
+        self._scores: Tensor | None = None
+
+    def admit(self, source: Tensor, source_mask: Tensor) -> None:
+        """Sentences of ids [n, S] come, behind the live ones."""
+        new = self._shortlist.allowed(source, source_mask, self._allowed.shape[1])
+        self._allowed = torch.cat((self._allowed, new))
+        self._columns = self._allowed.any(0).nonzero()[:, 0]
+        self._forbidden = ~self._allowed.index_select(1, self._columns)
+        self._product = self._whole.restricted(self._columns)
+
+    def keep(self, sentences: Tensor) -> None:
+        """Row i is now old row `sentences`[i]; columns that nobody needs any more stay until the next admission."""
+        self._allowed = self._allowed.index_select(0, sentences)
+        self._forbidden = self._forbidden.index_select(0, sentences)
+
+    def __call__(self, hidden: Tensor, beams: int) -> Tensor:
+        """Return scores [N, `beams`, V] for hidden states [N, `beams` or 1, d], valid until the next call."""
+        product = self._product(hidden)
+        some = (product.float() if product.element_size() < torch.float32.itemsize else product).masked_fill_(
+            self._forbidden[:, None], -math.inf
+        )
+        shape = (len(hidden), beams, self._allowed.shape[1])
+        # The same memory at every step: to get it afresh costs more than to fill it.
+        if self._scores is None or self._scores.dtype != some.dtype or self._scores.numel() < math.prod(shape):
+            self._scores = some.new_empty(math.prod(shape))
+        scores = self._scores[: math.prod(shape)].view(shape).fill_(-math.inf)
+        return scores.index_copy_(2, self._columns, some.expand(-1, beams, -1))
+
+
+def load_shortlist(path: str | Path, source: Tokenizer, target: Tokenizer, device: torch.device) -> Shortlist:
+    """Read a shortlist for a model with these vocabularies; raises what ziggurat.data.shortlist.read_shortlist does."""
+    return Shortlist(read_shortlist(path, source, target), target.size, device)
