@@ -8,6 +8,7 @@ import warnings
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ from ziggurat.decoding.translator import load_translator
 from ziggurat.decoding.workers import open_workers
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 
-SHORT = {"max_length": {"limit": 6}, "min_length": 0}
+SHORT: dict[str, Any] = {"max_length": {"limit": 6}, "min_length": 0}
 LINES = ["Su divusim ne gokun.", "Madona dogun.", "", "dogun su " * 9, "Ne madona.", " ", "Gokun!"]
 
 
@@ -39,13 +40,14 @@ def test_they_give_what_one_process_gives(trained: Path) -> None:
     one = load_translator(trained, device="cpu", **SHORT)
     with open_workers(trained, workers=2, threads=2, device="cpu", **SHORT) as several:
         assert several.origin == f"{one.origin}; 2 workers"
+        options: dict[str, Any]
         for options in (beside, wanted, drawing):
             with pytest.warns(TranslationWarning) as expected:
-                alone = list(one.translate_stream(LINES, window=2, **options))  # type: ignore[arg-type]
+                alone = list(one.translate_stream(LINES, window=2, **options))
             several.notices.clear()
             several.notices.told.clear()
             with pytest.warns(TranslationWarning) as caught:
-                assert list(several.translate_stream(LINES, window=2, **options)) == alone  # type: ignore[arg-type]
+                assert list(several.translate_stream(LINES, window=2, **options)) == alone
             assert [str(w.message) for w in caught] == [str(w.message) for w in expected]
             assert +several.notices == +one.notices
             one.notices.clear()
