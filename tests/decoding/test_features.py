@@ -18,7 +18,7 @@ from ziggurat.config import DecodingConfig, MaxLengthConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.decoding.mbr import mean_chrf
-from ziggurat.decoding.phrases import Terminology, read_constraints, read_terminology
+from ziggurat.decoding.phrases import Terminology, read_constraints, read_terminology, unmet
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError, DataError
@@ -312,3 +312,11 @@ def test_hostile_lines_give_one_line_each_in_every_mode(
             assert len(hypothesis.text.splitlines()) <= 1
             assert "\0" not in hypothesis.text
         assert len(translation.to_json().splitlines()) == 1
+
+
+def test_a_constraint_is_met_by_whole_words_only(tokenizer: SentencePieceTokenizer) -> None:
+    (dog,), (dogs,) = (tokenizer.encode([text]) for text in ("A dog", "A dogged"))
+    assert unmet(["dog"], "A dog", dog, tokenizer) == []
+    assert unmet(["dog"], "A dogged", dogs, tokenizer) == ["dog"]
+    assert unmet(["dog"], "A dogged", [*dog, *dogs], tokenizer) == ["dog"]  # whatever the pieces are
+    assert unmet(["犬"], "白犬が", [], tokenizer) == []

@@ -56,7 +56,9 @@ def open_engine(
     """
     served = _open_served(engine, settings, token_scores=token_scores)
     if served and extras:
-        raise ConfigError("CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; use `--engine torch`")
+        raise ConfigError(
+            "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
+        )
     if served:
         yield served
     elif engine.workers == 1:

@@ -104,6 +104,8 @@ class DecodingConfig(Section):
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
+        if self.min_length > self.max_length.limit:
+            raise ValueError(f"`min_length` ({self.min_length}) is above `max_length.limit` ({self.max_length.limit})")
         if self.endings == "beam" and (self.search == "sample" or self.diverse_groups > 1):
             raise ValueError("`endings: beam` is for the ordinary beam search, without groups")
         if self.search == "sample":

@@ -60,7 +60,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
                 hint = "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"
             raise DataError(
                 f"{name}, line {number}: not valid UTF-8: {found} (byte {at} of the line, {offset + at} of the "
-                f"input, from 0); {hint}. Every line before it was translated, none after it"
+                f"input, from 0); {hint}. What comes after it was not read"
             ) from None
         offset += len(raw)
         yield line.removesuffix("\n").removesuffix("\r")

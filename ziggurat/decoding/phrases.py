@@ -47,11 +47,13 @@ def phrase_ids(phrases: Sequence[str], tokenizer: Tokenizer) -> list[tuple[int, 
 
 
 def unmet(phrases: Sequence[str], text: str, tokens: Sequence[int], tokenizer: Tokenizer) -> list[str]:
-    """Return the phrases that neither `text` nor its `tokens` hold."""
+    """Return the phrases that `text`, whose ids are `tokens`, does not hold as whole words."""
     missing = []
     for phrase, ids in zip(phrases, phrase_ids(phrases, tokenizer), strict=True):
         places = range(len(tokens) - len(ids) + 1) if ids else ()
-        if phrase not in text and not any(tuple(tokens[i : i + len(ids)]) == ids for i in places):
+        among = any(tuple(tokens[i : i + len(ids)]) == ids for i in places)
+        # Whole words count; what its pieces spell otherwise, since the vocabulary normalises text, counts by pieces.
+        if regex.search(_bounded(phrase), text) is None and (phrase in text or not among):
             missing.append(phrase)
     return missing
 

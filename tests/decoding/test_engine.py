@@ -1,0 +1,93 @@
+"""Models made fast: the same scores, whatever the architecture; what a device cannot do is refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ziggurat.config import ModelConfig
+from ziggurat.decoding import engine
+from ziggurat.decoding.engine import make_fast
+from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.search import search
+from ziggurat.errors import ConfigError
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.packed import Precision, available
+
+SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}
+KINDS: dict[str, dict[str, Any]] = {
+    "post": {"residual": "post", "decoder": {"layers": 2}},
+    "pre": {"residual": "pre", "decoder": {"layers": 2}},
+    "relative": {"residual": "pre", "decoder": {"layers": 2, "attention": "relative"}},
+    "rotary": {"embedding": {"positions": "rotary"}, "decoder": {"layers": 2}},
+    "average": {"residual": "pre", "decoder": {"layers": 2, "attention": "average"}},
+    "merged": {"residual": "pre", "decoder": {"layers": 2, "attention": "merged"}},
+    "shared values": {"decoder": {"layers": 2, "attention": "merged"}, "attention": {"share_value": True}},
+    "dlcl": {"residual": "pre", "decoder": {"layers": 2, "history": "dlcl"}},
+    "transparent": {"residual": "pre", "decoder": {"layers": 2}, "memory": "transparent"},
+    "gelu": {"activation": "gelu", "decoder": {"layers": 2}},
+    "swiglu": {"activation": "swiglu", "decoder": {"layers": 2}},
+    "fixup": {"residual": "fixup", "init": {"kind": "fixup"}, "decoder": {"layers": 2}},
+    "rnmt": {
+        "family": "rnmt",
+        "decoder": {"layers": 2},
+        "embedding": {"positions": "none", "sharing": "none"},
+    },
+}
+
+
+def model(kind: str) -> Seq2Seq:
+    values = {**SIZES, **KINDS[kind]}
+    return build_model(ModelConfig.model_validate(values), 61, 61, seed=3).eval()
+
+
+@torch.no_grad()
+def scores(built: Seq2Seq) -> Tensor:
+    """Logits of six steps of two sentences whose beams change places."""
+    scorer = ModelScorer(built)
+    scorer.start(3, 2)
+    mask = torch.arange(7) < torch.tensor([[7], [4]])
+    scorer.admit(torch.arange(14).view(2, 7) % 50 + 5, mask, 9)
+    found = []
+    for step in range(12):
+        tokens = torch.full((2, 3), 2) if step == 0 else (torch.arange(6).view(2, 3) * 7 + step) % 50 + 5
+        found.append(scorer.step(tokens).clone())
+        scorer.follow(torch.tensor([[1, 0, 2], [2, 2, 0]]))
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("precision", [p for p in ("float32", "bfloat16", "int8") if available(p)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision) -> None:
+    built = model(kind)
+    plain = scores(built)
+    make_fast(built, precision)
+    error = (scores(built) - plain).norm() / plain.norm()
+    assert float(error) < (1e-5 if precision == "float32" else 4e-2)
+    assert precision == "float32" or float(error) > 1e-4  # it is another precision
+
+
+def test_a_packed_model_finds_the_same() -> None:
+    sentences = [Sentence([5 + n, 6, 7 + n, 3], 12) for n in range(7)]
+    settings = SearchSettings(4, 2, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
+    built = model("pre")
+    plain = search(ModelScorer(built), sentences, settings)
+    make_fast(built, "float32")
+    packed = search(ModelScorer(built), sentences, settings)
+    assert [[h.tokens for h in each] for each in packed] == [[h.tokens for h in each] for each in plain]
+
+
+def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "available", lambda precision: False)
+    built = model("pre")
+    make_fast(built, "float32")  # stays as it is
+    assert type(built.output).__name__ == "OutputProjection"
+    with pytest.raises(ConfigError, match=r"decoding\.precision: int8.*VNNI"):
+        make_fast(built, "int8")
+    with pytest.raises(ConfigError, match=r"decoding\.precision: bfloat16.*AVX-512-BF16"):
+        make_fast(built, "bfloat16")
