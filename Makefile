@@ -10,7 +10,7 @@ demo: $(READY)
 	$(BIN)/ziggurat demo
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"

@@ -126,7 +126,7 @@ def test_prefixes_and_constraints_must_pair_up_with_lines(translator: Translator
 
 def lacking(phrases: list[str], text: str) -> list[str]:
     """The phrases that `text` does not hold as whole words, by the standard library."""
-    return [phrase for phrase in phrases if not re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text)]
+    return [phrase for phrase in dict.fromkeys(phrases) if not re.search(rf"(?<!\w){re.escape(phrase)}(?!\w)", text)]
 
 
 def test_constraints_are_met_or_named(translator: Translator) -> None:
