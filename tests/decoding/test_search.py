@@ -256,3 +256,21 @@ def test_half_precision_scores_are_summed_in_single_precision() -> None:
     exact = [row.log_softmax(0)[token].item() for row, token in zip(logits, path, strict=False)]
     assert found.token_log_probabilities == pytest.approx(exact, abs=1e-6)
     assert found.log_probability == pytest.approx(sum(exact), abs=1e-5)
+
+
+def test_endings_are_counted_among_all_candidates_or_among_the_beams_alone() -> None:
+    """With two beams, end-of-sentence third at the first step: it ends a hypothesis unless only beams may."""
+    tokens = [t for t in range(5) if t not in (BOS, EOS)]
+
+    def table(sentence: int, prefix: Prefix) -> list[float]:
+        chances = {EOS: 0.25, tokens[0]: 0.4, tokens[1]: 0.3} if not prefix else {EOS: 0.5, tokens[0]: 0.3}
+        rest = (1 - sum(chances.values())) / (5 - len(chances))
+        return [math.log(chances.get(token, rest)) for token in range(5)]
+
+    scores = {}
+    for endings in ("candidates", "beam"):
+        wanted = SearchSettings(2, 1, BOS, EOS, penalty=LengthPenalty("none"), endings=endings)
+        (best,) = run(TableScorer(table, 5), [4], wanted)[0]
+        scores[endings] = (best.tokens, best.log_probability)
+    assert scores["candidates"] == ([], pytest.approx(math.log(0.25)))
+    assert scores["beam"] == ([tokens[0]], pytest.approx(math.log(0.4 * 0.5)))
