@@ -10,6 +10,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.lines import join_parts, one_line
 from ziggurat.decoding.mbr import mean_chrf
+from ziggurat.decoding.parts import side_by_side
 from ziggurat.decoding.phrases import unmet
 from ziggurat.decoding.results import Alignment, Hypothesis, Translation
 
@@ -47,16 +48,9 @@ class Assembler:
         self.decoding = decoding
 
     def line(self, text: str, parts: Sequence[Part], found: Sequence[list[IdHypothesis]]) -> Translation:
-        """Return the translation of a line: the k-th best results of its parts, side by side.
-
-        A part with fewer results gives its best one again; scores and log-probabilities add up.
-        """
+        """Return the translation of a line, given the search's results for each of its parts."""
         of_parts = [self._ranked(part, results) for part, results in zip(parts, found, strict=True)]
-        hypotheses = []
-        for rank in range(min(self.decoding.n_best, max(map(len, of_parts)))):
-            hypotheses.append(_joined([row[rank] if rank < len(row) else row[0] for row in of_parts]))
-        hypotheses.sort(key=lambda h: (not h.finished, -h.score))
-        return Translation(text, hypotheses, len(parts))
+        return side_by_side(text, of_parts, self.decoding.n_best, mean_score=self.decoding.mbr > 0)
 
     def _ranked(self, part: Part, results: Sequence[IdHypothesis]) -> list[Hypothesis]:
         """Return the results of a part, best first."""
@@ -123,35 +117,3 @@ class Assembler:
                 else:
                     words.append(self.source.decode([part.ids[place] for place in own]).strip())
         return [words[n] for n in numbers]
-
-
-def _joined(parts: Sequence[Hypothesis]) -> Hypothesis:
-    """Return the translations of the parts of a line as one."""
-    if len(parts) == 1:
-        return parts[0]
-    wanted = [h.unmet_constraints for h in parts if h.unmet_constraints is not None]
-    return Hypothesis(
-        text=join_parts(h.text for h in parts),
-        score=sum(h.score for h in parts),
-        log_probability=sum(h.log_probability for h in parts),
-        tokens=[p for h in parts for p in h.tokens],
-        token_log_probabilities=[p for h in parts for p in h.token_log_probabilities],
-        finished=all(h.finished for h in parts),
-        alignment=_joined_alignment([h.alignment for h in parts if h.alignment is not None]),
-        unmet_constraints=[phrase for row in wanted for phrase in row] if wanted else None,
-    )
-
-
-def _joined_alignment(parts: Sequence[Alignment]) -> Alignment | None:
-    """Return the alignments of the parts of a line as one, 0 between tokens of different parts."""
-    if not parts:
-        return None
-    whole = Alignment([], [], [])
-    width = sum(len(part.source_tokens) for part in parts)
-    for part in parts:
-        first = len(whole.source_tokens)
-        after = width - first - len(part.source_tokens)
-        whole.soft.extend([[0.0] * first + row + [0.0] * after for row in part.soft])
-        whole.hard.extend(first + place for place in part.hard)
-        whole.source_tokens.extend(part.source_tokens)
-    return whole

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.decoding.lines import WINDOW_LINES, join_parts, one_line, split_long, windows
+from ziggurat.decoding.lines import WINDOW_LINES, one_line, split_long, windows
 from ziggurat.decoding.notices import Notices
+from ziggurat.decoding.parts import side_by_side
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import CheckpointError, ConfigError, printable
 
@@ -249,26 +250,13 @@ class ServedTranslator:
         )
 
     def _joined(self, source: str, parts: list[list[Hypothesis]]) -> Translation:
-        """Return the translation of a line: the k-th best results of its parts, side by side; see Translator."""
+        """Return the translation of a line, given the results for each of its parts."""
         if not parts:
             return Translation(source, [Hypothesis("", 0.0, 0.0, [], [], True)], 0)
-        hypotheses = []
-        for rank in range(max(map(len, parts))):
-            chosen = [part[rank] if rank < len(part) else part[0] for part in parts]
-            hypotheses.append(
-                Hypothesis(
-                    text=join_parts(h.text for h in chosen),
-                    score=sum(h.score for h in chosen),
-                    log_probability=sum(h.log_probability for h in chosen),
-                    tokens=[piece for h in chosen for piece in h.tokens],
-                    token_log_probabilities=[p for h in chosen for p in h.token_log_probabilities],
-                    finished=all(h.finished for h in chosen),
-                )
-            )
-        hypotheses.sort(key=lambda h: -h.score)
-        if not hypotheses[0].finished:
+        translation = side_by_side(source, parts, max(map(len, parts)))
+        if not translation.hypotheses[0].finished:
             self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
-        return Translation(source, hypotheses, len(parts))
+        return translation
 
 
 def _positions(folder: Path) -> int:

@@ -1,7 +1,6 @@
 """Linear maps for inference on CPUs: weights laid out once by oneDNN, in fp32, bf16 or int8.
 
-What is between the maps stays in fp32: with one row per hypothesis, conversions cost less than bf16 arithmetic does
-(benchmarks/README.md). Nothing here can be trained.
+What is between the maps stays in fp32, scores and norms above all. Nothing here can be trained.
 """
 
 from __future__ import annotations
@@ -140,7 +139,7 @@ class PackedOutput(nn.Module):
     def __init__(self, projection: OutputProjection, precision: Precision) -> None:
         super().__init__()
         self.weight = projection.weight
-        # Scores are wanted in fp32, and a pass over [rows, vocabulary] to scale them costs more than bytes save.
+        # Not in int8: to scale its sums would take one more pass over [rows, vocabulary].
         narrow = precision != "float32" and available("bfloat16")
         self.dtype = torch.bfloat16 if narrow else torch.float32
         self.bias = projection.bias
@@ -173,7 +172,7 @@ def pack(model: nn.Module, precision: Precision) -> None:
     """
     if isinstance(model, MergedAverageAttention):
         model.separate_values()
-    # Keys and values in bf16 are half as much to read, and products of small matrices as fast.
+    # Keys and values in bf16 are half as much to read.
     narrow = {"qkv_proj", "q_proj", "kv_proj"} if _attends_plainly(model) and available("bfloat16") else set()
     for name, child in model.named_children():
         if isinstance(child, FeedForward) and child.is_plain:

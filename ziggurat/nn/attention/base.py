@@ -74,7 +74,7 @@ def attend_to_blocks(
 ) -> tuple[Tensor, Tensor]:
     """Return the context of `attend`, of keys and values in several tensors, and the weights after dropout.
 
-    For the few queries of a decoding step, K beams; fused kernels are no faster for these on CPU.
+    For the few queries of a decoding step, K beams.
     """
     scaled = query * query.shape[-1] ** -0.5
     logits = [torch.matmul(scaled, block.key.transpose(-2, -1)) for block in blocks]
