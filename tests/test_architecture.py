@@ -27,7 +27,9 @@ ALLOWED = {
     "diagnosis": BASE | {"config", "nn", "models"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
-    "cli": BASE | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export"},
+    "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis"},
+    "cli": BASE
+    | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "report"},
     "errors": set(),
     "duration": set(),
     "__init__": {"decoding"},

@@ -1,0 +1,1 @@
+"""What runs look like to people: figures, and one page that holds them."""

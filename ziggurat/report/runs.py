@@ -1,0 +1,152 @@
+"""A run as reports see it: its configuration and everything that was recorded while it trained."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config import Experiment, load_experiment
+from ziggurat.diagnosis.records import Record, read_records
+from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
+from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
+
+__all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
+
+MAX_RUNS = 8
+"""Runs in one report: as many as there are colours that can be told apart."""
+
+_METRICS = "metrics.jsonl"
+_LOG = "log.txt"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How the latest training in a run ended.
+
+    Attributes:
+        finished: True when a limit of `training.stop` was reached; False when it was stopped, failed, was killed, or
+            still trains.
+        said: in words for people.
+    """
+
+    finished: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class ReportRun:
+    """What reports read of a run. Nothing in it is a tensor: reading takes milliseconds.
+
+    Attributes:
+        name: what tells it from the other runs of the report.
+        folder: of the run.
+        colour: index of its colour, from 0; the same in every figure.
+        experiment: its configuration.
+        train: records of kind `train` of `metrics.jsonl`, by update; a number that was not finite is NaN or infinite.
+        validations: records of kind `validation`, by update.
+        depth: diagnostics, by update; empty where none were collected.
+        ending: how it ended.
+    """
+
+    name: str
+    folder: Path
+    colour: int
+    experiment: Experiment
+    train: list[dict[str, Any]]
+    validations: list[dict[str, Any]]
+    depth: list[Record]
+    ending: Ending
+
+
+def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
+    """Return the runs in `folders`, in this order, each with a colour of its own and a name that no other has.
+
+    Raises:
+        ConfigError: a folder is named twice, or there are more than MAX_RUNS.
+        CheckpointError: a folder is no run.
+        DataError: damaged records.
+    """
+    paths = [Path(folder) for folder in folders]
+    resolved = [path.resolve() for path in paths]
+    if twice := next((p for i, p in enumerate(paths) if resolved[i] in resolved[:i]), None):
+        raise ConfigError(f"{twice}: this run is named twice")
+    if len(paths) > MAX_RUNS:
+        raise ConfigError(f"{len(paths)} runs are too many for one report; at most {MAX_RUNS}")
+    return [
+        read_run(path, colour=i, name=name) for i, (path, name) in enumerate(zip(paths, _names(resolved), strict=True))
+    ]
+
+
+def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) -> ReportRun:
+    """Return what was recorded in the run `folder`; `name` is that of the folder unless another is given.
+
+    Raises:
+        CheckpointError: the folder is no run.
+        ConfigError: its configuration cannot be read.
+        DataError: damaged records, with file and line. The last line of a run that was killed may be cut off; it is
+            left out.
+    """
+    run = Path(folder)
+    if not run.is_dir():
+        raise CheckpointError(f"{run}: no such run")
+    if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
+        raise CheckpointError(f"{run}: not a run (no {CONFIG_FILE} or no {CHECKPOINTS}/); reports are made of runs")
+    by_kind: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
+    for record in _records(run / _METRICS):
+        if record["kind"] in by_kind:
+            by_kind[record["kind"]][record["update"]] = record
+    train, validations = ([records[u] for u in sorted(records)] for records in by_kind.values())
+    return ReportRun(
+        name or run.resolve().name,
+        run,
+        colour,
+        load_experiment(run / CONFIG_FILE),
+        train,
+        validations,
+        read_records(run),
+        _ending(run / _LOG),
+    )
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the last parts of the paths, as few as tell all of them apart."""
+    longest = max((len(folder.parts) for folder in folders), default=0)
+    for count in range(1, longest + 1):
+        names = ["/".join(folder.parts[-count:]) for folder in folders]
+        if len(set(names)) == len(names):
+            return names
+    return [str(folder) for folder in folders]
+
+
+def _records(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the records of `metrics.jsonl`, which a run that failed early has not."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
+    for number, line in enumerate(lines, start=1):
+        try:
+            record = json.loads(line)
+            whole = isinstance(record["kind"], str) and type(record["update"]) is int
+        except (ValueError, KeyError, TypeError):
+            whole = False
+        if whole:
+            yield record
+        elif number < len(lines) or line.endswith(b"\n"):
+            shown = printable(line.decode("utf-8", "replace").rstrip("\n"))
+            raise DataError(f"{path}, line {number}: not a record of a run: {shown}; remove the line")
+
+
+def _ending(path: Path) -> Ending:
+    """Return how the run ended, by the last of what its log says."""
+    lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
+    said = [line.partition("  ")[2] for line in lines]
+    for line in reversed(said):
+        if stopped := re.match(r"stopped after update (\d+): (.+) \(", line):
+            by_signal = stopped[2].startswith("SIG")
+            reached = f"{'stopped by' if by_signal else 'ended:'} {stopped[2]}, after update {int(stopped[1]):,}"
+            return Ending(not by_signal, reached)
+        if line.startswith(("first update", "resumed after update")):
+            break
+    return Ending(False, "no word of its end in the log: it failed, was killed, or still trains")
