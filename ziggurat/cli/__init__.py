@@ -47,9 +47,10 @@ def _run(arguments: list[str], debug: bool) -> int:
             return _reader_gone()
         raise
     except ModuleNotFoundError as error:
-        if error.name is None or error.name.partition(".")[0] != "torch":
+        missing = {"torch": "PyTorch", "matplotlib": "matplotlib"}.get((error.name or "").partition(".")[0])
+        if missing is None:
             raise
-        return _fail("this needs PyTorch, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
+        return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)

@@ -1,0 +1,165 @@
+"""Draws figures with matplotlib: the same code for the panels of a page and for the files of a paper.
+
+Nothing here touches pyplot or leaves a setting behind. Text is never read as mathematics, so a run named `$x$` is shown
+as it is called. Sizes are in points of the drawing: a panel is made for a width of 340, which fits a phone as it is.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import warnings
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from ziggurat.errors import printable
+from ziggurat.report.colours import DASHES, GRID, INK, LIGHT, MARKERS, colour_of_run
+from ziggurat.report.figure import Heat, Panel, Series
+
+__all__ = ["FONT", "HEIGHT", "WIDTH", "draw_panel", "key_of", "line_of", "new_canvas", "settings", "shown"]
+
+WIDTH, HEIGHT, FONT = 340.0, 250.0, 11.0
+"""Size of a panel and of its text, in points (pixels on a page)."""
+
+_LONGEST_LABEL = 48
+_MARKED = 40  # a line of more points has a marker at some of them only
+_SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@contextlib.contextmanager
+def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
+    """Context to draw and to write in; sizes are `scale` times those of a page, identifiers depend on `salt` only."""
+    options: dict[Any, Any] = {
+        "svg.fonttype": "none",  # text stays text: searchable, readable aloud, in the page's font
+        "svg.hashsalt": salt,
+        "pdf.fonttype": 42,  # fonts that journals take
+        "text.parse_math": False,
+        "font.family": ["DejaVu Sans"],
+        "font.size": FONT * scale,
+        "axes.titlesize": FONT * scale,
+        "axes.labelsize": FONT * scale,
+        "xtick.labelsize": (FONT - 1) * scale,
+        "ytick.labelsize": (FONT - 1) * scale,
+        "legend.fontsize": (FONT - 1) * scale,
+        "axes.linewidth": 0.8 * scale,
+        "lines.linewidth": 1.6 * scale,
+        "lines.markersize": 4.2 * scale,
+        "xtick.major.size": 3 * scale,
+        "ytick.major.size": 3 * scale,
+        "text.color": LIGHT[INK],
+        "axes.edgecolor": LIGHT[INK],
+        "axes.labelcolor": LIGHT[INK],
+        "xtick.color": LIGHT[INK],
+        "ytick.color": LIGHT[INK],
+    }
+    with mpl.rc_context(), warnings.catch_warnings():
+        mpl.rcdefaults()  # whatever a matplotlibrc says
+        mpl.rcParams.update(options)
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # only measured; the page has its own font
+        yield
+
+
+def shown(text: str) -> str:
+    """Return a label as it is drawn: on one line, no control characters, not too long."""
+    return printable(text, _LONGEST_LABEL)
+
+
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw `panel` on empty axes, inside `settings`; lines have no legend here (`key_of`)."""
+    axes.set_title(shown(panel.title), loc="left")
+    axes.set_xlabel(panel.x_label)
+    axes.set_ylabel(panel.y_label)
+    axes.set_facecolor("none")
+    if panel.heat is not None:
+        _draw_heat(axes, panel.heat)
+        return
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color=LIGHT[GRID], linewidth=axes.spines["left"].get_linewidth())
+    axes.set_axisbelow(True)
+    for series in panel.series:
+        axes.add_line(line_of(series, log=panel.log_y))
+    axes.autoscale_view()
+    _scale_axes(axes, panel)
+
+
+def line_of(series: Series, *, log: bool = False) -> Line2D:
+    """Return the line of a series: colour and marker of its run, dashes of its variant; `log` leaves out y <= 0."""
+    y = np.array([math.nan if v is None or (log and v <= 0) else v for v in series.y], dtype=float)
+    dashes = DASHES[series.variant % len(DASHES)]
+    every = max(1, len(y) // 8) if len(y) > _MARKED else 1
+    number = series.run or 0
+    return Line2D(
+        series.x,
+        y,
+        color=colour_of_run(series.run),
+        linestyle=(0, dashes) if dashes else "-",
+        marker=MARKERS[number % len(MARKERS)] if series.run is not None else None,
+        markevery=(number * every // 8 % every, every),
+        markerfacecolor=colour_of_run(series.run) if series.variant == 0 else "none",
+    )
+
+
+def key_of(panels: Sequence[Panel]) -> list[Series]:
+    """Return one series for each entry of the legend of these panels, in the order of appearance."""
+    entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
+    return list(reversed(entries.values()))
+
+
+def _scale_axes(axes: Axes, panel: Panel) -> None:
+    for axis, log, scale in ((axes.xaxis, panel.log_x, axes.set_xscale), (axes.yaxis, panel.log_y, axes.set_yscale)):
+        if log:
+            scale("log")
+            axis.set_minor_locator(NullLocator())
+            axis.set_major_formatter(FuncFormatter(_power))
+        else:
+            axis.set_major_formatter(FuncFormatter(_plain))
+    places = [x for series in panel.series for x in series.x]
+    if not panel.log_x and all(x == int(x) for x in places):
+        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+
+
+def _power(value: float, _: int | None = None) -> str:
+    """Return a tick of a logarithmic axis: 0.01 to 1000 as they are, others as a power of ten."""
+    exponent = math.log10(value)
+    if abs(exponent - round(exponent)) > 1e-6 or -3 < exponent < 4:
+        return f"{value:g}"
+    return "10" + str(round(exponent)).translate(_SUPERSCRIPT)
+
+
+def _plain(value: float, _: int | None = None) -> str:
+    """Return a tick of a linear axis: thousands as k, millions as M."""
+    for unit, letter in ((1e6, "M"), (1e3, "k")):
+        if abs(value) >= 10 * unit or (abs(value) >= unit and value % unit == 0):
+            return f"{value / unit:.4g}{letter}"
+    return f"{value:.4g}".replace("-", "\u2212")
+
+
+def _draw_heat(axes: Axes, heat: Heat) -> None:
+    cells = np.array([[math.nan if v is None else v for v in row] for row in heat.values], dtype=float)
+    image = axes.imshow(
+        np.ma.masked_invalid(cells),
+        cmap="viridis",  # even in lightness, so that it reads without colour
+        vmin=heat.low,
+        vmax=heat.high,
+        origin="lower",
+        aspect="auto",
+        interpolation="none",  # a cell of data is a cell of the image
+    )
+    for axis, labels in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
+        step = max(1, math.ceil(len(labels) / 7))
+        axis.set_ticks(range(0, len(labels), step), [shown(label) for label in labels[::step]])
+    assert axes.figure is not None
+    bar = axes.figure.colorbar(image, ax=axes, label=heat.unit, format=FuncFormatter(_plain))
+    bar.outline.set_visible(False)
+
+
+def new_canvas(width: float, height: float) -> Canvas:
+    """Return an empty transparent figure of this size in points, which lays itself out."""
+    return Canvas(figsize=(width / 72, height / 72), dpi=72, facecolor="none", layout="constrained")

@@ -1,0 +1,129 @@
+"""Figures for a web page: inline SVG that takes its colours from the page and its size from the screen."""
+
+from __future__ import annotations
+
+import io
+import re
+from html import escape
+from xml.etree import ElementTree
+
+from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.figure import Figure as Canvas
+
+from ziggurat.report.colours import variable
+from ziggurat.report.drawing import FONT, HEIGHT, WIDTH, draw_panel, key_of, line_of, new_canvas, settings, shown
+from ziggurat.report.figure import Figure, Panel, Series
+
+__all__ = ["to_svg"]
+
+_SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
+_COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
+_FONT_FAMILY = re.compile(r"font-family:[^;]*;?\s*")
+_SAMPLE = 30.0  # length of a line in the legend
+
+
+def to_svg(figure: Figure) -> str:
+    """Return `figure` as markup for a page: a `div` with an SVG for each entry of the legend and for each panel.
+
+    The panels stand beside each other where the page is wide enough and below each other on a phone. Colours are the
+    variables of `colours.LIGHT` (or `DARK`), which the page defines; without them it is drawn for a white page. Nothing
+    outside is referred to, but heat maps are images in `data:` URLs. Titles and captions are the page's.
+    The same figure gives the same markup.
+    """
+    key = "".join(_entry(figure, number, series) for number, series in enumerate(key_of(figure.panels)))
+    panels = "".join(_panel(figure, number, panel) for number, panel in enumerate(figure.panels))
+    legend = f'<div class="figure-key" style="{_ROW}">{key}</div>' if key else ""
+    return (
+        f'<div class="figure-panels" role="group" aria-label="{escape(figure.title)}">'
+        f'{legend}<div style="{_ROW}">{panels}</div></div>'
+    )
+
+
+_ROW = "display:flex;flex-wrap:wrap;gap:4px 16px"
+
+
+def _panel(figure: Figure, number: int, panel: Panel) -> str:
+    name = f"{figure.key}-{number}"
+    with settings(name):
+        canvas = new_canvas(WIDTH, HEIGHT)
+        draw_panel(canvas.add_subplot(), panel)
+        drawn = _written(canvas)
+    return _inline(drawn, name, f"{figure.title}: {panel.title}", figure.alt if number == 0 else "")
+
+
+def _entry(figure: Figure, number: int, series: Series) -> str:
+    """Return one entry of the legend: a piece of the line and what it is."""
+    name, label = f"{figure.key}-key-{number}", shown(series.label)
+    with settings(name):
+        height = FONT + 5
+        canvas = new_canvas(WIDTH, height)
+        text = canvas.text(0, 0.5, label, va="center", fontsize=FONT)
+        wide = text.get_window_extent().width
+        width = _SAMPLE + 5 + wide + 2
+        canvas.set_size_inches(width / 72, height / 72)
+        text.set_x((_SAMPLE + 5) / width)
+        line = line_of(Series(label, (0.0, 1.0, 2.0), (0.0, 0.0, 0.0), series.run, series.variant))
+        line.set_data([1 / width, _SAMPLE / 2 / width, (_SAMPLE - 1) / width], [0.5] * 3)
+        line.set_markevery([1])
+        line.set_transform(canvas.transFigure)
+        canvas.add_artist(line)
+        return _inline(_written(canvas), name, label, "")
+
+
+def _written(canvas: Canvas) -> bytes:
+    """Return matplotlib's SVG of what is drawn."""
+    file = io.BytesIO()
+    FigureCanvasSVG(canvas).print_svg(file, metadata={"Date": None})
+    return file.getvalue()
+
+
+def _inline(drawn: bytes, name: str, title: str, description: str) -> str:
+    """Return matplotlib's SVG fit to live among others in a page.
+
+    Identifiers get `name` in front. Its style sheet, which would hold for the whole page, becomes attributes.
+    """
+    root = ElementTree.fromstring(drawn)
+    for tag in ("metadata", "defs"):
+        for child in [
+            c for c in root if c.tag == _SVG + tag and (tag == "metadata" or c.find(_SVG + "style") is not None)
+        ]:
+            root.remove(child)
+    referred = {
+        i for element in root.iter() for value in element.attrib.values() for i in re.findall(r"#([\w-]+)", value)
+    }
+    for element in root.iter():
+        element.attrib = {
+            k.replace(_LINK, "href"): _attribute(k, v, name)
+            for k, v in element.attrib.items()
+            if k != "id" or v in referred
+        }
+        element.tag = element.tag.removeprefix(_SVG)
+        element.tail = None
+    wide = root.get("viewBox", "").split()[2]
+    root.attrib = {
+        "xmlns": _SVG[1:-1],
+        "viewBox": root.get("viewBox", ""),
+        "role": "img",
+        "aria-labelledby": f"{name}-title" + (f" {name}-desc" if description else ""),
+        "style": f"width:100%;max-width:{float(wide):.0f}px;height:auto;font-family:sans-serif;"
+        "stroke-linejoin:round;stroke-linecap:butt",
+    }
+    for tag, text in (("desc", description), ("title", title)):
+        if text:
+            element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
+            element.text = text
+            root.insert(0, element)
+    return ElementTree.tostring(root, encoding="unicode")
+
+
+def _attribute(key: str, value: str, name: str) -> str:
+    """Return an attribute with identifiers of this SVG alone and the page's colours."""
+    if key == "id":
+        return f"{name}-{value}"
+    if key == _LINK:
+        return f"#{name}-{value[1:]}" if value.startswith("#") else value.replace("\n", "")
+    if "url(#" in value:
+        return value.replace("url(#", f"url(#{name}-")
+    if key == "style":
+        value = _FONT_FAMILY.sub("", value)
+    return _COLOUR.sub(lambda found: variable(found[0]) or found[0], value)
