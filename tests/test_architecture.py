@@ -25,7 +25,8 @@ ALLOWED = {
     "decoding": BASE | {"config", "data", "nn", "models"},
     "export": BASE | {"config", "data", "nn", "evaluation", "models", "decoding"},
     "diagnosis": BASE | {"config", "nn", "models"},
-    "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis"},
+    "tracking": BASE | {"config", "data"},
+    "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis"},
     "cli": BASE

@@ -15,7 +15,7 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
     """/dev/full takes nothing, as a full disk; what was written before stays."""
     said = io.StringIO()
     log = RunLog(tmp_path, Console(file=said, width=500))
-    metrics = MetricsWriter(tmp_path, log, update=0, tensorboard=False)
+    metrics = MetricsWriter(tmp_path, log, update=0)
     metrics.write("train", 1, {"loss": 2.0})
     log.say("before")
     for writer in (log, metrics):
@@ -34,13 +34,13 @@ def test_a_full_disk_is_said_once_and_ends_nothing(tmp_path: Path) -> None:
 
 def test_records_behind_the_place_of_a_resumed_run_are_removed(tmp_path: Path) -> None:
     log = RunLog(tmp_path, Console(file=io.StringIO()))
-    first = MetricsWriter(tmp_path, log, update=0, tensorboard=False)
+    first = MetricsWriter(tmp_path, log, update=0)
     for update in (5, 10, 15):
         first.write("train", update, {})
         first.write("validation", update, {})
     first.close()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"kind": "tra')
-    MetricsWriter(tmp_path, log, update=10, tensorboard=False, validated=False).close()
+    MetricsWriter(tmp_path, log, update=10, validated=False).close()
     log.close()
     assert [(r["kind"], r["update"]) for r in records(tmp_path)] == [("train", 5), ("validation", 5), ("train", 10)]

@@ -13,6 +13,7 @@ from ziggurat.config.distributed import DistributedConfig
 from ziggurat.config.divergence import DivergenceConfig, PatienceConfig
 from ziggurat.config.growth import GrowthConfig
 from ziggurat.config.recompute import RecomputeConfig
+from ziggurat.config.tracking import MlflowConfig, WandbConfig
 
 __all__ = [
     "BatchConfig",
@@ -256,6 +257,10 @@ class TrainingConfig(Section):
     """Updates between progress records."""
     tensorboard: bool = True
     """Write TensorBoard events into the run."""
+    wandb: WandbConfig | None = None
+    """Tell Weights & Biases, too; null: do not. `training.wandb.project=NAME` is enough."""
+    mlflow: MlflowConfig | None = None
+    """Tell MLflow, too; null: do not. `training.mlflow.experiment=NAME` is enough."""
 
     @model_validator(mode="before")
     @classmethod

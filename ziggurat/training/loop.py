@@ -18,6 +18,7 @@ from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
+from ziggurat.tracking.open import open_trackers, refuse_missing_trackers
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
@@ -84,6 +85,7 @@ class _Training:
         self.writes_to = run if processes.first else None  # log and metrics
         self.config = config = experiment.training
         self.device = usable_device(config.device, "training.device")
+        refuse_missing_trackers(config)
         if config.threads:
             torch.set_num_threads(config.threads)
         if self.device.index is not None and self.device.type == "cuda":
@@ -140,9 +142,8 @@ class _Training:
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun, overdue = self.progress.update, self.progress.validation_due
-        metrics = MetricsWriter(
-            self.writes_to, self.log, update=begun, tensorboard=self.config.tensorboard, validated=not overdue
-        )
+        trackers = open_trackers(self.writes_to, self.experiment, begun) if self.writes_to else []
+        metrics = MetricsWriter(self.writes_to, self.log, update=begun, trackers=trackers, validated=not overdue)
         try:
             bar = ProgressLine(self.console, self.config)
             writer = Saver(self.run, self.config, self.store, self.progress, self.log, self.processes)
