@@ -24,7 +24,7 @@ ALLOWED = {
     "models": BASE | {"config", "data", "nn", "init"},
     "decoding": BASE | {"config", "data", "nn", "models"},
     "export": BASE | {"config", "data", "nn", "evaluation", "models", "decoding"},
-    "diagnosis": BASE | {"config", "nn", "models"},
+    "diagnosis": BASE | {"config", "data", "nn", "models"},
     "tracking": BASE | {"config", "data"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},

@@ -1,15 +1,23 @@
-"""Measures on disk: `diagnostics/depth.jsonl` of a run, one JSON object per line."""
+"""Measures on disk: `diagnostics/depth.jsonl` of a run, one JSON object per line.
+
+{"format": 1, "update": 200, "time": 1790000000.0, "layers": {"encoder": 18, "decoder": 18}, "values": {...}}
+
+`values` holds what ziggurat.diagnosis.probe.measure returns (docs/diagnosis.md).
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+import math
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 
-__all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "read_records"]
+__all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "read_records", "write_records"]
 
 RECORD_FORMAT = 1
 """Version of the records."""
@@ -26,13 +34,21 @@ class Record:
         update: updates done before it.
         time: seconds since 1970.
         layers: layers of `encoder` and `decoder` at that moment; a growing run has several depths.
-        values: measures by name; None stands for a number that was not finite.
+        values: measures by name; None stands for a number that was not finite, or has no meaning at its place.
     """
 
     update: int
     time: float
     layers: dict[str, int]
     values: dict[str, Any]
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return it as it is written: a number that is not finite is None."""
+        return {"format": RECORD_FORMAT, **asdict(self), "values": _finite(self.values)}
+
+    def line(self) -> str:
+        """Return it as one line of the file, line feed included."""
+        return json.dumps(self.as_dict(), allow_nan=False) + "\n"
 
 
 def read_records(run: Path) -> list[Record]:
@@ -57,3 +73,20 @@ def read_records(run: Path) -> list[Record]:
             raise DataError(f"{path}, line {number}: format {version}, this version reads {RECORD_FORMAT}")
         found[record.update] = record
     return [found[update] for update in sorted(found)]
+
+
+def write_records(run: Path, records: Iterable[Record]) -> Path:
+    """Write the records of a run in place of those that are there, atomically; return the file. Raises OSError."""
+    path = run / DEPTH_FILE
+    path.parent.mkdir(exist_ok=True)
+    write_atomically(path, "".join(record.line() for record in records).encode())
+    return path
+
+
+def _finite(value: Any) -> Any:
+    """Return `value` with None for every number in it that is not finite."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

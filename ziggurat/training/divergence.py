@@ -7,9 +7,8 @@ with hooks on every module and every parameter.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -21,6 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from ziggurat.config.divergence import DivergenceConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
+from ziggurat.diagnosis.hooks import eagerly
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.capacity import Shortage, within_memory
 from ziggurat.training.objective import Objective, add_gradients
@@ -89,7 +89,7 @@ def find_fault(
         return Fault("had nothing to do in this update", False)
     watch = _Watch(model)
     try:
-        with watch, _eagerly(model):
+        with watch, eagerly(model):
             short = within_memory(lambda: _again(model, batches, config, precision, watch), model.device)
         if isinstance(short, Shortage):
             return Fault(f"not looked for where: {short}", False)
@@ -182,13 +182,3 @@ def _largest(model: nn.Module) -> str:
         f"run again, every state and gradient is finite; the largest gradient is that of {name} "
         f"(norm {norms[name]:.3g}, {100 * share:.0f} % of the sum of squares)"
     )
-
-
-@contextlib.contextmanager
-def _eagerly(model: nn.Module) -> Iterator[None]:
-    """Context without compiled layers, whose inner modules would not be seen."""
-    if all(module._compiled_call_impl is None for module in model.modules()):
-        yield
-        return
-    with torch.compiler.set_stance("force_eager"):
-        yield

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
+from ziggurat.diagnosis.probe import Loss
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.loss import Gold, LossSums, sequence_loss
 from ziggurat.training.regulariser import inter_similarity_penalty
 
-__all__ = ["Objective", "add_gradients", "autocast", "batch_loss"]
+__all__ = ["Objective", "add_gradients", "autocast", "batch_loss", "probe_loss"]
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
@@ -83,3 +84,19 @@ def add_gradients(
         loss, nll = objective(on_device, tokens, sentences)
     loss.backward()
     return LossSums(loss.detach(), nll)
+
+
+def probe_loss(config: LossConfig, precision: str) -> Loss:
+    """Return what ziggurat.diagnosis.probe.measure runs: the loss of training, as if a batch were a whole update.
+
+    Args:
+        config: section `training.loss`.
+        precision: `training.precision`.
+    """
+
+    def loss(model: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
+        with autocast(model.device, precision):
+            sums = batch_loss(model, batch, config, tokens=batch.target_tokens, sentences=batch.sentences)
+        return sums.objective, sums.nll
+
+    return loss

@@ -1,0 +1,165 @@
+"""Hooks that remember what passes through a model: the input of every sub-layer, its sum and its output.
+
+Nothing of this runs, and nothing is registered, outside of these contexts.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ziggurat.models.recompute import Recomputing
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.residual import Residual
+
+__all__ = ["STACKS", "Sublayer", "Trace", "eagerly", "layers_of", "residuals_of", "seen_once"]
+
+STACKS = ("encoder", "decoder")
+
+
+def layers_of(model: Seq2Seq, stack: str) -> list[nn.Module]:
+    """Return the layers of the stack `encoder` or `decoder`, bottom first."""
+    return list(cast(nn.ModuleList, getattr(model, stack).layers))
+
+
+def residuals_of(layer: nn.Module) -> dict[str, Residual]:
+    """Return the Residuals of a layer by the name of their sub-layer (`self_attn`, `ffn`), in their order.
+
+    There is none in the layers of RNMT+.
+    """
+    return {
+        name.removesuffix("_residual"): child for name, child in layer.named_children() if isinstance(child, Residual)
+    }
+
+
+@dataclass
+class Sublayer:
+    """What one residual sub-layer y = out_norm(r), r = skip * x + branch * f(x) met in a forward pass.
+
+    Attributes:
+        residual: the module that joins f(x) to the stream.
+        x: the stream before it, [batch, length, d_model], with hyper-connections [batch, length, streams, d_model].
+        fx: what the sub-layer f gave, [batch, length, d_model].
+        r: the sum, before `out_norm` where there is one; of the shape of x.
+        y: the stream behind it, of the shape of x; r itself where nothing is normalised after the addition.
+    """
+
+    residual: Residual
+    x: Tensor
+    fx: Tensor
+    r: Tensor
+    y: Tensor
+
+
+class Trace:
+    """What passed through a model in a forward pass while the context was open; a second pass replaces the first.
+
+    The tensors are those of the pass itself, so gradients with respect to them can be asked for. What LayerDrop left
+    out is None.
+
+    Args:
+        model: any family, in any mode.
+
+    Attributes:
+        sublayers: place (`encoder.self_attn`, `decoder.ffn`) -> one per layer, bottom first; empty for RNMT+.
+        outputs: stack -> output of each layer, [batch, length, d], raw.
+        embedded: the encoder's input y_0, embedding and position, [batch, source, d_model].
+    """
+
+    embedded: Tensor
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self._model = model
+        self._handles: list[RemovableHandle] = []
+        self.sublayers: dict[str, list[Sublayer | None]] = {}
+        self.outputs: dict[str, list[Tensor | None]] = {}
+
+    def __enter__(self) -> Trace:
+        self._hook(self._model.source_embedding, self._embeds)
+        for stack in STACKS:
+            layers = layers_of(self._model, stack)
+            self.outputs[stack] = [None] * len(layers)
+            for number, layer in enumerate(layers):
+                self._watch(stack, number, len(layers), layer)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def _hook(self, module: nn.Module, hook: Any) -> None:
+        self._handles.append(module.register_forward_hook(hook))
+
+    def _watch(self, stack: str, number: int, count: int, layer: nn.Module) -> None:
+        residuals = residuals_of(layer)
+        for name, residual in residuals.items():
+            places = self.sublayers.setdefault(f"{stack}.{name}", [None] * count)
+            last = name == next(reversed(residuals))
+            inside: list[Tensor] = []
+            if residual.out_norm is not None:
+                self._handles.append(residual.out_norm.register_forward_pre_hook(partial(_keep, inside)))
+            self._hook(residual, partial(self._joins, places, stack if last else None, number, inside))
+        if (
+            not residuals
+        ):  # an LSTM layer; the decoder's first runs cell by cell, and its output is the next one's input
+            self._hook(layer, partial(self._runs, stack, number))
+
+    def _embeds(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.embedded = output
+
+    def _joins(
+        self,
+        places: list[Sublayer | None],
+        stack: str | None,
+        number: int,
+        inside: list[Tensor],
+        residual: nn.Module,
+        inputs: tuple[Tensor, ...],
+        y: Tensor,
+    ) -> None:
+        r = inside.pop() if inside else y
+        places[number] = Sublayer(cast(Residual, residual), inputs[0], inputs[1], r, y)
+        if stack is not None:
+            self.outputs[stack][number] = y
+
+    def _runs(self, stack: str, number: int, _layer: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> None:
+        if number:
+            self.outputs[stack][number - 1] = inputs[0]
+        self.outputs[stack][number] = output
+
+
+def _keep(inside: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    inside[:] = inputs[:1]
+
+
+@contextlib.contextmanager
+def eagerly(model: nn.Module) -> Iterator[None]:
+    """Context without compiled layers, whose inner modules would not be seen."""
+    if all(module._compiled_call_impl is None for module in model.modules()):
+        yield
+        return
+    with torch.compiler.set_stance("force_eager"):
+        yield
+
+
+@contextlib.contextmanager
+def seen_once(model: nn.Module) -> Iterator[None]:
+    """Context without compiled layers and without recomputation, which runs the insides of layers a second time."""
+    stacks = [module for module in model.modules() if isinstance(module, Recomputing)]
+    before = [stack.recompute for stack in stacks]
+    for stack in stacks:
+        stack.recompute = None
+    try:
+        with eagerly(model):
+            yield
+    finally:
+        for stack, recompute in zip(stacks, before, strict=True):
+            stack.recompute = recompute
