@@ -17,7 +17,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from ziggurat.errors import printable
 from ziggurat.report.colours import DASHES, GRID, INK, LIGHT, MARKERS, colour_of_run
@@ -28,7 +28,7 @@ __all__ = ["FONT", "HEIGHT", "WIDTH", "draw_panel", "key_of", "line_of", "new_ca
 WIDTH, HEIGHT, FONT = 340.0, 250.0, 11.0
 """Size of a panel and of its text, in points (pixels on a page)."""
 
-_LONGEST_LABEL = 48
+_LONGEST_LABEL = 45
 _MARKED = 40  # a line of more points has a marker at some of them only
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
@@ -67,12 +67,17 @@ def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
 
 
 def shown(text: str) -> str:
-    """Return a label as it is drawn: on one line, no control characters, not too long."""
-    return printable(text, _LONGEST_LABEL)
+    """Return a label as it is drawn: on one line, no control characters; of a long one the ends."""
+    text = printable(text, 12 * len(text))
+    keep = (_LONGEST_LABEL - 1) // 2
+    return text if len(text) <= _LONGEST_LABEL else f"{text[:keep]}…{text[-keep:]}"
 
 
-def draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draw `panel` on empty axes, inside `settings`; lines have no legend here (`key_of`)."""
+def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
+    """Draw `panel` on empty axes, inside `settings`; lines have no legend here (`key_of`).
+
+    Panels `beside` it that show the same quantity get the same range, so that they can be compared.
+    """
     axes.set_title(shown(panel.title), loc="left")
     axes.set_xlabel(panel.x_label)
     axes.set_ylabel(panel.y_label)
@@ -85,7 +90,8 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     axes.set_axisbelow(True)
     for series in panel.series:
         axes.add_line(line_of(series, log=panel.log_y))
-    axes.autoscale_view()
+    alike = [other for other in beside if (other.y_label, other.log_y) == (panel.y_label, panel.log_y)]
+    axes.update_datalim([(0.0, y) for other in alike for y in _heights(other)], updatex=False)
     _scale_axes(axes, panel)
 
 
@@ -112,21 +118,56 @@ def key_of(panels: Sequence[Panel]) -> list[Series]:
     return list(reversed(entries.values()))
 
 
+def _heights(panel: Panel) -> list[float]:
+    """Return the values of a panel's lines that can be drawn."""
+    return [y for series in panel.series for y in series.y if y is not None and (y > 0 or not panel.log_y)]
+
+
 def _scale_axes(axes: Axes, panel: Panel) -> None:
-    for axis, log, scale in ((axes.xaxis, panel.log_x, axes.set_xscale), (axes.yaxis, panel.log_y, axes.set_yscale)):
+    if panel.log_x:
+        axes.set_xscale("log")
+    if panel.log_y:
+        axes.set_yscale("log")
+    axes.autoscale_view()
+    for axis, log in ((axes.xaxis, panel.log_x), (axes.yaxis, panel.log_y)):
+        axis.set_major_formatter(FuncFormatter(_power if log else _plain))
         if log:
-            scale("log")
             axis.set_minor_locator(NullLocator())
-            axis.set_major_formatter(FuncFormatter(_power))
-        else:
-            axis.set_major_formatter(FuncFormatter(_plain))
-    places = [x for series in panel.series for x in series.x]
-    if not panel.log_x and all(x == int(x) for x in places):
+            axis.set_major_locator(_powers(*axis.get_view_interval()))
+    if not panel.log_x and all(x == int(x) for series in panel.series for x in series.x):
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
+    if panel.perplexity:
+        _add_perplexity(axes)
+
+
+def _powers(low: float, high: float) -> Locator:
+    """Return what places the ticks of a logarithmic axis of this range: several, whatever it spans."""
+    decades = math.log10(high / low)
+    if decades < 1:
+        return MaxNLocator(nbins=6)
+    return LogLocator(subs=(1.0,) if decades > 2.5 else (1.0, 2.0, 5.0))
+
+
+def _add_perplexity(axes: Axes) -> None:
+    """Add an axis on the right with e to the power of what the left one has, at round values."""
+    low, high = axes.get_ylim()
+    for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
+        ticks = [d * 10**power for power in range(7) for d in digits if low <= math.log(d * 10**power) <= high]
+        if len(ticks) >= 3:
+            break
+    else:
+        ticks = [float(f"{math.exp(low + (high - low) * k / 4):.3g}") for k in (1, 2, 3)]
+    right = axes.twinx()
+    right.spines[["top", "right"]].set_visible(False)
+    right.set_ylim(low, high)
+    right.set_yticks([math.log(tick) for tick in ticks], [_plain(tick) for tick in ticks])
+    right.set_ylabel("perplexity")
 
 
 def _power(value: float, _: int | None = None) -> str:
     """Return a tick of a logarithmic axis: 0.01 to 1000 as they are, others as a power of ten."""
+    if value <= 0:  # proposed by a locator, never shown
+        return ""
     exponent = math.log10(value)
     if abs(exponent - round(exponent)) > 1e-6 or -3 < exponent < 4:
         return f"{value:g}"
@@ -134,9 +175,9 @@ def _power(value: float, _: int | None = None) -> str:
 
 
 def _plain(value: float, _: int | None = None) -> str:
-    """Return a tick of a linear axis: thousands as k, millions as M."""
+    """Return a tick of a linear axis: from 10,000 on in thousands (k), from ten million on in millions (M)."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
-        if abs(value) >= 10 * unit or (abs(value) >= unit and value % unit == 0):
+        if abs(value) >= 10 * unit:
             return f"{value / unit:.4g}{letter}"
     return f"{value:.4g}".replace("-", "\u2212")
 

@@ -61,7 +61,16 @@ class Heat:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes, with lines or a heat map."""
+    """One pair of axes, with lines or a heat map.
+
+    Args:
+        title: short; of a figure's panels no two have the same.
+        x_label, y_label: what the axes are, with units.
+        series: the lines.
+        heat: or a heat map.
+        log_x, log_y: logarithmic axes; on such a `log_y` a value of 0 is a gap.
+        perplexity: y is in nats; the axis on the right has perplexity, e^y.
+    """
 
     title: str
     x_label: str
@@ -70,6 +79,7 @@ class Panel:
     heat: Heat | None = None
     log_x: bool = False
     log_y: bool = False
+    perplexity: bool = False
 
 
 @dataclass(frozen=True)

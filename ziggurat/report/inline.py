@@ -13,6 +13,7 @@ from matplotlib.figure import Figure as Canvas
 from ziggurat.report.colours import variable
 from ziggurat.report.drawing import FONT, HEIGHT, WIDTH, draw_panel, key_of, line_of, new_canvas, settings, shown
 from ziggurat.report.figure import Figure, Panel, Series
+from ziggurat.report.words import in_words
 
 __all__ = ["to_svg"]
 
@@ -32,7 +33,7 @@ def to_svg(figure: Figure) -> str:
     """
     key = "".join(_entry(figure, number, series) for number, series in enumerate(key_of(figure.panels)))
     panels = "".join(_panel(figure, number, panel) for number, panel in enumerate(figure.panels))
-    legend = f'<div class="figure-key" style="{_ROW}">{key}</div>' if key else ""
+    legend = f'<div class="figure-key" style="{_ROW};margin-bottom:8px">{key}</div>' if key else ""
     return (
         f'<div class="figure-panels" role="group" aria-label="{escape(figure.title)}">'
         f'{legend}<div style="{_ROW}">{panels}</div></div>'
@@ -46,9 +47,9 @@ def _panel(figure: Figure, number: int, panel: Panel) -> str:
     name = f"{figure.key}-{number}"
     with settings(name):
         canvas = new_canvas(WIDTH, HEIGHT)
-        draw_panel(canvas.add_subplot(), panel)
+        draw_panel(canvas.add_subplot(), panel, figure.panels)
         drawn = _written(canvas)
-    return _inline(drawn, name, f"{figure.title}: {panel.title}", figure.alt if number == 0 else "")
+    return _inline(drawn, name, f"{figure.title}: {panel.title}", in_words([panel]))
 
 
 def _entry(figure: Figure, number: int, series: Series) -> str:

@@ -1,0 +1,96 @@
+"""Figures of connections across depth: learned weights over earlier layers, transparent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ziggurat.report.curves import STACKS, finite, moments, part_of, when
+from ziggurat.report.figure import Figure, Panel, Row, Series
+from ziggurat.report.heat import heat_panels, square
+from ziggurat.report.runs import ReportRun
+from ziggurat.report.words import described
+
+__all__ = ["blanked", "history_weights", "source_curves", "transparent_weights"]
+
+_SECTION = "Connections across depth"
+_FLOOR, _SHARE = 0.1, 0.05  # of the blanking rule
+_SOURCE = 10  # the layer whose weights Wang et al. 2019 draw on their own
+
+
+def blanked(weights: Sequence[Sequence[float | None]]) -> tuple[Row, ...]:
+    """Return DLCL weights [consumer][source] as Wang et al. 2019 draw them (figure 5).
+
+    A weight is blank where its magnitude is below 0.1, or below 5 % of the largest magnitude in its row. So are sources
+    that a consumer does not have: row l has the sources 0 to l.
+    """
+    rows = []
+    for consumer, row in enumerate(square(weights)):
+        own = finite(row[: consumer + 1])
+        floor = max(_FLOOR, _SHARE * max((abs(w) for w in own if w is not None), default=0.0))
+        kept = tuple(w if w is not None and abs(w) >= floor else None for w in own)
+        rows.append(kept + (None,) * (len(row) - len(kept)))
+    return tuple(rows)
+
+
+def history_weights(runs: Sequence[ReportRun]) -> Figure | None:
+    """Return the weights of learned layer combinations as heat maps, and those of one layer as a curve."""
+    caption = (
+        "Learned weights of earlier outputs (column; 0 is the embedding) in the input of what follows layer l (row; "
+        "for sparse connections: block), at the last record. Blank: a magnitude below 0.1 or below 5 % of the row's "
+        "largest. The curves are one column, y_k, over all consumers, nothing left out (dashed: the first record). As "
+        "figure 5 of Wang et al. 2019."
+    )
+    maps = []
+    for run in runs:
+        for record in moments(run, "history_weights")[-1:]:
+            for stack in STACKS:
+                if weights := part_of(record, "history_weights", stack):
+                    maps.append((f"{run.name}, {stack}", blanked(weights)))
+    panels = heat_panels(maps, x_label="source", y_label="consumer", unit="weight") + source_curves(runs)
+    return described("history-weights", _SECTION, "Weights over earlier layers", caption, panels)
+
+
+def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
+    """Return the weight of one source over its consumers, a panel for each stack.
+
+    The source is y_10, as in the paper; in a stack of 10 layers or fewer the one half way up.
+    """
+    panels = []
+    for stack in STACKS:
+        series = []
+        for run in runs:
+            for variant, record in enumerate(reversed(moments(run, "history_weights"))):
+                weights = part_of(record, "history_weights", stack)
+                if not weights:
+                    continue
+                last = len(weights) - 1
+                source = _SOURCE if last > _SOURCE else last // 2
+                x = tuple(float(consumer) for consumer in range(source, last + 1))
+                y = finite(weights[consumer][source] for consumer in range(source, last + 1))
+                series.append(Series(f"{run.name}, y_{source}, {when(record)}", x, y, run.colour, variant))
+        if series:
+            panels.append(Panel(f"{stack}, one source", "consumer", "weight", tuple(series)))
+    return tuple(panels)
+
+
+def transparent_weights(runs: Sequence[ReportRun]) -> Figure | None:
+    """Return transparent attention's weights over training, and of all decoder layers (Bapna et al. 2018, figure 4)."""
+    caption = (
+        "Transparent attention: share of each encoder layer (row; 0 is the embedding) in what the last decoder layer "
+        "attends to, over training, as figure 4 of Bapna et al. 2018; and in what each decoder layer attends to at the "
+        "last record."
+    )
+    maps, columns = [], []
+    for run in runs:
+        records = [record for record in run.depth if record.values.get("transparent_weights")]
+        if not records:
+            continue
+        over = [[row[-1] for row in record.values["transparent_weights"]] for record in records]
+        maps.append((f"{run.name}, last decoder layer", tuple(zip(*square(over), strict=True))))
+        columns.append([f"{record.update}" for record in records])
+        last = records[-1].values["transparent_weights"]
+        maps.append((f"{run.name}, {when(records[-1])}", square(last)))
+        columns.append([str(layer) for layer in range(1, len(last[0]) + 1)])
+    labels = ["update", "decoder layer"] * (len(maps) // 2)
+    panels = heat_panels(maps, x_label=labels, y_label="encoder layer", unit="share", columns=columns)
+    return described("transparent-weights", _SECTION, "Transparent attention", caption, panels)
