@@ -27,10 +27,12 @@ ALLOWED = {
     "diagnosis": BASE | {"config", "data", "nn", "models"},
     "tracking": BASE | {"config", "data"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
+    "depth": BASE | {"config", "data", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis"},
     "cli": BASE
-    | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "report"},
+    | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "depth"}
+    | {"report"},
     "errors": set(),
     "duration": set(),
     "__init__": {"decoding"},

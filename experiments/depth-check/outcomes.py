@@ -1,0 +1,91 @@
+"""Train every configuration for real, 300 updates on Multi30k; one JSON file of figures per run.
+
+    python experiments/depth-check/outcomes.py --store STORE
+
+Run from the repository with Multi30k prepared by `ziggurat prepare multi30k-de-en`; results that are there already are
+not repeated.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from configurations import CONFIGURATIONS, Configuration  # noqa: E402
+
+from ziggurat.config.recipes import load_named  # noqa: E402
+from ziggurat.errors import TrainingError  # noqa: E402
+from ziggurat.training.loop import train  # noqa: E402
+
+
+def commit() -> str:
+    """Return the commit of the code, with `+` when files differ from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    changed = subprocess.run(["git", "status", "--porcelain", "ziggurat"], capture_output=True, text=True, cwd=HERE)
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def one_run(out: Path, configuration: Configuration, store: str, seed: int) -> None:
+    """Train once and write the figures to `out`."""
+    values = [*configuration.overrides, f"training.seed={seed}"]
+    experiment = load_named("multi30k-de-en", [*values, f"data.store={store}"])
+    started = time.perf_counter()
+    failure = None
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        try:
+            result = train(run, experiment, console=Console(stderr=True, quiet=True))
+            if result.signal is not None:
+                raise SystemExit(128 + result.signal)
+        except TrainingError as error:
+            failure = str(error).replace(folder, "")
+        records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    figures: dict[str, Any] = {
+        "name": configuration.method,
+        "depth": configuration.depth,
+        "rate": configuration.rate,
+        "overrides": values,
+        "seed": seed,
+        "commit": commit(),
+        "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}",
+        "seconds": round(time.perf_counter() - started, 1),
+        "failure": failure,
+        "train": [[r["update"], r.get("nll"), r.get("grad_norm")] for r in records if r["kind"] == "train"],
+        "dev": [[r["update"], r.get("nll")] for r in records if r["kind"] == "validation"],
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures) + "\n")
+    os.replace(temporary, out)
+    print(f"{out.name}: train {figures['train'][-1:]}, dev {figures['dev'][-1:]} {failure or ''}", flush=True)
+
+
+def main() -> None:
+    """Train what has no outcome yet, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="store made by `ziggurat prepare multi30k-de-en`")
+    parser.add_argument("--seed", type=int, default=1)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    for configuration in CONFIGURATIONS:
+        out = HERE / "results" / f"{configuration.name}.json"
+        if configuration.outcome is None and not out.exists():
+            one_run(out, configuration, options.store, options.seed)
+
+
+if __name__ == "__main__":
+    main()

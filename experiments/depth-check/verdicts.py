@@ -1,0 +1,72 @@
+"""Give every configuration its verdict, by the same trial that `ziggurat inspect` makes; one JSON file each.
+
+    python experiments/depth-check/verdicts.py --store STORE
+
+Verdicts that are there already are not repeated. `table.py` compares them with the outcomes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from configurations import CONFIGURATIONS, Configuration  # noqa: E402
+from outcomes import commit  # noqa: E402
+
+from ziggurat.config.recipes import load_named  # noqa: E402
+from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.depth.trial import Settings, run_trial  # noqa: E402
+from ziggurat.depth.trial_data import unigram_entropy  # noqa: E402
+from ziggurat.depth.verdict import judge  # noqa: E402
+
+
+def one_verdict(out: Path, configuration: Configuration, store: Store) -> None:
+    """Try one configuration and write what was measured to `out`."""
+    experiment = load_named("multi30k-de-en", [*configuration.overrides, f"data.store={store.path}"])
+    started = time.perf_counter()
+    trial = run_trial(experiment, store, unigram_entropy(store), Settings())
+    verdict = judge(trial)
+    figures = {
+        "name": configuration.name,
+        "settings": asdict(Settings()),
+        "trial": asdict(trial),
+        "verdict": asdict(verdict),
+        "seconds": round(time.perf_counter() - started, 1),
+        "commit": commit(),
+        "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}",
+    }
+    out.parent.mkdir(parents=True, exist_ok=True)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures) + "\n")
+    os.replace(temporary, out)
+    print(f"{configuration.name}: {verdict.label}, learned {verdict.learned:.2f} in {figures['seconds']} s")
+    for finding in verdict.findings:
+        print(f"    {finding.part}: {finding.said}", flush=True)
+
+
+def main() -> None:
+    """Try what has no verdict yet, one after the other."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store", required=True, help="store made by `ziggurat prepare multi30k-de-en`")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    store = Store.open(options.store)
+    for configuration in CONFIGURATIONS:
+        out = HERE / "verdicts" / f"{configuration.name}.json"
+        if not out.exists():
+            one_verdict(out, configuration, store)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""The depth check on the command line: its progress, its text, and the configuration that it suggests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from ziggurat.cli.output import console
+from ziggurat.config import Experiment, dump
+from ziggurat.data.files import write_atomically
+from ziggurat.duration import duration
+
+if TYPE_CHECKING:
+    from ziggurat.depth.check import DepthCheck
+
+__all__ = ["check_text", "checked", "suggest"]
+
+
+def checked(experiment: Experiment, *, updates: int, width: int | None, remedies: bool) -> DepthCheck:
+    """Make the depth check of `experiment`, with a bar on a terminal and a line per trial elsewhere.
+
+    Args:
+        experiment: the configuration.
+        updates: length of each trial.
+        width: model width in the trials; None: 128 on a CPU, the model's own on a GPU; 0: the model's own.
+        remedies: whether to try what could rescue it.
+    """
+    from ziggurat.depth.check import check_depth
+    from ziggurat.depth.trial import Settings
+    from ziggurat.models.device import usable_device
+
+    if width is None:
+        width = Settings.width if usable_device(experiment.training.device, "training.device").type == "cpu" else 0
+    shown = console()
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=shown,
+        transient=True,
+        disable=not shown.is_terminal,
+    )
+
+    def begun(name: str) -> Callable[[int], None]:
+        if not shown.is_terminal:
+            shown.print(f"depth check: trying {name}", markup=False, highlight=False, soft_wrap=True)
+        for task in progress.task_ids:
+            progress.update(task, visible=False)
+        bar = progress.add_task(f"trying {name}", total=updates)
+        return lambda update: progress.update(bar, completed=update)
+
+    with progress:
+        return check_depth(experiment, Settings(updates=updates, width=width or None), begun, remedies=remedies)
+
+
+def check_text(check: DepthCheck) -> str:
+    """Return the depth check for people."""
+    trial, verdict, settings = check.trial, check.verdict, check.settings
+    lines = [
+        f"depth check: {verdict.label.upper()}",
+        f"  {trial.updates} updates of {settings.tokens} tokens at width {trial.width}, peak rate {trial.peak:.1e}, on "
+        f"{check.data} ({duration(check.seconds)})",
+    ]
+    lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]
+    if not check.remedies:
+        return "\n".join(lines)
+    lines += ["", "what to change, tried in the same way, best first:"]
+    width = max(len(outcome.remedy.name) for outcome in check.remedies)
+    for number, outcome in enumerate(check.remedies, start=1):
+        said = outcome.verdict.findings[0].said
+        lines.append(f"  {number}. {outcome.remedy.name:<{width}}  {outcome.verdict.label:<14}  {said}")
+    return "\n".join(lines)
+
+
+def suggest(check: DepthCheck, experiment: Experiment, path: Path) -> str:
+    """Write the best configuration that the check found to `path`; return for people which that is."""
+    rescued = [outcome for outcome in check.remedies if outcome.verdict.label == "trains"]
+    chosen = rescued[0] if rescued else None
+    write_atomically(path, dump(chosen.experiment if chosen else experiment).encode())
+    if chosen is not None:
+        return f"{path}: the configuration with {chosen.remedy.name}"
+    if check.verdict.label == "trains":
+        return f"{path}: the configuration as it is, since it trains"
+    return f"{path}: the configuration as it is, since no remedy that was tried trains"

@@ -1,0 +1,1 @@
+"""Will it train: a short trial of a configuration, a verdict on it, and what would do better."""

@@ -1,0 +1,86 @@
+"""The depth check: a trial of a configuration, the verdict, and remedies where it does not say `trains`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ziggurat.config import Experiment
+from ziggurat.depth.remedies import Outcome, tried_remedies
+from ziggurat.depth.trial import Settings, Trial, run_trial
+from ziggurat.depth.trial_data import open_data, unigram_entropy
+from ziggurat.depth.verdict import Verdict, judge
+
+__all__ = ["DepthCheck", "check_depth"]
+
+
+@dataclass(frozen=True)
+class DepthCheck:
+    """What the depth check found.
+
+    Attributes:
+        data: what the trial was trained on, in words.
+        settings: how it was tried.
+        trial: what was measured.
+        verdict: what to expect.
+        remedies: what would do better, best first; empty where the verdict is `trains`, or none were to be tried.
+        seconds: wall time.
+    """
+
+    data: str
+    settings: Settings
+    trial: Trial
+    verdict: Verdict
+    remedies: tuple[Outcome, ...]
+    seconds: float
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the findings for JSON."""
+        remedies = [
+            {
+                "name": outcome.remedy.name,
+                "model": dict(outcome.remedy.model),
+                "training": dict(outcome.remedy.training),
+                "rate_factor": outcome.remedy.rate_factor,
+                "verdict": asdict(outcome.verdict),
+            }
+            for outcome in self.remedies
+        ]
+        return {
+            "data": self.data,
+            "settings": asdict(self.settings),
+            "trial": asdict(self.trial),
+            "verdict": asdict(self.verdict),
+            "remedies": remedies,
+            "seconds": round(self.seconds, 1),
+        }
+
+
+def check_depth(
+    experiment: Experiment,
+    settings: Settings,
+    begun: Callable[[str], Callable[[int], None]],
+    *,
+    remedies: bool = True,
+) -> DepthCheck:
+    """Try `experiment`, and what could rescue it.
+
+    Args:
+        experiment: the configuration.
+        settings: how it is tried.
+        begun: is told the name of each trial, and returns what is told the number of each of its updates.
+        remedies: try remedies where the verdict is not `trains`.
+
+    Raises ConfigError and DataError as run_trial and open_data do.
+    """
+    started = time.perf_counter()
+    with open_data(experiment) as (store, data):
+        unigram = unigram_entropy(store)
+        trial = run_trial(experiment, store, unigram, settings, begun("the configuration"))
+        verdict = judge(trial)
+        better: list[Outcome] = []
+        if remedies and verdict.label != "trains":
+            better = tried_remedies(experiment, store, unigram, settings, begun)
+    return DepthCheck(data, settings, trial, verdict, tuple(better), time.perf_counter() - started)

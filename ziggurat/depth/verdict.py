@@ -1,0 +1,116 @@
+"""From what a trial measured to a verdict: trains, risky, will not train; encoder, decoder and source judged apart."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from ziggurat.depth.trial import Trial
+
+__all__ = ["FLAT", "LEARNING", "STARVED", "Finding", "Label", "Verdict", "evenness", "judge"]
+
+Label = Literal["trains", "risky", "will not train"]
+
+LEARNING = 0.1
+"""Nats per token below the entropy of word frequencies at which a model has begun to learn more than these."""
+
+FLAT = 0.0
+"""The same, at or above which it has learned nothing else."""
+
+STARVED = 1e-3
+"""Smallest over largest gradient norm of the layers of a stack, below which its lowest layers hardly learn."""
+
+READS = 0.01
+"""What another sentence's source costs, nats per token, where the decoder reads the source. In a short trial it may
+not do so yet; it is unhealthy only beside a starved stack."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One judgement.
+
+    Attributes:
+        part: `loss`, `encoder`, `decoder` or `source`.
+        healthy: whether it is as in runs that train.
+        said: in words, with its numbers.
+    """
+
+    part: str
+    healthy: bool
+    said: str
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What to expect of a configuration.
+
+    Attributes:
+        label: the verdict.
+        learned: nats per token that the loss is below the entropy of word frequencies at the end of the trial;
+            -inf where the trial failed.
+        findings: the numbers behind it.
+    """
+
+    label: Label
+    learned: float
+    findings: tuple[Finding, ...]
+
+
+def judge(trial: Trial) -> Verdict:
+    """Return the verdict on a trial.
+
+    A loss that has left the level of word frequencies behind shows that gradients reach what they must: `trains`. One
+    that sits on it while the lowest layers of encoder and decoder get next to no gradient is the failure of plain deep
+    post-norm: `will not train`, as where a number is not finite. In between, and where one stack alone is starved, it
+    is `risky`: such runs move, but late and slowly. experiments/depth-check has how the bands were chosen, and how
+    often they are right.
+    """
+    if trial.failed is not None:
+        said = f"loss or gradient is not finite at update {trial.failed}"
+        return Verdict("will not train", -math.inf, (Finding("loss", False, said),))
+    last = trial.points[trial.updates]
+    nll = last["nll"]
+    if not math.isfinite(nll):
+        return Verdict("will not train", -math.inf, (Finding("loss", False, f"the loss is {nll} without dropout"),))
+    learned = trial.unigram - nll
+    stacks = [_stack(side, trial) for side in ("encoder", "decoder")]
+    starved = [not finding.healthy for finding in stacks]
+    if learned >= LEARNING:
+        label: Label = "trains"
+    else:
+        label = "will not train" if learned <= FLAT and all(starved) else "risky"
+    return Verdict(label, learned, (_loss(trial, nll, learned), *stacks, _source(last, any(starved))))
+
+
+def evenness(norms: Sequence[float]) -> float:
+    """Return the smallest over the largest of some layers' gradient norms; 0 where one is not finite or all are 0."""
+    if not all(map(math.isfinite, norms)) or max(norms) == 0:
+        return 0.0
+    return min(norms) / max(norms)
+
+
+def _loss(trial: Trial, nll: float, learned: float) -> Finding:
+    level = f"word frequencies alone give {trial.unigram:.2f}"
+    said = f"{nll:.2f} nats per token after {trial.updates} updates; {level}"
+    return Finding("loss", learned >= LEARNING, said)
+
+
+def _stack(side: str, trial: Trial) -> Finding:
+    norms = trial.points[trial.updates]["gradient_norm"][side]
+    even, before = evenness(norms), evenness(trial.points[0]["gradient_norm"][side])
+    said = (
+        f"gradient norm {norms[0]:.1e} in layer 1, {norms[-1]:.1e} in layer {len(norms)}; "
+        f"smallest over largest {even:.1e}, {before:.1e} at initialisation"
+    )
+    return Finding(side, even >= STARVED, said)
+
+
+def _source(last: dict[str, Any], starved: bool) -> Finding:
+    cost = last["source_dependence"]
+    reads = cost > READS
+    said = "the decoder reads the source" if reads else "the decoder does not read the source yet"
+    return Finding(
+        "source", reads or not starved, f"another sentence's source costs {cost:+.3f} nats per token: {said}"
+    )
