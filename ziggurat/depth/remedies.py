@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 from ziggurat.config import Experiment
-from ziggurat.config.compatibility import unheeded
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.depth.trial import Settings, run_trial
@@ -79,6 +78,8 @@ class Outcome:
 
 def applied(remedy: Remedy, experiment: Experiment) -> Experiment | None:
     """Return `experiment` with a remedy; None where it has it already, or the two do not go together."""
+    if remedy.model and experiment.model.family != "transformer":
+        return None  # they are of residual kinds, which RNMT+ does not have
     schedule = experiment.training.schedule
     rate: dict[str, Any] = {}
     if remedy.rate_factor != 1:
@@ -96,8 +97,7 @@ def applied(remedy: Remedy, experiment: Experiment) -> Experiment | None:
         )
     except (ConfigError, ValueError):
         return None
-    idle = len(unheeded(model)) > len(unheeded(experiment.model))  # RNMT+ has no residual kinds
-    return None if idle or changed == experiment else changed
+    return None if changed == experiment else changed
 
 
 def tried_remedies(
