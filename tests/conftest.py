@@ -47,6 +47,7 @@ def tiny_experiment(folder: Path, **training: Any) -> Experiment:
         "checkpoint": {"every_updates": 1000},
         "stop": {"updates": 8},
         "tensorboard": False,
+        "diagnostics": {"every_updates": None},
     }
     return Experiment.model_validate(
         {

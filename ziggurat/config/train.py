@@ -9,6 +9,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Section
 from ziggurat.config.checkpoint import CheckpointConfig
+from ziggurat.config.diagnostics import DiagnosticsConfig
 from ziggurat.config.distributed import DistributedConfig
 from ziggurat.config.divergence import DivergenceConfig, PatienceConfig
 from ziggurat.config.growth import GrowthConfig
@@ -18,6 +19,7 @@ from ziggurat.config.tracking import MlflowConfig, WandbConfig
 __all__ = [
     "BatchConfig",
     "CheckpointConfig",
+    "DiagnosticsConfig",
     "LossConfig",
     "OptimiserConfig",
     "ScheduleConfig",
@@ -255,6 +257,8 @@ class TrainingConfig(Section):
     (`ziggurat grow` deepens a model). Schedule, moments and data begin anew."""
     log_every_updates: int = Field(default=50, ge=1)
     """Updates between progress records."""
+    diagnostics: DiagnosticsConfig = DiagnosticsConfig()
+    """Measures of depth on the way."""
     tensorboard: bool = True
     """Write TensorBoard events into the run."""
     wandb: WandbConfig | None = None

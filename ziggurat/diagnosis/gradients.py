@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ziggurat.diagnosis.hooks import STACKS, Sublayer, Trace, layers_of
 from ziggurat.models.seq2seq import Seq2Seq
 
-__all__ = ["Parts", "backward_measures", "by_part", "parts_of", "sublayer_variance"]
+__all__ = ["Parts", "backward_measures", "by_part", "lengths", "parts_of", "sublayer_variance"]
 
 Parts = dict[str, list[list[nn.Parameter]]]
 """`embeddings` and `output`: one group of parameters, or none; `encoder` and `decoder`: one group per layer."""
@@ -73,7 +73,7 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
         values |= {k: v for k, v in _rates(trace.sublayers, gradients).items() if k in wanted}
     if ends:
         first, last = (
-            _lengths([None if t is None else gradients.get(t) for t in row]) for row in zip(*ends, strict=True)
+            lengths([None if t is None else gradients.get(t) for t in row]) for row in zip(*ends, strict=True)
         )
         values["r"] = {stack: _ratio(*pair) for stack, *pair in zip(STACKS, first, last, strict=True)}
     return values
@@ -98,7 +98,7 @@ def _rates(
         if delta is not None and s.x.requires_grad:
             (into[id(s)],) = torch.autograd.grad(s.r, s.x, delta, retain_graph=True, allow_unused=True)
     norms = _norms(gradients, [t for s in passed for t in (s.r, s.y)])
-    before = dict(zip(into, _lengths(list(into.values())), strict=True))
+    before = dict(zip(into, lengths(list(into.values())), strict=True))
 
     def ln(s: Sublayer | None) -> float:
         return torch.nan if s is None else _ratio(norms.get(s.r), norms.get(s.y))
@@ -135,10 +135,10 @@ def sublayer_variance(trace: Trace, masks: Mapping[str, Tensor]) -> dict[str, li
 def _norms(gradients: Mapping[Tensor, Tensor | None], keys: Iterable[Tensor]) -> dict[Tensor, float]:
     """Return the norm of each gradient by what it is of: 0 where nothing depends on it."""
     asked = list(dict.fromkeys(keys))
-    return dict(zip(asked, _lengths([gradients.get(key) for key in asked]), strict=True))
+    return dict(zip(asked, lengths([gradients.get(key) for key in asked]), strict=True))
 
 
-def _lengths(tensors: Sequence[Tensor | None]) -> list[float]:
+def lengths(tensors: Sequence[Tensor | None]) -> list[float]:
     """Return the 2-norm of each tensor, in fp32 or wider; with one wait for a GPU."""
     given = [t for t in tensors if t is not None]
     if not given:

@@ -17,7 +17,7 @@ from typing import Any
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 
-__all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "read_records", "write_records"]
+__all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
 
 RECORD_FORMAT = 1
 """Version of the records."""
@@ -81,6 +81,24 @@ def write_records(run: Path, records: Iterable[Record]) -> Path:
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, "".join(record.line() for record in records).encode())
     return path
+
+
+def cut_records(run: Path, update: int) -> None:
+    """Remove the records after `update`, where a run starts again, and lines that are no records; at 0 all of them.
+
+    Raises OSError.
+    """
+    path = run / DEPTH_FILE
+    if path.is_file():
+        lines = path.read_bytes().splitlines(keepends=True)
+        write_atomically(path, b"".join(line for line in lines if update and _is_until(line, update)))
+
+
+def _is_until(line: bytes, update: int) -> bool:
+    try:
+        return line.endswith(b"\n") and bool(json.loads(line)["update"] <= update)
+    except (ValueError, KeyError, TypeError):
+        return False
 
 
 def _finite(value: Any) -> Any:

@@ -22,6 +22,7 @@ from ziggurat.tracking.open import open_trackers, refuse_missing_trackers
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
+from ziggurat.training.diagnostics import Diagnostics
 from ziggurat.training.feeding import fed
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.growth import after_growth, keep_stage, stage_ended, stage_folder
@@ -179,6 +180,7 @@ class _Training:
         if reason is None:
             self.processes.first_does(self._remove_average)
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
+        depth = Diagnostics(self.run, self.learner, self.log, p)
         if not recovery.rolls_back:
             p.good = None
         elif reason is None and p.good is None:
@@ -188,7 +190,7 @@ class _Training:
                 self._grow()
             group = next(groups)
             rate = next_rate(p, config, self.experiment.model.d_model)
-            result = recovery.update(p, group, rate)
+            result = depth.around(p, rate, partial(recovery.update, p, group, rate))
             p.seconds = time.perf_counter() - started
             report.updated(p, result, rate)
             validates = self.validator is not None and p.update % config.validation.every_updates == 0
