@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import print_json
+from ziggurat.cli.depth import check_text, checked, suggest
+from ziggurat.cli.output import check_output, console, print_json
 from ziggurat.cli.preparation import Json, Overrides
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.compatibility import unheeded
@@ -26,11 +27,34 @@ __all__ = ["inspect"]
 def inspect(
     config: Annotated[str, typer.Argument(help="YAML file, built-in recipe, or folder of a run or model.")],
     overrides: Overrides = None,
+    check: Annotated[
+        bool | None,
+        typer.Option(
+            "--check/--no-check",
+            help="Try whether this depth trains; by default for configurations, not for runs and models.",
+            show_default=False,
+        ),
+    ] = None,
+    updates: Annotated[int, typer.Option(min=10, help="Updates of each trial of the depth check.")] = 80,
+    width: Annotated[
+        int | None,
+        typer.Option(
+            min=0, help="Model width in the trials; 0: the model's own. Default: at most 128 on a CPU, else 0."
+        ),
+    ] = None,
+    remedies: Annotated[bool, typer.Option(help="Try what could rescue a configuration that may not train.")] = True,
+    suggested: Annotated[
+        Path | None,
+        typer.Option("--suggest", metavar="FILE", help="Write the configuration with the best remedy to this file."),
+    ] = None,
     json: Json = False,
 ) -> None:
-    """Count a model's parameters, and name the methods it is made of, without training or allocating it.
+    """Tell what a model amounts to before it is trained: parameters, methods, and whether its depth will train.
 
-    Example: `ziggurat inspect ds-init-en-de-base-20-20-ds-matt model.encoder.layers=30`
+    The depth check trains a narrow copy for a few dozen updates (docs/inspect.md); all else allocates nothing.
+
+    Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
+    `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
     from ziggurat.models.directory import CONFIG_FILE
     from ziggurat.models.inspection import inspect_experiment
@@ -41,11 +65,25 @@ def inspect(
     folder = saved.parent if saved.is_file() else None
     experiment = load_experiment(saved, overrides or []) if folder else load_named(config, overrides or [])
     recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
+    wanted = folder is None if check is None else check
+    if suggested is not None:
+        if not wanted:
+            raise ConfigError("`--suggest` needs the depth check; leave out `--no-check`, or say `--check`")
+        check_output(str(suggested))
     inspection = inspect_experiment(experiment, folder)
+    if not json:
+        print(_text(config, experiment, inspection, recipe), flush=True)
+    document = _document(config, experiment, inspection, recipe) if json else {}
+    if wanted:
+        found = checked(experiment, updates=updates, width=width, remedies=remedies)
+        document["depth_check"] = found.as_record()
+        if not json:
+            print(f"\n{check_text(found)}")
+        if suggested is not None:
+            said = suggest(found, experiment, suggested)
+            console().print(said, markup=False, highlight=False, soft_wrap=True)
     if json:
-        print_json(_document(config, experiment, inspection, recipe))
-    else:
-        print(_text(config, experiment, inspection, recipe))
+        print_json(document)
 
 
 def _document(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:

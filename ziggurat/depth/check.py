@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -37,7 +38,7 @@ class DepthCheck:
     seconds: float
 
     def as_record(self) -> dict[str, Any]:
-        """Return the findings for JSON."""
+        """Return the findings for JSON; a number that is not finite is None."""
         remedies = [
             {
                 "name": outcome.remedy.name,
@@ -48,7 +49,7 @@ class DepthCheck:
             }
             for outcome in self.remedies
         ]
-        return {
+        record = {
             "data": self.data,
             "settings": asdict(self.settings),
             "trial": asdict(self.trial),
@@ -56,6 +57,8 @@ class DepthCheck:
             "remedies": remedies,
             "seconds": round(self.seconds, 1),
         }
+        finite: dict[str, Any] = _finite(record)
+        return finite
 
 
 def check_depth(
@@ -84,3 +87,12 @@ def check_depth(
         if remedies and verdict.label != "trains":
             better = tried_remedies(experiment, store, unigram, settings, begun)
     return DepthCheck(data, settings, trial, verdict, tuple(better), time.perf_counter() - started)
+
+
+def _finite(value: Any) -> Any:
+    """Return a record with None for numbers that JSON does not have."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -1,0 +1,79 @@
+"""`ziggurat inspect` with its depth check: what is printed, and what `--suggest` writes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat, tiny_config
+from ziggurat.config import load_experiment
+from ziggurat.config.load import dump
+
+SHORT = ("--updates", "10")
+HOPELESS = "training.schedule.peak=1e30"
+
+
+def test_a_configuration_is_checked_and_a_run_is_not(
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, trained: Path
+) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    found = json.loads(ziggurat("inspect", config, *SHORT, "--no-remedies", "--json").out)
+    check = found["depth_check"]
+    assert check["verdict"]["label"] in ("trains", "risky", "will not train")
+    assert check["trial"]["updates"] == 10
+    assert [finding["part"] for finding in check["verdict"]["findings"]] == ["loss", "encoder", "decoder", "source"]
+    assert found["parameters"] > 0
+    assert "depth_check" not in json.loads(ziggurat("inspect", trained, "--json").out)
+    forced = json.loads(ziggurat("inspect", trained, "--check", *SHORT, "--no-remedies", "--json").out)
+    assert forced["depth_check"]["verdict"]
+
+
+def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
+) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+
+    def no_constant(name: str) -> None:
+        raise AssertionError(f"{name} is not JSON")
+
+    result = ziggurat("inspect", config, HOPELESS, *SHORT, "--json")
+    check = json.loads(result.out, parse_constant=no_constant)["depth_check"]
+    assert check["verdict"] == {
+        "label": "will not train",
+        "learned": None,
+        "findings": [check["verdict"]["findings"][0]],
+    }
+    assert len(check["remedies"]) >= 4
+    assert "depth check: trying the configuration" in result.err
+    text = ziggurat("inspect", config, HOPELESS, *SHORT)
+    assert "depth check: WILL NOT TRAIN" in text.out
+    assert "not finite at update" in text.out
+    assert f"  1. {check['remedies'][0]['name']}" in text.out
+
+
+def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    out = tmp_path / "better.yaml"
+    result = ziggurat("inspect", config, HOPELESS, *SHORT, "--no-remedies", "--suggest", out)
+    assert result.status == 0, result.err
+    assert "as it is, since no remedy" in result.err
+    assert dump(load_experiment(out)) == dump(load_experiment(config, [HOPELESS]))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--no-check", "--suggest", "better.yaml"], "`--suggest` needs the depth check"),
+        (["--suggest", "nowhere/better.yaml"], "does not exist"),
+        (["--updates", "3"], "--updates"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_tried(
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    result = ziggurat("inspect", tiny_config(tmp_path, tiny_folder), *arguments)
+    assert result.status == 2
+    assert said in result.err
+    assert "depth check" not in result.err.replace("needs the depth check", "")
