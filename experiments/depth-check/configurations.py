@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["CONFIGURATIONS", "SHARED", "Configuration"]
+__all__ = ["CALIBRATION", "CONFIGURATIONS", "SHARED", "Configuration"]
 
 SHARED: list[str] = [
     "model.preset=tiny",
@@ -150,3 +150,24 @@ CONFIGURATIONS: list[Configuration] = [
     Configuration("36-12", "dlcl-pre", "2e-3", "36-12-dlcl-pre"),
     Configuration("36-12", "pre", "2e-3", "36-12-pre"),
 ]
+
+CALIBRATION: frozenset[str] = frozenset(
+    {
+        "18-18-post-1e-3",
+        "18-18-lingvo-6.6e-4",
+        "18-18-ds-init-1e-3",
+        "18-18-admin-1e-3",
+        "3-12-post-1e-3",
+        "18-18-deepnorm-1e-3",
+        "6-6-post-1e-3",
+        "18-18-pre-2e-3",
+        "18-18-transparent-lingvo-6.6e-4",
+        "18-18-post-5e-3",
+        "18-18-pre-1e-2",
+        "6-6-post-5e-3",
+        "18-18-admin-5e-3",
+        "18-18-rezero-1e-3",
+        "18-18-none-1e-3",
+    }
+)
+"""Names of those whose outcomes were known when the bands of ziggurat/depth/verdict.py were chosen."""

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ziggurat.depth.trial import Trial
-from ziggurat.depth.verdict import FLAT, LEARNING, READS, STARVED, evenness, judge
+from ziggurat.depth.verdict import DEAD, LEARNING, READS, STARVED, evenness, judge
 
 UNIGRAM = 5.8
 EVEN = [0.2, 0.1, 0.3]
@@ -32,11 +32,13 @@ def trial(
         (UNIGRAM - LEARNING - 0.01, EVEN, EVEN, "trains"),
         (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "trains"),
         (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "risky"),
-        (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "risky"),
-        (UNIGRAM - FLAT + 0.01, HUNGRY, HUNGRY, "will not train"),
-        (UNIGRAM - FLAT + 0.01, EVEN, HUNGRY, "risky"),
-        (UNIGRAM - FLAT + 0.01, HUNGRY, EVEN, "risky"),
-        (UNIGRAM - FLAT + 0.01, EVEN, EVEN, "risky"),
+        (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "will not train"),
+        (UNIGRAM + 1, HUNGRY, HUNGRY, "will not train"),
+        (UNIGRAM + 1, EVEN, HUNGRY, "risky"),
+        (UNIGRAM + 1, HUNGRY, EVEN, "risky"),
+        (UNIGRAM + 1, [DEAD * 0.99, 1.0], [DEAD, 1.0], "will not train"),
+        (UNIGRAM + 1, [DEAD * 1.01, 1.0], [DEAD, 1.0], "risky"),
+        (UNIGRAM + 1, [0.0, 0.0], EVEN, "will not train"),
         (math.nan, EVEN, EVEN, "will not train"),
         (math.inf, EVEN, EVEN, "will not train"),
     ],

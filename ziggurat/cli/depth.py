@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -15,6 +15,7 @@ from ziggurat.duration import duration
 
 if TYPE_CHECKING:
     from ziggurat.depth.check import DepthCheck
+    from ziggurat.depth.trial import Trial
 
 __all__ = ["check_text", "checked", "suggest"]
 
@@ -65,6 +66,7 @@ def check_text(check: DepthCheck) -> str:
         f"  {trial.updates} updates of {settings.tokens} tokens at width {trial.width}, peak rate {trial.peak:.1e}, on "
         f"{check.data} ({duration(check.seconds)})",
     ]
+    lines += [*_profile(trial), ""]
     lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]
     if not check.remedies:
         return "\n".join(lines)
@@ -74,6 +76,32 @@ def check_text(check: DepthCheck) -> str:
         said = outcome.verdict.findings[0].said
         lines.append(f"  {number}. {outcome.remedy.name:<{width}}  {outcome.verdict.label:<14}  {said}")
     return "\n".join(lines)
+
+
+def _profile(trial: Trial) -> list[str]:
+    """Return gradient norm, beta and Var(r) at some depths, before the trial and after it."""
+    lines: list[str] = []
+    for update in sorted({0, *trial.points} & {0, trial.updates}):
+        lines.append(f"  {'at initialisation' if update == 0 else f'after {update} updates'}")
+        values = trial.points[update]
+        for stack in ("encoder", "decoder"):
+            norms = values["gradient_norm"][stack]
+            chosen = sorted({round(share * (len(norms) - 1) / 4) for share in range(5)})
+            rows = {"gradient norm": norms, "beta": _means(values, "beta", stack)}
+            rows["Var(r)"] = _means(values, "variance", stack)
+            lines.append(f"    {stack + ' layer':<15}" + "".join(f"{layer + 1:>9}" for layer in chosen))
+            lines += [
+                f"      {name:<13}" + "".join(f"{row[layer]:>9.1e}" for layer in chosen)
+                for name, row in rows.items()
+                if row
+            ]
+    return lines
+
+
+def _means(values: dict[str, Any], measure: str, stack: str) -> list[float]:
+    """Return a measure of each layer, the mean over its sub-layers; nothing where the model has no such thing."""
+    places = [row for place, row in values.get(measure, {}).items() if place.startswith(f"{stack}.")]
+    return [sum(layer) / len(layer) for layer in zip(*places, strict=True)]
 
 
 def suggest(check: DepthCheck, experiment: Experiment, path: Path) -> str:

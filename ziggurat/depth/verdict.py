@@ -9,18 +9,19 @@ from typing import Any, Literal
 
 from ziggurat.depth.trial import Trial
 
-__all__ = ["FLAT", "LEARNING", "STARVED", "Finding", "Label", "Verdict", "evenness", "judge"]
+__all__ = ["DEAD", "LEARNING", "READS", "STARVED", "Finding", "Label", "Verdict", "evenness", "judge"]
 
 Label = Literal["trains", "risky", "will not train"]
 
 LEARNING = 0.1
 """Nats per token below the entropy of word frequencies at which a model has begun to learn more than these."""
 
-FLAT = 0.0
-"""The same, at or above which it has learned nothing else."""
-
 STARVED = 1e-3
-"""Smallest over largest gradient norm of the layers of a stack, below which its lowest layers hardly learn."""
+"""Evenness of a stack below which its lowest layers hardly learn."""
+
+DEAD = 1e-5
+"""Geometric mean of the evenness of encoder and decoder below which a model that has learned no more than word
+frequencies does not get away from them."""
 
 READS = 0.01
 """What another sentence's source costs, nats per token, where the decoder reads the source. In a short trial it may
@@ -35,11 +36,13 @@ class Finding:
         part: `loss`, `encoder`, `decoder` or `source`.
         healthy: whether it is as in runs that train.
         said: in words, with its numbers.
+        even: evenness of a stack; None for other parts.
     """
 
     part: str
     healthy: bool
     said: str
+    even: float | None = None
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,9 @@ def judge(trial: Trial) -> Verdict:
     """Return the verdict on a trial.
 
     A loss that has left the level of word frequencies behind shows that gradients reach what they must: `trains`. One
-    that sits on it while the lowest layers of encoder and decoder get next to no gradient is the failure of plain deep
-    post-norm: `will not train`, as where a number is not finite. In between, and where one stack alone is starved, it
-    is `risky`: such runs move, but late and slowly. experiments/depth-check has how the bands were chosen, and how
-    often they are right.
+    that sits on it while gradients die out on their way down both stacks is the failure of plain deep post-norm: `will
+    not train`, as where a number is not finite. Anything else is `risky`: such runs move, but late and slowly.
+    experiments/depth-check has how the bands were chosen, and how often they are right.
     """
     if trial.failed is not None:
         said = f"loss or gradient is not finite at update {trial.failed}"
@@ -75,17 +77,21 @@ def judge(trial: Trial) -> Verdict:
     if not math.isfinite(nll):
         return Verdict("will not train", -math.inf, (Finding("loss", False, f"the loss is {nll} without dropout"),))
     learned = trial.unigram - nll
-    stacks = [_stack(side, trial) for side in ("encoder", "decoder")]
-    starved = [not finding.healthy for finding in stacks]
+    encoder, decoder = (_stack(side, trial) for side in ("encoder", "decoder"))
+    reached = math.sqrt(evenness(last["gradient_norm"]["encoder"]) * evenness(last["gradient_norm"]["decoder"]))
     if learned >= LEARNING:
         label: Label = "trains"
     else:
-        label = "will not train" if learned <= FLAT and all(starved) else "risky"
-    return Verdict(label, learned, (_loss(trial, nll, learned), *stacks, _source(last, any(starved))))
+        label = "will not train" if reached < DEAD else "risky"
+    source = _source(last, starved=not (encoder.healthy and decoder.healthy))
+    return Verdict(label, learned, (_loss(trial, nll, learned), encoder, decoder, source))
 
 
 def evenness(norms: Sequence[float]) -> float:
-    """Return the smallest over the largest of some layers' gradient norms; 0 where one is not finite or all are 0."""
+    """Return the evenness of a stack: smallest over largest of its layers' gradient norms.
+
+    0 where one of them is not finite, or all are 0.
+    """
     if not all(map(math.isfinite, norms)) or max(norms) == 0:
         return 0.0
     return min(norms) / max(norms)
@@ -104,10 +110,10 @@ def _stack(side: str, trial: Trial) -> Finding:
         f"gradient norm {norms[0]:.1e} in layer 1, {norms[-1]:.1e} in layer {len(norms)}; "
         f"smallest over largest {even:.1e}, {before:.1e} at initialisation"
     )
-    return Finding(side, even >= STARVED, said)
+    return Finding(side, even >= STARVED, said, even)
 
 
-def _source(last: dict[str, Any], starved: bool) -> Finding:
+def _source(last: dict[str, Any], *, starved: bool) -> Finding:
     cost = last["source_dependence"]
     reads = cost > READS
     said = "the decoder reads the source" if reads else "the decoder does not read the source yet"
