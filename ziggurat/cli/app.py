@@ -8,7 +8,17 @@ from typing import Annotated
 import typer
 
 from ziggurat import __version__
-from ziggurat.cli import backtranslation, demo, export, inspection, preparation, shortlist, training, translation
+from ziggurat.cli import (
+    backtranslation,
+    demo,
+    evaluation,
+    export,
+    inspection,
+    preparation,
+    shortlist,
+    training,
+    translation,
+)
 
 __all__ = ["app"]
 
@@ -32,7 +42,7 @@ app.command()(training.grow)
 app.command()(training.average)
 app.command()(translation.translate)
 app.command()(translation.score)
-app.command()(translation.evaluate)
+app.command()(evaluation.evaluate)
 app.command()(export.export)
 app.command("import")(export.import_model)
 app.command()(backtranslation.backtranslate)

@@ -1,9 +1,10 @@
-"""Verbs that use a model: translate, score, evaluate."""
+"""Verbs that use a model: translate, score."""
 
 from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,20 +17,28 @@ from ziggurat.cli.output import (
     counted,
     input_stream,
     output_stream,
-    print_json,
     refuse_overwriting,
 )
-from ziggurat.cli.preparation import Json
 from ziggurat.cli.translated import counts, line_extras, notices, text
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.translator import Translator
-    from ziggurat.evaluation.scores import Metric
+    pass
 
-__all__ = ["decoding_settings", "evaluate", "score", "translate"]
+__all__ = [
+    "Device",
+    "Ensemble",
+    "Overrides",
+    "Threads",
+    "Which",
+    "decoding_settings",
+    "pair_up",
+    "read_text",
+    "score",
+    "translate",
+]
 
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
@@ -141,91 +150,11 @@ def score(
 
     Example: `ziggurat score runs/a --source test.de --target test.en`
     """
-    sources, targets = _read(source), _read(target)
-    _pair_up((source, sources), (target, targets))
+    sources, targets = read_text(source), read_text(target)
+    pair_up((source, sources), (target, targets))
     translator = open_model([model, *(ensemble or [])], which, device, threads, {})
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
-
-
-def evaluate(
-    model: Annotated[str | None, typer.Argument(help="Run or model directory; leave out with --hypothesis.")] = None,
-    overrides: Overrides = None,
-    source: Annotated[str | None, typer.Option("--source", help="Source text to translate.")] = None,
-    hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Translations that are there already.")] = None,
-    reference: Annotated[
-        list[str] | None, typer.Option("--reference", help="Reference translation; repeat for several.")
-    ] = None,
-    metrics: Annotated[
-        str, typer.Option("--metrics", help="Of bleu, chrf, ter; separated by commas.")
-    ] = "bleu,chrf,ter",
-    tokenised: Annotated[
-        str | None, typer.Option("--tokenised", help="Also BLEU on Moses-tokenised text of this language.")
-    ] = None,
-    compound_split: Annotated[
-        bool, typer.Option("--compound-split", help="Also compound-split BLEU (English-German papers).")
-    ] = False,
-    bleu_tokenizer: Annotated[
-        str | None, typer.Option("--bleu-tokenizer", help="sacreBLEU's name; default: by the model's target language.")
-    ] = None,
-    confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
-    lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
-    output: Annotated[str | None, typer.Option("--output", "-o", help="Also write the translations here.")] = None,
-    ensemble: Ensemble = None,
-    which: Which = None,
-    device: Device = "auto",
-    threads: Threads = None,
-    json: Json = False,
-) -> None:
-    """Score a model on a test set, or translations in a file, with sacreBLEU.
-
-    Example: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`
-    """
-    from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
-    from ziggurat.evaluation.tokenised import check_language, compound_split_bleu, tokenised_bleu
-
-    if model is not None and "=" in model:
-        overrides, model = [model, *(overrides or [])], None
-    settings = decoding_settings(overrides, "--source")
-    if not reference:
-        raise ConfigError("`--reference FILE` is missing")
-    if (model is None) == (hypothesis is None):
-        raise ConfigError("give a model with `--source`, or translations with `--hypothesis`")
-    wanted = _metrics(metrics)
-    refuse_overwriting(output, source, *reference)
-    check_output(output or "-")
-    if tokenised is not None or compound_split:
-        check_language(tokenised or "de")
-    references = [_read(path) for path in reference]
-    language = None
-    if hypothesis is not None:
-        if overrides or source or output or ensemble:
-            raise ConfigError("`--hypothesis` takes no decoding settings, `--source`, `--output` or `--ensemble`")
-        hypotheses = _read(hypothesis)
-        _pair_up((hypothesis, hypotheses), *zip(reference, references, strict=True))
-    else:
-        if source is None:
-            raise ConfigError("`--source FILE` is missing: what should the model translate?")
-        assert model is not None
-        sources = _read(source)
-        _pair_up((source, sources), *zip(reference, references, strict=True))
-        with notices():
-            translator = open_model([model, *(ensemble or [])], which, device, threads, settings)
-            hypotheses = _translations(translator, sources, output)
-        language = translator.target_language
-    options = {"confidence": confidence, "lowercase": lowercase}
-    scores = sacrebleu_scores(
-        hypotheses, references, metrics=wanted, tokenize=bleu_tokenizer, target_language=language, **options
-    )
-    if tokenised is not None:
-        scores.append(tokenised_bleu(hypotheses, references, language=tokenised, **options))
-    if compound_split:
-        scores.append(compound_split_bleu(hypotheses, references, language=tokenised or "de", **options))
-    if json:
-        print_json([s.as_record() for s in scores])
-        return
-    for s in scores:
-        print(s)
 
 
 def decoding_settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
@@ -242,14 +171,15 @@ def decoding_settings(overrides: list[str] | None, text_option: str) -> dict[str
     return settings
 
 
-def _read(path: str) -> list[str]:
+def read_text(path: str) -> list[str]:
+    """Return the lines of a text file, `-` for standard input. Raises DataError when it cannot be read."""
     from ziggurat.decoding.lines import read_lines
 
     stream, name = input_stream(path)
     return list(read_lines(stream, name))
 
 
-def _pair_up(first: tuple[str, list[str]], *others: tuple[str, list[str]]) -> None:
+def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) -> None:
     """Raise DataError unless all texts, each with the path it came from, have equally many lines."""
     name, lines = first
     for other_name, other_lines in others:
@@ -258,23 +188,3 @@ def _pair_up(first: tuple[str, list[str]], *others: tuple[str, list[str]]) -> No
                 f"{name} has {counted(len(lines), 'line')}, but {other_name} has {counted(len(other_lines), 'line')}: "
                 "they must pair up line by line"
             )
-
-
-def _translations(translator: Translator, sources: list[str], output: str | None) -> list[str]:
-    hypotheses = [translation.text for translation in translator.translate(sources)]
-    if output is not None:
-        with output_stream(output) as out:
-            out.write("".join(line + "\n" for line in hypotheses).encode())
-    return hypotheses
-
-
-def _metrics(listed: str) -> list[Metric]:
-    """Return the metrics named in a list with commas, in the order of METRICS."""
-    from ziggurat.evaluation.scores import METRICS
-
-    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
-    if not names:
-        raise ConfigError(f"`--metrics` names none; valid: {', '.join(METRICS)}")
-    if unknown := [name for name in names if name not in METRICS]:
-        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
-    return [metric for metric in METRICS if metric in names]

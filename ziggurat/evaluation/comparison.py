@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import combinations
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.evaluation.buckets import SentenceWords, by_length, length_differences, sentence_scores, word_accuracy
+from ziggurat.evaluation.comet import CometEnvironment
+from ziggurat.evaluation.differences import Text, matched_ngrams, ngram_table, sentence_table
+from ziggurat.evaluation.faults import count_outputs
 from ziggurat.evaluation.findings import BucketTable, NgramTable, OutputCount, Scores, SentenceTable, SystemNotes
+from ziggurat.evaluation.metrics import TestSet, check_metrics
+from ziggurat.evaluation.scores import METRICS, check_lines
+from ziggurat.evaluation.segments import SacrebleuMetric, SegmentMetric, Statistics
+from ziggurat.evaluation.significance import RESAMPLINGS, TRIALS, compare_scores
+from ziggurat.evaluation.words import Words
 
-__all__ = ["FORMAT", "Comparison", "System", "comparison_from_json"]
+__all__ = ["FORMAT", "Comparison", "System", "compare", "comparison_from_json"]
 
 FORMAT = 1
 """Version of the JSON form; another one is not read."""
@@ -75,3 +86,181 @@ def comparison_from_json(text: str | bytes, name: str) -> Comparison:
 
 _RECORD: TypeAdapter[dict[str, Any]] = TypeAdapter(dict[str, Any])
 _COMPARISON = TypeAdapter(Comparison)
+
+
+def compare(
+    systems: Sequence[System],
+    references: Sequence[Sequence[str]],
+    sources: Sequence[str] | None = None,
+    train_target: Iterable[str] | None = None,
+    *,
+    metrics: Sequence[str] = METRICS,
+    target_language: str | None = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    comet: CometEnvironment | None = None,
+    resamplings: int = RESAMPLINGS,
+    trials: int = TRIALS,
+    examples: int = 10,
+    say: Callable[[str], None] | None = None,
+) -> Comparison:
+    """Return how `systems` differ on one test set.
+
+    Args:
+        systems: at least one; the tests of significance and the tables of pairs need two.
+        references: one list of lines per reference translation.
+        sources: the source text; without it no untranslated outputs are counted, and examples show none.
+        train_target: lines of the training text's target side, read once; without it there is no word accuracy by
+            frequency.
+        metrics: of ALL_METRICS.
+        target_language: a code such as `en`; see TestSet.
+        tokenize: the tokenizer of BLEU, METEOR and the words of all tables, by sacreBLEU's name; see TestSet.
+        lowercase: BLEU, chrF and the tables without regard to case.
+        comet: where COMET runs, if it is one of the metrics.
+        resamplings: of the paired bootstrap.
+        trials: of approximate randomisation.
+        examples: sentences and n-grams shown for each of two systems.
+        say: told what is done, since tests of many systems take a while.
+
+    Raises DataError when lines do not pair up or there are none; ConfigError for systems without outputs or of equal
+    names, and what the metrics raise.
+    """
+    _check(systems, references, sources)
+    check_metrics(metrics)
+    test_set = TestSet(references, sources, target_language, tokenize, lowercase)
+    words = Words(target_language=target_language, tokenize=tokenize, lowercase=lowercase)
+    say = say or (lambda _: None)
+    names = [system.name for system in systems]
+    measured: dict[str, _Measured] = {}
+    for metric in dict.fromkeys((*metrics, "bleu", "chrf")):  # the tables of sentences need those two
+        say(f"scoring by {metric}")
+        measured[metric] = _measure(test_set.metric(metric, comet), systems)
+    scores = []
+    for metric in dict.fromkeys(metrics):
+        say(f"testing by {metric}")
+        found = measured[metric]
+        scores.append(compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials))
+    say("comparing words and sentences")
+    split = _Split(
+        [words(line) for line in references[0]],
+        [[[words(line) for line in output] for output in system.outputs] for system in systems],
+    )
+    return Comparison(
+        systems=tuple(SystemNotes(s.name, len(s.outputs), tuple(s.origins)) for s in systems),
+        sentences=len(references[0]),
+        references=len(references),
+        words=words.name,
+        scores=tuple(scores),
+        counts=count_outputs(split.reference, split.systems, sources and [words(line) for line in sources]),
+        buckets=_buckets(split, measured, None if train_target is None else words.counts(train_target)),
+        sentence_tables=_sentence_tables(systems, measured["chrf"], Text(sources, references[0]), examples),
+        ngrams=_ngram_tables(names, split, examples),
+        notes=_notes(sources is not None, train_target is not None),
+    )
+
+
+def _check(systems: Sequence[System], references: Sequence[Sequence[str]], sources: Sequence[str] | None) -> None:
+    """Raise what `compare` says of its arguments."""
+    if not systems:
+        raise ConfigError("no system to compare")
+    names = [system.name for system in systems]
+    if doubled := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two systems are called {printable(repr(doubled[0]))}; names must differ")
+    for system in systems:
+        if not system.outputs or isinstance(system.outputs[0], str):
+            raise ConfigError(f"system {printable(repr(system.name))} needs a list of outputs, each a list of lines")
+        for output in system.outputs:
+            check_lines(output, references)
+    if sources is not None:
+        check_lines(sources, references)
+
+
+@dataclass(frozen=True)
+class _Measured:
+    """What a metric makes of all outputs."""
+
+    metric: SegmentMetric
+    statistics: list[list[Statistics]]
+    """Of each system, of each seed."""
+
+    def by_sentence(self) -> list[list[list[float]]]:
+        """Return the score of each sentence of each seed of each system."""
+        return [
+            [[float(self.metric.from_sums(row).score) for row in output] for output in seeds]
+            for seeds in self.statistics
+        ]
+
+
+def _measure(metric: SegmentMetric, systems: Sequence[System]) -> _Measured:
+    """Return the statistics of all outputs, asked for at once."""
+    flat = iter(metric.statistics([output for system in systems for output in system.outputs]))
+    return _Measured(metric, [[next(flat) for _ in system.outputs] for system in systems])
+
+
+def _for_sentences(bleu: _Measured) -> _Measured:
+    """Return BLEU as sacreBLEU computes it for single sentences, without orders of n-grams that are too long."""
+    metric = copy.copy(bleu.metric)
+    assert isinstance(metric, SacrebleuMetric)
+    metric.metric = copy.copy(metric.metric)
+    metric.metric.effective_order = True
+    return _Measured(metric, bleu.statistics)
+
+
+@dataclass(frozen=True)
+class _Split:
+    """The test set as words."""
+
+    reference: SentenceWords
+    systems: list[list[SentenceWords]]
+    """Of each system, of each seed."""
+
+
+def _buckets(
+    split: _Split, measured: Mapping[str, _Measured], counts: Mapping[str, int] | None
+) -> tuple[BucketTable, ...]:
+    """Return all tables by buckets; without `counts` of the training text not that by frequency."""
+    bleu, chrf = measured["bleu"], measured["chrf"]
+    return (
+        *([word_accuracy(split.reference, split.systems, counts)] if counts is not None else []),
+        by_length(split.reference, bleu.metric, bleu.statistics, "BLEU"),
+        length_differences(split.reference, split.systems),
+        sentence_scores(_for_sentences(bleu).by_sentence(), "BLEU"),
+        sentence_scores(chrf.by_sentence(), "chrF"),
+    )
+
+
+def _sentence_tables(
+    systems: Sequence[System], chrf: _Measured, text: Text, examples: int
+) -> tuple[SentenceTable, ...]:
+    """Return one table per two systems, by sentence chrF."""
+    scores = chrf.by_sentence()
+    return tuple(
+        sentence_table(
+            (systems[left].name, systems[right].name),
+            (systems[left].outputs, systems[right].outputs),
+            (scores[left], scores[right]),
+            text,
+            measure=f"sentence chrF|{chrf.metric.signature()}",
+            examples=examples,
+        )
+        for left, right in combinations(range(len(systems)), 2)
+    )
+
+
+def _ngram_tables(names: Sequence[str], split: _Split, shown: int) -> tuple[NgramTable, ...]:
+    """Return one table per two systems."""
+    matched = [matched_ngrams(split.reference, seeds) for seeds in split.systems]
+    return tuple(
+        ngram_table((names[left], names[right]), matched[left], matched[right], shown=shown)
+        for left, right in combinations(range(len(names)), 2)
+    )
+
+
+def _notes(with_sources: bool, with_train_target: bool) -> tuple[str, ...]:
+    """Return what was left out."""
+    notes = []
+    if not with_train_target:
+        notes.append("no word accuracy by frequency: give the training text's target side (`--train-target FILE`)")
+    if not with_sources:
+        notes.append("no counts of copied and untranslated outputs: give the source text (`--source FILE`)")
+    return tuple(notes)

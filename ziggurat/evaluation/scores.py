@@ -12,7 +12,7 @@ from typing import Any, Literal, cast
 
 from ziggurat.errors import ConfigError, DataError
 
-__all__ = ["BOOTSTRAP_SAMPLES", "METRICS", "Metric", "Score", "corpus_score", "evaluate"]
+__all__ = ["BOOTSTRAP_SAMPLES", "METRICS", "Metric", "Score", "corpus_score", "evaluate", "sacrebleu_metric"]
 
 Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
@@ -78,26 +78,50 @@ def evaluate(
     Raises DataError when there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
     tokenizer that is unknown or not installed.
     """
-    import sacrebleu
-
-    makers: dict[str, Callable[[], Any]] = {
-        "bleu": lambda: sacrebleu.BLEU(lowercase=lowercase, tokenize=tokenize, trg_lang=target_language or ""),
-        "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order),
-        "ter": sacrebleu.TER,  # as the command: without regard to case unless asked otherwise
-    }
-    if unknown := [m for m in metrics if m not in makers]:
-        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(METRICS)}")
-    if tokenize is not None and tokenize not in sacrebleu.BLEU.TOKENIZERS:
-        raise ConfigError(f"unknown tokenizer `{tokenize}`; valid: {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
     check_lines(hypotheses, references)
     scores = []
     for name in metrics:
-        try:
-            metric = makers[name]()
-        except (ImportError, RuntimeError) as error:  # sacreBLEU: a tokenizer's package is missing
-            raise ConfigError(f"{name}: {error}") from None
+        metric = sacrebleu_metric(
+            name,
+            target_language=target_language,
+            tokenize=tokenize,
+            lowercase=lowercase,
+            chrf_word_order=chrf_word_order,
+        )
         scores.append(corpus_score(metric, hypotheses, references, confidence=confidence))
     return scores
+
+
+def sacrebleu_metric(
+    name: Metric,
+    *,
+    target_language: str | None = None,
+    tokenize: str | None = None,
+    lowercase: bool = False,
+    chrf_word_order: int = 0,
+    references: Sequence[Sequence[str]] | None = None,
+) -> Any:
+    """Return sacreBLEU's object for a metric, made as its command makes it.
+
+    `references` are kept in it, for many outputs. The other arguments and errors: as in `evaluate`.
+    """
+    import sacrebleu
+
+    makers: dict[str, Callable[[], Any]] = {
+        "bleu": lambda: sacrebleu.BLEU(
+            lowercase=lowercase, tokenize=tokenize, trg_lang=target_language or "", references=references
+        ),
+        "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order, references=references),
+        "ter": lambda: sacrebleu.TER(references=references),  # as the command: without regard to case
+    }
+    if name not in makers:
+        raise ConfigError(f"unknown metric `{name}`; valid: {', '.join(METRICS)}")
+    if tokenize is not None and tokenize not in sacrebleu.BLEU.TOKENIZERS:
+        raise ConfigError(f"unknown tokenizer `{tokenize}`; valid: {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
+    try:
+        return makers[name]()
+    except (ImportError, RuntimeError) as error:  # sacreBLEU: a tokenizer's package is missing
+        raise ConfigError(f"{name}: {error}") from None
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:

@@ -1,0 +1,141 @@
+"""`ziggurat evaluate --compare`: runs and files, seeds, tables for people and JSON for machines."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat
+from ziggurat.cli.comparing import parse_systems
+from ziggurat.errors import ConfigError
+from ziggurat.evaluation.comparison import comparison_from_json
+
+ONE, TWO = (
+    ["A small dog runs home now.", "Two <script>alert(1)</script>\x1b[2J old men."],
+    ["A dog.", "Two men sat down."],
+)
+
+
+@pytest.fixture
+def files(tmp_path: Path, text: Path) -> dict[str, Path]:
+    """Two outputs and a reference for the two sentences of `text`."""
+    written = {"text": text}
+    for name, lines in {"one": ONE, "two": TWO, "ref": ["A small dog runs home.", "Two old men."]}.items():
+        written[name] = tmp_path / f"{name}.txt"
+        written[name].write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return written
+
+
+def test_files_compared(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
+    call = ["evaluate", "--compare", files["one"], "--compare", f"b={files['two']},{files['one']}"]
+    call += ["--compare", f"c={files['two']}", "--reference", files["ref"], "--metrics", "ter"]
+    status, out, errors = ziggurat(*call, "--source", files["text"], "--train-target", files["ref"])
+    assert status == 0, errors
+    assert "scoring by ter" in errors
+    for words in (
+        "one.txt: 1 seed: ",
+        "b: 2 seeds: ",
+        "TER|nrefs:1|",
+        "(lower is better)",
+        "TER: differences and p-values (bs:1000|ar:10000|seed:12345|",
+        "one.txt - b ",
+        "+ row better than column",
+        "Word accuracy by frequency",
+        "BLEU by length",
+        "Sentences, b against c: ",
+        "<script>alert(1)</script>\\x1b[2J",  # no escape sequence reaches the terminal
+    ):
+        assert words in out
+    assert "\x1b" not in out
+    assert "Left out" not in out
+    status, out, _ = ziggurat(*call, "--json")
+    found = comparison_from_json(out, "output")
+    assert [system.seeds for system in found.systems] == [1, 2, 1]
+    assert found.systems[1].origins == (str(files["two"]), str(files["one"]))
+    assert len(found.notes) == 2
+    assert {e.left[0] for table in found.sentence_tables for e in table.left_best} >= {ONE[1]}
+
+
+def test_a_run_and_a_file_compared(ziggurat: Ziggurat, trained: Path, files: dict[str, Path], tmp_path: Path) -> None:
+    folder = tmp_path / "outputs"
+    status, out, errors = ziggurat(
+        *["evaluate", "max_length.limit=5", "--compare", f"model={trained},{trained}", "--compare", files["one"]],
+        *["--source", files["text"], "--reference", files["ref"], "--metrics", "bleu", "-o", folder, "--json"],
+    )
+    assert status == 0, errors
+    found = json.loads(out)
+    assert found["systems"][0]["seeds"] == 2
+    assert str(trained) in found["systems"][0]["origins"][0]
+    assert sorted(path.name for path in folder.iterdir()) == ["model.1.txt", "model.2.txt"]
+    kept = (folder / "model.1.txt").read_text(encoding="utf-8").splitlines()
+    assert len(kept) == 2
+    assert found["scores"][0]["systems"][0]["deviation"] == 0
+    shown = ziggurat("evaluate", "--compare", folder / "model.1.txt", "--reference", files["ref"], "--json").out
+    assert json.loads(shown)["scores"][0]["systems"][0]["mean"] == found["scores"][0]["systems"][0]["mean"]
+
+
+def test_names_and_paths(tmp_path: Path) -> None:
+    odd = tmp_path / "a=b,c.txt"
+    odd.write_text("")
+    assert parse_systems([str(odd), f"x={odd}", "runs/a,runs/b", "n=p=q"]) == [
+        ("a=b,c.txt", [str(odd)]),
+        ("x", [str(odd)]),
+        ("a", ["runs/a", "runs/b"]),
+        ("n", ["p=q"]),
+    ]
+    for given in (["a="], ["=x"], ["a=x,,y"], [""], ["a/b=x"], ["..=x"], ["a=x", "a=y"], ["p/x", "q/x"]):
+        with pytest.raises(ConfigError, match="--compare"):
+            parse_systems(given)
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (["MODEL"], "`--source FILE` is missing: what should"),
+        (["one", "--hypothesis", "one"], "`--compare` takes no model beside it"),
+        (["one", "--confidence"], "`--confidence`"),
+        (["one", "-o", "out"], "are for models"),
+        (["one", "beam_size=2"], "are for models"),
+        (["none.txt"], "none.txt: no such file"),
+        (["one", "--train-target", "none.txt"], "none.txt: no such file"),
+        (["one", "--source", "short"], "they must pair up line by line"),
+        (["short"], "they must pair up line by line"),
+        (["one", "--metrics", "blue"], "unknown metric `blue`"),
+        (["one", "--metrics", "comet"], "give its Python with `--comet-python"),
+        (["MODEL", "--source", "text", "-o", "one"], "names a folder"),
+    ],
+)
+def test_mistakes(
+    ziggurat: Ziggurat,
+    files: dict[str, Path],
+    trained: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    call: list[str],
+    said: str,
+) -> None:
+    monkeypatch.delenv("ZIGGURAT_COMET_PYTHON", raising=False)
+    (tmp_path / "short.txt").write_text("one line\n")
+    places = {**files, "MODEL": trained, "short": tmp_path / "short.txt"}
+    status, out, errors = ziggurat(
+        "evaluate", "--compare", *(places.get(word, word) for word in call), "--reference", files["ref"]
+    )
+    assert (status, out) == (2, "")
+    assert said in errors
+    assert errors.count("\n") == 1
+
+
+def test_the_plain_verb_has_the_other_metrics(ziggurat: Ziggurat, files: dict[str, Path]) -> None:
+    pytest.importorskip("nltk")
+    call = ["evaluate", "--hypothesis", files["one"], "--reference", files["ref"], "--metrics", "chrf,meteor"]
+    status, out, errors = ziggurat(*call, "--language", "en", "--confidence", "--json")
+    assert status == 0, errors
+    chrf, meteor = json.loads(out)
+    assert (chrf["name"], meteor["name"]) == ("chrF2", "METEOR")
+    assert "match:exact+stem" in meteor["signature"]
+    assert meteor["interval"] is not None
+    status, _, errors = ziggurat(*call, "--train-target", files["ref"])
+    assert status == 2
+    assert "`--train-target` goes with `--compare`" in errors

@@ -1,0 +1,153 @@
+"""How `evaluate --compare` reads its systems, and translates with those that are models."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ziggurat.cli.compared import text
+from ziggurat.cli.engine import open_model
+from ziggurat.cli.output import check_input, console, output_stream, print_json
+from ziggurat.cli.translated import notices
+from ziggurat.cli.translation import pair_up, read_text
+from ziggurat.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ziggurat.decoding.translator import Translator
+    from ziggurat.evaluation.comet import CometEnvironment
+    from ziggurat.evaluation.metrics import TestSet
+
+__all__ = ["CompareOptions", "compare_systems", "parse_systems", "translated"]
+
+
+@dataclass(frozen=True)
+class CompareOptions:
+    """What `evaluate --compare` was asked for."""
+
+    systems: Sequence[str]
+    """Each `[NAME=]PATH[,PATH...]`."""
+    source: str | None
+    references: Sequence[str]
+    """Paths."""
+    test_set: TestSet
+    """The references' lines, and how to score; its sources are not read yet."""
+    metrics: Sequence[str]
+    comet: CometEnvironment | None
+    train_target: Sequence[str]
+    output: str | None
+    """Folder for the translations that models make."""
+
+
+def compare_systems(
+    asked: CompareOptions,
+    *,
+    which: str | None,
+    device: str,
+    threads: int | None,
+    settings: dict[str, Any],
+    json: bool,
+) -> None:
+    """Translate where a system is a model, compare, and print. The options are those of `translate`."""
+    from ziggurat.evaluation.comparison import System, compare
+
+    parsed = parse_systems(asked.systems)
+    models = [path for _, paths in parsed for path in paths if Path(path).is_dir()]
+    if models and asked.source is None:
+        raise ConfigError(f"`--source FILE` is missing: what should {models[0]} translate?")
+    if not models and (settings or asked.output):
+        raise ConfigError("decoding settings and `--output` are for models; all systems are files of translations")
+    for path in [*(p for _, paths in parsed for p in paths if p not in models), *asked.train_target]:
+        check_input(path)
+    sources = None if asked.source is None else read_text(asked.source)
+    paired = list(zip(asked.references, asked.test_set.references, strict=True))
+    if sources is not None and asked.source is not None:
+        pair_up((asked.source, sources), *paired)
+    folder = _output_folder(asked.output)
+    systems, language = [], asked.test_set.target_language
+    for name, paths in parsed:
+        outputs, origins = [], []
+        for number, path in enumerate(paths, start=1):
+            if path in models:
+                assert sources is not None
+                kept = None if folder is None else str(folder / f"{name}.{number}.txt")
+                with notices():
+                    translator = open_model([path], which, device, threads, settings)
+                    outputs.append(translated(translator, sources, kept))
+                language = language or translator.target_language
+                origins.append(translator.origin)
+            else:
+                outputs.append(read_text(path))
+                pair_up((path, outputs[-1]), *paired)
+                origins.append(path)
+        systems.append(System(name, outputs, origins))
+    comparison = compare(
+        systems,
+        asked.test_set.references,
+        sources,
+        _lines(asked.train_target) if asked.train_target else None,
+        metrics=asked.metrics,
+        target_language=language,
+        tokenize=asked.test_set.tokenize,
+        lowercase=asked.test_set.lowercase,
+        comet=asked.comet,
+        say=lambda said: console().print(said, markup=False, highlight=False, soft_wrap=True),
+    )
+    print_json(comparison.as_record()) if json else print(text(comparison))
+
+
+def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
+    """Return the name and the paths of each `[NAME=]PATH[,PATH...]`; the default name is the first path's last part.
+
+    A path that exists is taken as it is, whatever characters it has.
+
+    Raises ConfigError for an empty path or name, a name that cannot be part of a file's name, or two equal ones.
+    """
+    systems: list[tuple[str, list[str]]] = []
+    for system in given:
+        named = "=" in system and not Path(system).exists()
+        name, _, listed = system.partition("=") if named else ("", "", system)
+        paths = [listed] if listed and Path(listed).exists() else listed.split(",")
+        if not all(paths) or (named and not name):
+            raise ConfigError(f"`--compare {printable(system, 4096)}`: expected [NAME=]PATH[,PATH...]")
+        name = name or Path(paths[0]).resolve().name
+        if "/" in name or name.startswith("."):
+            raise ConfigError(f"`--compare`: {printable(repr(name))} cannot be a system's name; leave out `/`")
+        if name in (other for other, _ in systems):
+            raise ConfigError(
+                f"`--compare`: two systems are called {printable(repr(name))}; tell them apart, NAME=PATH"
+            )
+        systems.append((name, paths))
+    return systems
+
+
+def translated(translator: Translator, sources: list[str], output: str | None) -> list[str]:
+    """Return the translations of `sources`, written to the file `output` too if there is one."""
+    hypotheses = [translation.text for translation in translator.translate(sources)]
+    if output is not None:
+        with output_stream(output) as out:
+            out.write("".join(line + "\n" for line in hypotheses).encode())
+    return hypotheses
+
+
+def _output_folder(path: str | None) -> Path | None:
+    """Return the folder for translations, made if it is not there. Raises ConfigError when a file is in its place."""
+    if path is None:
+        return None
+    folder = Path(path)
+    if folder.exists() and not folder.is_dir():
+        raise ConfigError(f"{path}: is a file; with `--compare`, `--output` names a folder")
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
+
+
+def _lines(paths: Sequence[str]) -> Iterator[str]:
+    """Yield the lines of all files, as they are read."""
+    from ziggurat.cli.output import input_stream
+    from ziggurat.decoding.lines import read_lines
+
+    for path in paths:
+        yield from read_lines(*input_stream(path))

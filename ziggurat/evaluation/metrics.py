@@ -1,0 +1,70 @@
+"""All metrics by name: sacreBLEU's, METEOR, COMET."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from ziggurat.errors import ConfigError
+from ziggurat.evaluation.scores import METRICS, Metric
+from ziggurat.evaluation.segments import SacrebleuMetric, SegmentMetric
+
+if TYPE_CHECKING:
+    from ziggurat.evaluation.comet import CometEnvironment
+
+__all__ = ["ALL_METRICS", "TestSet", "check_metrics"]
+
+ALL_METRICS: tuple[str, ...] = (*METRICS, "meteor", "comet")
+
+
+def check_metrics(names: Sequence[str]) -> None:
+    """Raise ConfigError when one of `names` is no metric, or there are none."""
+    if not names:
+        raise ConfigError(f"no metric is named; valid: {', '.join(ALL_METRICS)}")
+    if unknown := [name for name in names if name not in ALL_METRICS]:
+        raise ConfigError(f"unknown metric `{unknown[0]}`; valid: {', '.join(ALL_METRICS)}")
+
+
+@dataclass(frozen=True)
+class TestSet:
+    """What outputs are scored against, and how."""
+
+    __test__ = False  # to pytest it looks like tests
+
+    references: Sequence[Sequence[str]]
+    """One list of lines per reference translation."""
+    sources: Sequence[str] | None = None
+    """The source text; COMET needs it."""
+    target_language: str | None = None
+    """Code such as `en`: chooses BLEU's tokenizer where a language needs its own, and METEOR's stemmer."""
+    tokenize: str | None = None
+    """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: by the language, else 13a."""
+    lowercase: bool = False
+    """BLEU and chrF without regard to case (TER and METEOR never regard it)."""
+
+    def metric(self, name: str, comet: CometEnvironment | None = None) -> SegmentMetric:
+        """Return the metric of this name, with these references.
+
+        Raises ConfigError for an unknown name, what a metric needs and does not have, a package that is missing.
+        """
+        check_metrics([name])
+        if name == "meteor":
+            from ziggurat.evaluation.meteor import Meteor
+
+            return Meteor(self.references, target_language=self.target_language, tokenize=self.tokenize)
+        if name == "comet":
+            from ziggurat.evaluation.comet import Comet
+
+            if comet is None:
+                raise ConfigError("COMET runs in an environment of its own: give its Python (`--comet-python`)")
+            if self.sources is None:
+                raise ConfigError("COMET needs the source text (`--source FILE`)")
+            return Comet(self.references, self.sources, comet)
+        return SacrebleuMetric(
+            cast(Metric, name),
+            self.references,
+            target_language=self.target_language,
+            tokenize=self.tokenize,
+            lowercase=self.lowercase,
+        )

@@ -1,0 +1,134 @@
+"""Whether chance explains the difference of two systems: sacreBLEU's paired tests, for every metric and several seeds.
+
+Paired bootstrap resampling: Koehn 2004; approximate randomisation: Riezler and Maxwell 2005; correction for many
+pairs: Holm 1979. With one output per system the p-values are those of `sacrebleu --paired-bs` and `--paired-ar`. With
+several seeds a sentence's statistics are added up over the seeds of a system, so a sentence is drawn with all its
+translations: drawing them one by one would take the same sentence for several independent ones.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from itertools import combinations
+from typing import Any
+
+from ziggurat.evaluation.findings import OverSeeds, Pair, Scores
+from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
+
+__all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm"]
+
+RESAMPLINGS = 1000
+"""Of the paired bootstrap: sacreBLEU's default, and what Liu et al. 2020 (P3) used."""
+
+TRIALS = 10_000
+"""Of approximate randomisation: sacreBLEU's default."""
+
+
+def compare_scores(
+    metric: SegmentMetric,
+    names: Sequence[str],
+    statistics: Sequence[Sequence[Statistics]],
+    *,
+    resamplings: int = RESAMPLINGS,
+    trials: int = TRIALS,
+) -> Scores:
+    """Return the scores of all systems under `metric` and the tests of every two of them.
+
+    Args:
+        metric: which the statistics are of.
+        names: of the systems.
+        statistics: of each system's outputs, one per seed.
+        resamplings: of the paired bootstrap.
+        trials: of approximate randomisation.
+    """
+    found = [[metric.from_sums(add_up(seed)) for seed in seeds] for seeds in statistics]
+    systems = tuple(OverSeeds.of([score.score for score in seeds]) for seeds in found)
+    pooled = _pooled(statistics)
+    pairs = list(combinations(range(len(names)), 2))
+    raw = [_p_values(metric, pooled, kind, count) for kind, count in (("bs", resamplings), ("ar", trials))]
+    adjusted = [holm(p) for p in raw]
+    return Scores(
+        metric=str(found[0][0].name),
+        signature=str(metric.signature()),
+        higher_is_better=metric.higher_is_better,
+        systems=systems,
+        pairs=tuple(
+            Pair(
+                names[left],
+                names[right],
+                systems[left].mean - systems[right].mean,
+                *(p for test in range(2) for p in (raw[test][number], adjusted[test][number])),
+            )
+            for number, (left, right) in enumerate(pairs)
+        ),
+        test_signature=_signature(resamplings, trials) if pairs else "",
+    )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+    """Return p-values corrected for their number, in the same order: Holm 1979.
+
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none may be below one before it, or above 1.
+    """
+    adjusted = [0.0] * len(p_values)
+    highest = 0.0
+    for rank, index in enumerate(sorted(range(len(p_values)), key=lambda i: p_values[i])):
+        highest = max(highest, min(1.0, p_values[index] * (len(p_values) - rank)))
+        adjusted[index] = highest
+    return adjusted
+
+
+def _pooled(statistics: Sequence[Sequence[Statistics]]) -> list[Statistics]:
+    """Return one table per system: sums over its seeds, scaled so that systems with few seeds weigh as much.
+
+    The factor is a whole number (counts stay counts), and 1 where every system has as many seeds.
+    """
+    common = math.lcm(*(len(seeds) for seeds in statistics))
+    pooled = []
+    for seeds in statistics:
+        if common == 1:
+            pooled.append(seeds[0])
+            continue
+        factor = common // len(seeds)
+        pooled.append(
+            [[sum(column) * factor for column in zip(*rows, strict=True)] for rows in zip(*seeds, strict=True)]
+        )
+    return pooled
+
+
+def _p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, count: int) -> list[float]:
+    """Return those of every two systems, in the order of `combinations`, by the test that sacreBLEU calls `kind`."""
+    from sacrebleu import significance
+
+    paired_test: Any = significance.PairedTest  # asks for a Metric of its own; _Tested is all it uses of one
+    found = []
+    for first in range(len(pooled) - 1):
+        named = [(str(index), table) for index, table in enumerate(pooled) if index >= first]
+        _, results = paired_test(named, {"": _Tested(metric)}, None, kind, count)()
+        (of_systems,) = (values for key, values in results.items() if key != "System")
+        found += [float(result.p_value) for result in of_systems[1:]]
+    return found
+
+
+def _signature(resamplings: int, trials: int) -> str:
+    """Return how the tests are made, in sacreBLEU's form."""
+    import sacrebleu
+
+    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()  # as sacreBLEU takes it
+    return f"bs:{resamplings}|ar:{trials}|seed:{seed}|version:{sacrebleu.__version__}"
+
+
+class _Tested:
+    """A metric as sacreBLEU's tests ask for it, with tables of statistics in the place of hypotheses."""
+
+    def __init__(self, metric: SegmentMetric) -> None:
+        self._compute_score_from_stats = metric.from_sums
+        self.get_signature = metric.signature
+
+    def _extract_corpus_statistics(self, statistics: Statistics, references: None) -> Statistics:
+        return statistics
+
+    def _aggregate_and_compute(self, statistics: Statistics) -> Any:
+        return self._compute_score_from_stats(add_up(statistics))
