@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
-import io
-
 import pytest
-import sentencepiece
 import torch
 from doubles import CopyModel
 
 from tests.small import small_config
+from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.translator import Translator
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 
-SENTENCES = [
-    "The little house stands by the river.",
-    "A dog runs over the green meadow!",
-    "Where is the old bridge? Nobody knows.",
-    "Two children, three books and 17 apples; that is all.",
-    'She said: "We will meet tomorrow."',
-]
-
 
 @pytest.fixture(scope="session")
 def tokenizer() -> SentencePieceTokenizer:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 3),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=360,
-        byte_fallback=True,
-        character_coverage=1.0,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-        minloglevel=2,
-    )
-    return SentencePieceTokenizer(model.getvalue(), tags=["<bt>", "<new>"])
+    return trained_tokenizer(SENTENCES, 360, ["<bt>", "<new>"])
 
 
 @pytest.fixture

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import sentencepiece
 
 from tests.export.examples import SENTENCES, SMALL, random_model
 from tests.small import merged
+from tests.vocabulary import trained_tokenizer
 from ziggurat.config import Experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
 from ziggurat.models.directory import weights, write_model_directory
@@ -22,24 +21,7 @@ Written = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def tokenizer() -> SentencePieceTokenizer:
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(SENTENCES * 3),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=340,
-        byte_fallback=True,
-        character_coverage=1.0,
-        hard_vocab_limit=False,
-        normalization_rule_name="identity",
-        remove_extra_whitespaces=False,
-        pad_id=0,
-        unk_id=1,
-        bos_id=2,
-        eos_id=3,
-        minloglevel=2,
-    )
-    return SentencePieceTokenizer(model.getvalue(), tags=["<bt>"])
+    return trained_tokenizer(SENTENCES, 340, ["<bt>"])
 
 
 @pytest.fixture(scope="session")

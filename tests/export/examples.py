@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from tests import vocabulary
 from tests.small import moved
 from ziggurat.config import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer
@@ -15,11 +16,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 __all__ = ["SENTENCES", "SMALL", "random_model"]
 
 SENTENCES = [
-    "The little house stands by the river.",
-    "A dog runs over the green meadow!",
-    "Where is the old bridge? Nobody knows.",
-    "Two children, three books and 17 apples; that is all.",
-    'She said: "We will meet tomorrow."',
+    *vocabulary.SENTENCES,
     "  spare   blanks ",
     "Nobody stands here.",
     "The dog, the house and the bridge.",
