@@ -63,7 +63,7 @@ def moments(run: ReportRun, key: str) -> list[Record]:
 
 def when(record: Record) -> str:
     """Return the moment of a record in words."""
-    return f"update {record.update:,}"
+    return f"update {record.update:,}" if record.update else "before training"
 
 
 def part_of(record: Record, key: str, part: str) -> list[Any] | None:

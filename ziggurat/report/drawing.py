@@ -23,7 +23,7 @@ from ziggurat.errors import printable
 from ziggurat.report.colours import DASHES, GRID, INK, LIGHT, MARKERS, colour_of_run
 from ziggurat.report.figure import Heat, Panel, Series
 
-__all__ = ["FONT", "HEIGHT", "WIDTH", "draw_panel", "key_of", "line_of", "new_canvas", "settings", "shown"]
+__all__ = ["FONT", "HEIGHT", "WIDTH", "clean", "draw_panel", "key_of", "line_of", "new_canvas", "settings", "shown"]
 
 WIDTH, HEIGHT, FONT = 340.0, 250.0, 11.0
 """Size of a panel and of its text, in points (pixels on a page)."""
@@ -66,9 +66,14 @@ def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
         yield
 
 
+def clean(text: str) -> str:
+    """Return text on one line and without characters that XML cannot hold or that reverse what stands beside them."""
+    return printable(text, 12 * len(text))  # no character becomes longer
+
+
 def shown(text: str) -> str:
-    """Return a label as it is drawn: on one line, no control characters; of a long one the ends."""
-    text = printable(text, 12 * len(text))
+    """Return a label as it is drawn: clean, and of a long one the ends."""
+    text = clean(text)
     keep = (_LONGEST_LABEL - 1) // 2
     return text if len(text) <= _LONGEST_LABEL else f"{text[:keep]}…{text[-keep:]}"
 

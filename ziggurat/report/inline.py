@@ -11,7 +11,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
 from ziggurat.report.colours import variable
-from ziggurat.report.drawing import FONT, HEIGHT, WIDTH, draw_panel, key_of, line_of, new_canvas, settings, shown
+from ziggurat.report.drawing import FONT, HEIGHT, WIDTH, clean, draw_panel, key_of, line_of, new_canvas, settings, shown
 from ziggurat.report.figure import Figure, Panel, Series
 from ziggurat.report.words import in_words
 
@@ -35,7 +35,7 @@ def to_svg(figure: Figure) -> str:
     panels = "".join(_panel(figure, number, panel) for number, panel in enumerate(figure.panels))
     legend = f'<div class="figure-key" style="{_ROW};margin-bottom:8px">{key}</div>' if key else ""
     return (
-        f'<div class="figure-panels" role="group" aria-label="{escape(figure.title)}">'
+        f'<div class="figure-panels" role="group" aria-label="{escape(clean(figure.title))}">'
         f'{legend}<div style="{_ROW}">{panels}</div></div>'
     )
 
@@ -112,7 +112,7 @@ def _inline(drawn: bytes, name: str, title: str, description: str) -> str:
     for tag, text in (("desc", description), ("title", title)):
         if text:
             element = ElementTree.Element(tag, {"id": f"{name}-{tag}"})
-            element.text = text
+            element.text = clean(text)
             root.insert(0, element)
     return ElementTree.tostring(root, encoding="unicode")
 

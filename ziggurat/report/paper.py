@@ -15,7 +15,7 @@ from matplotlib.figure import Figure as Canvas
 
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
-from ziggurat.report.drawing import HEIGHT, WIDTH, draw_panel, key_of, line_of, new_canvas, settings, shown
+from ziggurat.report.drawing import HEIGHT, WIDTH, clean, draw_panel, key_of, line_of, new_canvas, settings, shown
 from ziggurat.report.figure import Figure
 
 __all__ = ["FORMATS", "save"]
@@ -48,7 +48,7 @@ def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) 
             writer, left_out = FORMATS[name]
             file = io.BytesIO()
             writer(canvas)
-            metadata = {"Title": figure.title, **left_out}
+            metadata = {"Title": clean(figure.title), **left_out}
             canvas.savefig(file, format=name, dpi=_DOTS_PER_INCH, facecolor="white", metadata=metadata)
             paths.append(folder / f"{figure.key}.{name}")
             write_atomically(paths[-1], file.getvalue())
