@@ -22,6 +22,7 @@ from ziggurat.tracking.open import open_trackers, refuse_missing_trackers
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
+from ziggurat.training.depth import Depth
 from ziggurat.training.diagnostics import Diagnostics
 from ziggurat.training.feeding import fed
 from ziggurat.training.graphs import refuse_unrecordable
@@ -170,7 +171,8 @@ class _Training:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
         last_save_seconds = p.seconds
-        report = Reporter(line, metrics, self.log, config, lambda: Window(self.loader, saver))
+        depth = Depth(self.writes_to, metrics, self.log, config, update=p.update)
+        report = Reporter(line, metrics, self.log, config, lambda: Window(self.loader, saver), depth)
         if p.validation_due:  # nothing may come before it: it decides which weights are the best, and when to stop
             self._validate(report, stop)
             saver.amend()
@@ -180,7 +182,7 @@ class _Training:
         if reason is None:
             self.processes.first_does(self._remove_average)
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
-        depth = Diagnostics(self.run, self.learner, self.log, p)
+        diagnostics = Diagnostics(self.run, self.learner, self.log, p, depth.see)
         if not recovery.rolls_back:
             p.good = None
         elif reason is None and p.good is None:
@@ -190,7 +192,7 @@ class _Training:
                 self._grow()
             group = next(groups)
             rate = next_rate(p, config, self.experiment.model.d_model)
-            result = depth.around(p, rate, partial(recovery.update, p, group, rate))
+            result = diagnostics.around(p, rate, partial(recovery.update, p, group, rate))
             p.seconds = time.perf_counter() - started
             report.updated(p, result, rate)
             validates = self.validator is not None and p.update % config.validation.every_updates == 0

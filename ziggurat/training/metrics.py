@@ -6,12 +6,14 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TextIO
 
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
+from ziggurat.tracking.heat import draw
 from ziggurat.tracking.listener import Listener
 
 __all__ = ["MetricsWriter", "RunLog"]
@@ -60,9 +62,18 @@ class MetricsWriter:
             self._file.flush()
         except OSError as error:
             self._complain(error)
-        figures = {f"{kind}/{name}": value for name, value in values.items() if value is not None}
+        self.tell(kind, update, {name: value for name, value in values.items() if value is not None})
+
+    def tell(self, kind: str, update: int, values: Mapping[str, float | int]) -> None:
+        """Tell trackers alone: figures `kind/name`."""
+        figures = {f"{kind}/{name}": float(value) for name, value in values.items()}
         for tracker in self._working():
             tracker.scalars(update, figures)
+
+    def draw(self, name: str, update: int, rows: Sequence[Sequence[float | None]]) -> None:
+        """Show trackers a heat map of shares from 0 to 1, the top row first (ziggurat.tracking.heat)."""
+        for tracker in self._working():
+            tracker.image(update, name, partial(draw, rows))
 
     def _working(self) -> list[Listener]:
         """Return the trackers that have not failed; of one that has, say why, once."""

@@ -18,6 +18,7 @@ from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
 from ziggurat.training.checkpoint import Progress as RunProgress
+from ziggurat.training.depth import Depth
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.saving import Saver
@@ -117,17 +118,22 @@ class Window:
             "target_tokens": p.target_tokens,
         }
 
-    def line(self, p: RunProgress, rate: float, stop: StopConfig) -> str:
+    def line(self, p: RunProgress, rate: float, stop: StopConfig, depth: Depth | None = None) -> str:
         """Return one line for the log."""
-        r = self.record(p, rate)
+        v = self.record(p, rate)
         if not self.updates:
             return f"update {p.update}  epoch {p.epoch + 1}  all {self.tried} updates skipped"
         return (
-            f"update {p.update}  epoch {p.epoch + 1}  loss {r['loss']:.4f}  perplexity {r['perplexity']:.2f}  "
-            f"rate {rate:.2e}  gradient {r['grad_norm']:.2f}  {self.tokens_per_second:,.0f} target tokens/s  "
-            f"data wait {100 * float(r['data_wait_share'] or 0):.1f} %  {duration(p.seconds)}  "
-            f"{time_left(p, stop)} left"
+            f"update {p.update}  epoch {p.epoch + 1}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  "
+            f"rate {rate:.2e}  gradient {v['grad_norm']:.2f}  {shown_r(depth)}"
+            f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
+            f"{duration(p.seconds)}  {time_left(p, stop)} left"
         )
+
+
+def shown_r(depth: Depth | None) -> str:
+    """Return r of the encoder (Bapna et al. 2018) for a line of figures; nothing where it was not measured."""
+    return "" if depth is None or depth.r is None else f"r {depth.r:.2g}  "
 
 
 class ProgressLine:
@@ -155,13 +161,17 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def update(self, p: RunProgress, window: Window) -> None:
-        """Show where the run stands."""
+    def update(self, p: RunProgress, window: Window, rate: float, depth: Depth | None = None) -> None:
+        """Show where the run stands, the newest warning about its depth first."""
         if self._bar.disable:
             return
         left = time_left(p, self._config.stop)
-        loss = window.loss / window.updates if window.updates else float("nan")
-        detail = f"update {p.update}  loss {loss:.3f}  {window.tokens_per_second:,.0f} tokens/s  {left} left"
+        loss, norm = (x / window.updates if window.updates else math.nan for x in (window.loss, window.grad_norm))
+        warning = f"WARNING {depth.standing[-1]}  " if depth is not None and depth.standing else ""
+        detail = (
+            f"{warning}update {p.update}  loss {loss:.3f}  rate {rate:.1e}  gradient {norm:.2f}  "
+            f"{shown_r(depth)}{window.tokens_per_second:,.0f} tokens/s  {left} left"
+        )
         self._bar.update(self._task, completed=share_done(p, self._config.stop), detail=detail)
 
     def say(self, message: str, log: RunLog, style: str | None = None) -> None:
@@ -178,6 +188,7 @@ class Reporter:
         log: takes the lines.
         config: section `training`.
         new_window: returns an empty Window.
+        depth: takes the measures of depth; None: there are none.
     """
 
     def __init__(
@@ -187,8 +198,10 @@ class Reporter:
         log: RunLog,
         config: TrainingConfig,
         new_window: Callable[[], Window],
+        depth: Depth | None = None,
     ) -> None:
         self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
+        self._depth = depth
         self._new_window = new_window
         self._window = new_window()
         self._first = True
@@ -196,7 +209,7 @@ class Reporter:
     def updated(self, p: RunProgress, result: UpdateResult, rate: float) -> None:
         """Take an update that was tried at learning rate `rate`."""
         self._window.add(result)
-        self._bar.update(p, self._window)
+        self._bar.update(p, self._window, rate, self._depth)
         if self._first:  # a sign of life, long before the first record
             after = " after resuming" if p.update > 1 else ""
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {self._window.seconds:.2f} s")
@@ -208,10 +221,12 @@ class Reporter:
         """Record what is left since the last record."""
         if self._window.tried:
             self._record(p, rate, partial=True)
+        if self._depth is not None:
+            self._depth.ended()
 
     def _record(self, p: RunProgress, rate: float, *, partial: bool = False) -> None:
         self._metrics.write("train", p.update, self._window.record(p, rate), partial=partial)
-        self._bar.say(self._window.line(p, rate, self._config.stop), self._log)
+        self._bar.say(self._window.line(p, rate, self._config.stop, self._depth), self._log)
         self._window = self._new_window()
 
     def validated(self, p: RunProgress, result: Validation | None, better: bool, seconds: float) -> None:
