@@ -59,11 +59,14 @@ def _scores(comparison: Comparison) -> str:
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
     """Return what the tests say of every two systems, and who is significantly better than whom."""
-    rows = [["", "difference", "p bootstrap", "adjusted", "p randomisation", "adjusted"]]
+    several = len(scores.pairs) > 1  # one p-value needs no correction
+    head = ["p bootstrap", *(["adjusted"] * several), "p randomisation", *(["adjusted"] * several)]
+    rows = [["", "difference", *head]]
     for pair in scores.pairs:
-        values = (pair.bootstrap, pair.bootstrap_adjusted, pair.randomisation, pair.randomisation_adjusted)
+        values = [pair.bootstrap, pair.bootstrap_adjusted, pair.randomisation, pair.randomisation_adjusted]
         label = f"{printable(pair.left)} - {printable(pair.right)}"
-        rows.append([label, f"{pair.difference:+.{_decimals(scores)}f}", *(f"{value:.4f}" for value in values)])
+        shown_values = (f"{value:.4f}" for value in (values if several else values[::2]))
+        rows.append([label, f"{pair.difference:+.{_decimals(scores)}f}", *shown_values])
     shown = [f"{scores.metric}: differences and p-values ({scores.test_signature})", _table(rows)]
     if len(originals) > 2:
         matrix = [
