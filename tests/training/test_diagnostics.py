@@ -22,7 +22,7 @@ from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.corpus import Store
 from ziggurat.diagnosis.change import Snapshot
-from ziggurat.diagnosis.probe import measure
+from ziggurat.diagnosis.probe import MEASURES, measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.directory import weights
@@ -38,7 +38,7 @@ from ziggurat.training.profile import profile_batch
 from ziggurat.training.step import train_update
 
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": 1.0}
-MEASURED = {"nll", "source_dependence", "gradient_norm", "beta_rc", "beta", "variance", "r"}
+MEASURED = set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}
 CHANGED = {"scaled_gradient_norm", "update_ratio"}
 
 

@@ -70,20 +70,24 @@ class Trace:
     Attributes:
         sublayers: place (`encoder.self_attn`, `decoder.ffn`) -> one per layer, bottom first; empty for RNMT+.
         outputs: stack -> output of each layer, [batch, length, d], raw.
-        embedded: the encoder's input y_0, embedding and position, [batch, source, d_model].
+        embedded: stack -> embedding and position of its input, [batch, length, d_model].
+        opened: stack -> what its layers begin with: `embedded`, normalised where the stack normalises its input.
     """
-
-    embedded: Tensor
 
     def __init__(self, model: Seq2Seq) -> None:
         self._model = model
         self._handles: list[RemovableHandle] = []
         self.sublayers: dict[str, list[Sublayer | None]] = {}
         self.outputs: dict[str, list[Tensor | None]] = {}
+        self.embedded: dict[str, Tensor] = {}
+        self.opened: dict[str, Tensor] = {}
 
     def __enter__(self) -> Trace:
-        self._hook(self._model.source_embedding, self._embeds)
-        for stack in STACKS:
+        embeddings = self._model.source_embedding, self._model.target_embedding
+        for stack, embedding in zip(STACKS, embeddings, strict=True):
+            self._hook(embedding, partial(self._embeds, stack))
+            if (norm := getattr(getattr(self._model, stack), "entry_norm", None)) is not None:
+                self._hook(norm, partial(self._opens, stack))
             layers = layers_of(self._model, stack)
             self.outputs[stack] = [None] * len(layers)
             for number, layer in enumerate(layers):
@@ -112,8 +116,11 @@ class Trace:
         ):  # an LSTM layer; the decoder's first runs cell by cell, and its output is the next one's input
             self._hook(layer, partial(self._runs, stack, number))
 
-    def _embeds(self, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
-        self.embedded = output
+    def _embeds(self, stack: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.embedded[stack] = self.opened[stack] = output
+
+    def _opens(self, stack: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
+        self.opened[stack] = output
 
     def _joins(
         self,

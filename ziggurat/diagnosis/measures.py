@@ -33,8 +33,7 @@ def similarity(one: Tensor, other: Tensor, mask: Tensor) -> Tensor:
 
     Raises ValueError for states of different widths, whose angle means nothing.
     """
-    if one.shape != other.shape:
-        raise ValueError(f"states of shapes {list(one.shape)} and {list(other.shape)} cannot be compared")
+    _refuse_unlike(one, other)
     cosines = (_directions(_real(one, mask)) * _directions(_real(other, mask))).sum(-1)
     return cosines.sum(1) / mask.sum(1)
 
@@ -48,9 +47,12 @@ def inter_similarity(states: Tensor, mask: Tensor) -> Tensor:
 
 
 def similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
-    """Return sim(i, j) for all pairs of states, [states, states, batch]."""
-    rows = [torch.stack([similarity(one, other, mask) for other in states]) for one in states]
-    return torch.stack(rows)
+    """Return sim(i, j) for all pairs of states, [states, states, batch]. Raises ValueError as `similarity` does."""
+    for state in states[1:]:
+        _refuse_unlike(states[0], state)
+    directions = torch.stack([_directions(_real(state, mask)) for state in states], dim=1).flatten(2)
+    # Positions and channels in one product: the sum over positions of all cosines of a pair of states.
+    return (directions @ directions.transpose(1, 2)).movedim(0, 2) / mask.sum(1)
 
 
 def embedding_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
@@ -67,6 +69,11 @@ def adjacent_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
 def inter_similarities(states: Sequence[Tensor], mask: Tensor) -> Tensor:
     """Return sim_in of each of the states, [states, batch]."""
     return torch.stack([inter_similarity(state, mask) for state in states])
+
+
+def _refuse_unlike(one: Tensor, other: Tensor) -> None:
+    if one.shape != other.shape:
+        raise ValueError(f"states of shapes {list(one.shape)} and {list(other.shape)} cannot be compared")
 
 
 def _real(states: Tensor, mask: Tensor) -> Tensor:

@@ -1,7 +1,7 @@
 """Attention kinds and their caches."""
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
-from ziggurat.nn.attention.base import attend
+from ziggurat.nn.attention.base import attend, weights_explicit
 from ziggurat.nn.attention.cache import Block, CrossAttentionCache, LiveMemory, SelfAttentionCache
 from ziggurat.nn.attention.live import Live, Moved
 from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
@@ -38,4 +38,5 @@ __all__ = [
     "causal_mask",
     "padding_bias",
     "padding_mask",
+    "weights_explicit",
 ]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -14,10 +15,23 @@ from ziggurat.nn.attention.cache import Block
 from ziggurat.nn.attention.mask import Cuts, Mask
 from ziggurat.nn.dropout import Dropout
 
-__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend", "attend_to_blocks"]
+__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend", "attend_to_blocks", "weights_explicit"]
 
 EXPLICIT_MAX_LENGTH = 256
 """On CPU, sequences up to this long are attended to by explicit products (benchmarks/attention_kernel.py)."""
+
+_wanted_explicit = False
+
+
+@contextlib.contextmanager
+def weights_explicit() -> Iterator[None]:
+    """Context in which `attend` always forms its weights and calls `dropout` on them, which hooks can see."""
+    global _wanted_explicit
+    before, _wanted_explicit = _wanted_explicit, True
+    try:
+        yield
+    finally:
+        _wanted_explicit = before
 
 
 class AttentionResult(NamedTuple):
@@ -89,7 +103,7 @@ def attend_to_blocks(
 
 
 def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:
-    if torch.compiler.is_exporting():  # one graph for all lengths
+    if _wanted_explicit or torch.compiler.is_exporting():  # exported: one graph for all lengths
         return True
     return query.device.type == "cpu" and max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH
 

@@ -85,6 +85,14 @@ class History(nn.Module):
         y: Tensor = self(past)
         return y
 
+    def table(self) -> Tensor | None:
+        """Return what every layer reads of the outputs below, [L+1, L+1]: row l of what layer l+1 reads (the last: the
+        stack's output), column k the weight of y_k, as normalised where sources are; NaN where it is never read.
+
+        Weights by groups of channels are averaged. None: each layer reads the one below.
+        """
+        return None
+
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Return what the parameters of this history, made for a stack that has grown, start as.
 

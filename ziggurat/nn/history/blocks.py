@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
 from torch import Tensor
 
 from ziggurat.nn.history.base import Combining, Past
@@ -34,6 +35,15 @@ class Blocks(Dlcl):
         if not self._ends_block(past.depth):
             return past.latest
         return self._combined(self._rows(past.depth) - 1, past.kept)
+
+    def table(self) -> Tensor:
+        """See History; inside a block each layer reads the one below."""
+        blocks, table = super().table(), self._plain_table(self.layers)
+        ends = [depth for depth in range(self.layers + 1) if self._ends_block(depth)]
+        table[ends] = torch.nan
+        for row, end in enumerate(ends):
+            table[end, ends] = blocks[row]
+        return table
 
     def _ends_block(self, depth: int) -> bool:
         """Whether y_depth is the output of a block; y_0 counts as one."""

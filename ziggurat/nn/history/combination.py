@@ -149,6 +149,16 @@ class Combination(History):
         dropped: Tensor = self.dropout(mixed)
         return dropped
 
+    def _weights(self, parameters: Tensor) -> Tensor:
+        """Return the weights of one combination, [terms], for `table`; `parameters` are [terms] or [terms, groups]."""
+        weights = parameters.softmax(0) if self.options.softmax else parameters
+        return weights if weights.dim() == 1 else weights.mean(1)
+
+    def _plain_table(self, units: int) -> Tensor:
+        """Return the table of a stack of `units` layers in which each reads the one below."""
+        table = self.weight.new_full((units + 1, units + 1), torch.nan)
+        return table.fill_diagonal_(1.0)
+
     def _extended_norms(self, old: Mapping[str, Tensor], last: int) -> dict[str, Tensor]:
         """Return the norms' tensors, given those of a stack whose largest index is `last`: new ones copy its last.
 

@@ -32,6 +32,7 @@ class DepthWeighted(Combination):
         sizes = _row_sizes(options, options.units)
         super().__init__(options, _start(options, sizes) if sizes else None, (), options.units)
         self.sizes = sizes
+        self.units = options.units
         self.kept_every = math.gcd(options.period, options.dilation)  # no combination reads any other output
 
     def start(self, x: Tensor) -> Past:
@@ -50,6 +51,19 @@ class DepthWeighted(Combination):
             return past.latest
         terms = past.kept[i % dilation // self.kept_every :: dilation // self.kept_every]
         return self._mixed(self.weight.split(self.sizes)[i // period - 1], terms, i)
+
+    def table(self) -> Tensor | None:
+        """See History; None where the stack is too shallow to combine anything."""
+        if not self.sizes:
+            return None
+        period, dilation = self.options.period, self.options.dilation
+        table = self._plain_table(self.units)
+        for number, parameters in enumerate(self.weight.split(self.sizes), start=1):
+            table[number * period] = torch.nan
+            table[number * period, number * period % dilation : number * period + 1 : dilation] = self._weights(
+                parameters
+            )
+        return table
 
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Return what its parameters start as after growth: rows that were trained stay, new ones change nothing."""

@@ -47,6 +47,14 @@ class Dlcl(Combination):
     def _combined(self, row: int, kept: tuple[Tensor, ...]) -> Tensor:
         return self._mixed(self.weight[row, row + 1 - len(kept) : row + 1], kept, row)
 
+    def table(self) -> Tensor:
+        """See History."""
+        table = self._plain_table(len(self.weight) - 1)
+        for row in range(len(table)):
+            first = max(0, row + 1 - (self.options.window or len(table)))
+            table[row, first : row + 1] = self._weights(self.weight[row, first : row + 1])
+        return table
+
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Return what its parameters start as after growth (Li et al. 2020), given those of the shallower stack.
 

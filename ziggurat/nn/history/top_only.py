@@ -42,6 +42,14 @@ class TopOnly(Combination):
         """Return the combination of all outputs, [batch, length, d_model]."""
         return self._mixed(self.weight[past.depth + 1 - len(past.kept) :], past.kept, past.depth)
 
+    def table(self) -> Tensor:
+        """See History."""
+        last = len(self.weight) - 1
+        first = max(0, last + 1 - (self.options.window or last + 1))
+        table = self._plain_table(last)
+        table[last, first:] = self._weights(self.weight[first:])
+        return table
+
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Return what its parameters start as after growth, given those of the shallower stack.
 

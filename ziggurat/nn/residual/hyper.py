@@ -30,16 +30,20 @@ class HyperConnection(Residual):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
-        return super().enter((self._weights(x)[0][..., :1] * x).sum(-2))
+        return super().enter((self.weights(x)[0][..., :1] * x).sum(-2))
 
     def forward(self, x: Tensor, fx: Tensor, below: Tensor) -> Tensor:
         """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
-        alpha, beta = self._weights(x)
+        return self.join(x, fx, *self.weights(x))
+
+    def join(self, x: Tensor, fx: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
+        """Do so with given weights, as `weights` returns them."""
         with torch.autocast(x.device.type, enabled=False):  # it would round the streams
             mixed = alpha[..., 1:].transpose(-1, -2) @ x
         return mixed + beta[..., None] * self.dropout(fx)[..., None, :]
 
-    def _weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    def weights(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return (A_m, A_r) and B for the streams `x` [..., n, d_model]: [n, 1 + n] and [n]; dynamic ones [..., *]."""
         if self.stream_norm is None:
             return self.alpha, self.beta
         seen = self.stream_norm(x)

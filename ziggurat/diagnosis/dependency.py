@@ -1,0 +1,164 @@
+"""How much each branch below contributes to the state after each sub-layer (Liu et al. 2020, section 3 and figure 4).
+
+A stack without its attention and feed-forward networks is linear in what these give, once the statistics of its norms
+are held at what they were: its state is the sum of what became of its input and of every branch f_j(x_j) below. This is
+the variance log of the authors' code, carried through any residual kind and any history.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import count
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from ziggurat.diagnosis.hooks import STACKS, Sublayer, Trace, layers_of, residuals_of
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.transformer import Decoder, Encoder
+from ziggurat.nn.residual import HyperConnection, Residual
+
+__all__ = ["TOKENS", "NormInputs", "contributions", "residual_dependency"]
+
+TOKENS = 64
+"""Real tokens of the batch that are looked at."""
+
+_NORMS = (nn.LayerNorm, nn.RMSNorm)
+
+
+class NormInputs:
+    """Context that remembers what every norm of both stacks reads in a forward pass.
+
+    Args:
+        model: any.
+
+    Attributes:
+        seen: norm -> its input, [batch, length, ..., d].
+    """
+
+    def __init__(self, model: Seq2Seq) -> None:
+        self.seen: dict[nn.Module, Tensor] = {}
+        inside: list[nn.Module] = [getattr(model, stack).history for stack in STACKS if _residuals(model, stack)]
+        inside += [r for stack in STACKS for r in _residuals(model, stack)]
+        self._norms = [norm for module in inside for norm in module.modules() if isinstance(norm, _NORMS)]
+        self._handles: list[RemovableHandle] = []
+
+    def __enter__(self) -> NormInputs:
+        self._handles = [norm.register_forward_pre_hook(self._read) for norm in self._norms]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+
+    def _read(self, norm: nn.Module, inputs: tuple[Any, ...]) -> None:
+        self.seen[norm] = inputs[0]
+
+
+@torch.no_grad()
+def residual_dependency(
+    model: Seq2Seq, trace: Trace, norms: NormInputs, masks: dict[str, Tensor]
+) -> dict[str, list[list[float]]]:
+    """Return how much each source contributes to the state after each sub-layer, by stack.
+
+    Row i - 1 is the state after sub-layer i, column 0 the stack's input, column j the branch of sub-layer j:
+    beta_ij = std(c_ij) / sqrt(sum_k std(c_ik)^2), c_ij as `contributions` gives it, the deviation over tokens and
+    channels. Squares of a row sum to 1. NaN above the diagonal. Empty for RNMT+, and where a layer was left out.
+    """
+    found = {}
+    for stack in STACKS:
+        rows = []
+        for number, parts in enumerate(contributions(model, trace, norms, stack, masks[stack]), start=1):
+            deviations = parts.flatten(1).std(1, unbiased=False)
+            shares: list[float] = (deviations / torch.linalg.vector_norm(deviations)).tolist()
+            rows.append([*shares[: number + 1], *[torch.nan] * (len(shares) - number - 1)])
+        if rows:
+            found[stack] = rows
+    return found
+
+
+@torch.no_grad()
+def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, mask: Tensor) -> Iterator[Tensor]:
+    """Yield for every sub-layer of a stack what its state after it is the sum of: [1 + sub-layers, tokens, d_model].
+
+    Entry 0 comes from the stack's input, entry j from the branch of sub-layer j; entries above are 0. Biases of norms
+    come from none of them. Streams of hyper-connections are added up. Dropout counts as the identity.
+
+    Args:
+        model: any; nothing is yielded for RNMT+, whose layers are no sums, nor where a layer was left out.
+        trace: of a forward pass.
+        norms: of the same.
+        stack: `encoder` or `decoder`.
+        mask: [batch, length], True at real tokens, the first TOKENS of which count.
+    """
+    module = getattr(model, stack)
+    passed = [
+        (number, trace.sublayers[f"{stack}.{name}"][number])
+        for number, layer in enumerate(layers_of(model, stack))
+        for name in residuals_of(layer)
+    ]
+    if not passed or any(sublayer is None for _, sublayer in passed):
+        return
+    places = mask.flatten().nonzero().squeeze(1)[:TOKENS]
+
+    def chosen(states: Tensor) -> Tensor:
+        found = states.detach().flatten(0, 1)[places]
+        return found.to(torch.promote_types(found.dtype, torch.float32))
+
+    training, handles = (
+        module.training,
+        [norm.register_forward_hook(partial(_held, chosen(states))) for norm, states in norms.seen.items()],
+    )
+    module.eval()
+    try:
+        yield from _replayed(module, chosen(trace.opened[stack]), cast(Sequence[tuple[int, Sublayer]], passed), chosen)
+    finally:
+        module.train(training)
+        for handle in handles:
+            handle.remove()
+
+
+def _replayed(
+    module: Encoder | Decoder, opened: Tensor, passed: Sequence[tuple[int, Sublayer]], chosen: Any
+) -> Iterator[Tensor]:
+    """Run the wiring of a stack on all contributions at once, with the branches it had."""
+    if module.streams is not None:
+        opened = opened.unsqueeze(-2).expand(*opened.shape[:-1], module.streams, opened.shape[-1])
+    parts = opened.new_zeros(1 + len(passed), *opened.shape)
+    parts[0] = opened
+    past = module.history.start(parts)
+    x, below, layer = parts, parts, -1
+    for number, (its_layer, sublayer) in zip(count(1), passed, strict=False):
+        if module.split or its_layer != layer:
+            if number > 1:
+                past = module.history.push(past, x)
+            x = below = module.history(past)
+            layer = its_layer
+        branch = opened.new_zeros(1 + len(passed), *chosen(sublayer.fx).shape)
+        branch[number] = chosen(sublayer.fx)
+        residual = sublayer.residual
+        if isinstance(residual, HyperConnection):
+            x = residual.join(x, branch, *residual.weights(chosen(sublayer.x)))
+        else:
+            x = residual(x, branch, below)
+        yield x if module.streams is None else x.sum(-2)
+
+
+def _residuals(model: Seq2Seq, stack: str) -> list[Residual]:
+    return [residual for layer in layers_of(model, stack) for residual in residuals_of(layer).values()]
+
+
+def _held(states: Tensor, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
+    """Return what a norm makes of its input with the statistics that it had on `states`, without its bias."""
+    (x,) = inputs
+    weight = cast(Tensor, norm.weight)
+    if isinstance(norm, nn.LayerNorm):
+        centred = x - x.mean(-1, keepdim=True)
+        deviation = (states.var(-1, unbiased=False, keepdim=True) + norm.eps).sqrt()
+        return weight * centred / deviation
+    assert isinstance(norm, nn.RMSNorm)
+    epsilon = torch.finfo(states.dtype).eps if norm.eps is None else norm.eps
+    return weight * x / (states.square().mean(-1, keepdim=True) + epsilon).sqrt()
