@@ -108,10 +108,12 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
         found = states.detach().flatten(0, 1)[places]
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
-    training, handles = (
-        module.training,
-        [norm.register_forward_hook(partial(_held, chosen(states))) for norm, states in norms.seen.items()],
-    )
+    handles = [
+        norm.register_forward_hook(partial(_held, chosen(norms.seen[norm])))
+        for norm in module.modules()
+        if norm in norms.seen
+    ]
+    training = module.training
     module.eval()
     try:
         yield from _replayed(module, chosen(trace.opened[stack]), cast(Sequence[tuple[int, Sublayer]], passed), chosen)
