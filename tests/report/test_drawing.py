@@ -103,6 +103,10 @@ def test_text_of_a_run_is_text() -> None:
     assert root.get("aria-label") == HOSTILE.replace("\x1b", "\\x1b").replace("\u202e", "\\u202e")
 
 
+def test_dollars_are_no_mathematics() -> None:
+    assert texts(to_svg(small("$x^2$"))).count("$x^2$") == 3
+
+
 @settings(max_examples=10, deadline=None)
 @given(st.text(max_size=60))
 def test_any_name_can_be_drawn(name: str) -> None:
