@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from ziggurat.diagnosis.records import Record
@@ -35,7 +34,7 @@ LATE_WARMUPS = 2
 VARIANCE, VARIANCE_GROWTH = 1e6, 100.0
 """Most Var(r) of a sub-layer, and most by which it may grow from one record to the next."""
 LEAST_UPDATE, MOST_UPDATE = 0.01, 0.1
-"""Least change of a layer's weights by an update, in parts of the median layer's; most, in parts of the weights."""
+"""Least change of a layer's weights by an update, in parts of the largest such change; most, in parts of them."""
 ENTROPY = 0.05
 """Least attention entropy of a layer, nats, mean over heads and queries."""
 
@@ -87,8 +86,8 @@ def _reading(measure: str, value: float, *, low: float | None = None, high: floa
 
 
 def _finite(record: Record) -> Iterator[Reading]:
-    """Judge whether loss, gradients and variances are numbers."""
-    for measure in ("nll", "gradient_norm", "variance"):
+    """Judge whether loss and gradients are numbers; other measures may have no meaning at some places."""
+    for measure in ("nll", "gradient_norm"):
         if measure in record.values:
             where = [place for place, value in _leaves(record.values[measure]) if value is None]
             said = f"{measure} is not finite"
@@ -152,15 +151,14 @@ def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]
         f"{MOST_UPDATE:g}): {_SLOWER}"
     )
     yield _reading("update_ratio.largest", max(layers), high=MOST_UPDATE, said=said)
-    middle = median(layers)
     for stack in ("encoder", "decoder"):
         values = [v for v in ratios.get(stack, []) if v is not None]
-        if values and middle > 0:
-            share = min(values) / middle
+        if values and max(layers) > 0:
+            share = min(values) / max(layers)
             layer = ratios[stack].index(min(values)) + 1
             said = (
-                f"updates change {stack} layer {layer} by {share:.1e} of what they change the median layer (healthy: "
-                f"at least {LEAST_UPDATE:g}): it hardly learns; {_DEEPER}"
+                f"updates change {stack} layer {layer} by {share:.1e} of what they change the layer that moves most "
+                f"(healthy: at least {LEAST_UPDATE:g}): it hardly learns; {_DEEPER}"
             )
             yield _reading(f"update_ratio.{stack}", share, low=LEAST_UPDATE, said=said)
 

@@ -13,7 +13,7 @@ from ziggurat.tracking.tracker import FOLDER, Pixels, keep, kept
 
 __all__ = ["Wandb"]
 
-_START_SECONDS, _END_SECONDS = 60.0, 20.0
+_START_SECONDS, _END_SECONDS = 20.0, 20.0
 
 
 class Wandb:
@@ -34,9 +34,9 @@ class Wandb:
         import wandb
 
         self._image = wandb.Image
-        quiet = wandb.Settings(silent=True)
-        online = wandb.setup(settings=quiet).settings.mode == "online" if config.mode is None else None
-        if (config.mode == "online" or online) and not wandb.login(prompt=False, verify=False):
+        set_up = wandb.setup(settings=wandb.Settings(silent=True)).settings
+        mode = config.mode or set_up.mode
+        if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "no key for Weights & Biases: run `wandb login`, set WANDB_API_KEY, or set "
                 "`training.wandb.mode: offline` and send the files later with `wandb sync`"
@@ -46,7 +46,7 @@ class Wandb:
         self._run = wandb.init(
             project=config.project,
             entity=config.entity,
-            mode=config.mode,
+            mode=mode,
             name=run.name,
             id=name,
             resume="allow",
