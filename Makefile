@@ -4,13 +4,19 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: demo test test-slow lint format bench bench-train bench-decode bench-gpu clean
+.PHONY: demo test browser test-slow lint format bench bench-train bench-decode bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/ziggurat demo
 
-test: $(READY)
+test: $(READY) browser
 	$(BIN)/python -m pytest -n 2
+
+# tests/report/test_browser.py skips where there is no Chromium; CI, as root, gets Debian's.
+browser:
+	@if [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && ! command -v chromium > /dev/null; then \
+	  apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; \
+	fi
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow or not slow"

@@ -29,7 +29,7 @@ ALLOWED = {
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
     "depth": BASE | {"config", "data", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
-    "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis"},
+    "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "depth", "__init__"},
     "cli": BASE
     | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "depth"}
     | {"report"},

@@ -15,6 +15,7 @@ from ziggurat.cli import (
     export,
     inspection,
     preparation,
+    reporting,
     shortlist,
     training,
     translation,
@@ -43,6 +44,7 @@ app.command()(training.average)
 app.command()(translation.translate)
 app.command()(translation.score)
 app.command()(evaluation.evaluate)
+app.command()(reporting.report)
 app.command()(export.export)
 app.command("import")(export.import_model)
 app.command()(backtranslation.backtranslate)

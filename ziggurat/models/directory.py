@@ -29,6 +29,7 @@ __all__ = [
     "MODEL_FILE",
     "OpenedModel",
     "load_weights",
+    "locate_weights",
     "may_become_model_directory",
     "meta_checksum",
     "open_model",
@@ -37,6 +38,7 @@ __all__ = [
     "read_weights",
     "verify",
     "weights",
+    "weights_origin",
     "write_meta",
     "write_model_directory",
     "write_tensors",
@@ -46,6 +48,7 @@ MODEL_FILE = "model.safetensors"
 CONFIG_FILE = "config.yaml"
 META_FILE = "meta.json"
 CHECKPOINTS = "checkpoints"
+ENVIRONMENT_FILE = "environment.json"
 
 
 @dataclass(frozen=True)
@@ -176,16 +179,19 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     a device that cannot be used.
     """
     place = usable_device(device, "device")
-    weights_file, root = _locate(Path(path), which)
+    weights_file, root = locate_weights(Path(path), which)
     experiment = _experiment(weights_file.parent, root)
     source, target = load_tokenizers(root)
     model = build_model(experiment.model, source.size, target.size)
     load_weights(model, read_weights(weights_file), str(weights_file))
-    return OpenedModel(model.to(place).eval(), experiment, root, weights_file, _origin(Path(path), weights_file))
+    return OpenedModel(model.to(place).eval(), experiment, root, weights_file, weights_origin(Path(path), weights_file))
 
 
-def _locate(path: Path, which: str | None) -> tuple[Path, Path]:
-    """Return the weights file and the folder with configuration and vocabularies."""
+def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
+    """Return the file that open_model reads weights from, and the folder with configuration and vocabularies.
+
+    Raises CheckpointError when there is none.
+    """
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run or model directory")
     if (path / CHECKPOINTS).is_dir():
@@ -228,7 +234,7 @@ def _experiment(folder: Path, root: Path) -> Experiment:
     return experiment.model_copy(update={"model": at_depth(experiment.model, layers)})
 
 
-def _origin(path: Path, weights_file: Path) -> str:
+def weights_origin(path: Path, weights_file: Path) -> str:
     """Say for people which weights `weights_file` holds, behind the folder they were asked of."""
     folder = weights_file.parent
     step = re.fullmatch(r"step-(\d+)", Path(os.path.realpath(folder)).name)  # `best` and `last` are links

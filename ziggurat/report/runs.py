@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.diagnosis.records import Record, read_records
 from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
-from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
+from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE
 
 __all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
 
@@ -50,6 +50,7 @@ class ReportRun:
         validations: records of kind `validation`, by update.
         depth: diagnostics, by update; empty where none were collected.
         ending: how it ended.
+        environment: what it was trained with, by name (ziggurat.training.environment); empty for older runs.
     """
 
     name: str
@@ -60,6 +61,7 @@ class ReportRun:
     validations: list[dict[str, Any]]
     depth: list[Record]
     ending: Ending
+    environment: Mapping[str, str] = field(default_factory=dict)
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
@@ -109,6 +111,7 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
         validations,
         read_records(run),
         _ending(run / _LOG),
+        _environment(run / ENVIRONMENT_FILE),
     )
 
 
@@ -150,3 +153,12 @@ def _ending(path: Path) -> Ending:
         if line.startswith(("first update", "resumed after update")):
             break
     return Ending(False, "no word of its end in the log: it failed, was killed, or still trains")
+
+
+def _environment(path: Path) -> dict[str, str]:
+    try:
+        return {str(key): str(value) for key, value in json.loads(path.read_text("utf-8")).items()}
+    except FileNotFoundError:
+        return {}
+    except (OSError, ValueError, AttributeError):
+        raise DataError(f"{path}: damaged; remove the file") from None

@@ -19,6 +19,7 @@ from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
+from ziggurat.training.environment import keep_environment
 from ziggurat.training.processes import Processes
 
 __all__ = [
@@ -192,4 +193,5 @@ def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[No
         processes.first_does(lambda: stack.enter_context(owned(run)))
         refuse_unshared(run, processes)
         processes.first_does(lambda: keep_configuration(run, experiment))
+        processes.first_does(lambda: keep_environment(run, experiment.training.device, processes.count))
         yield

@@ -1,0 +1,129 @@
+"""Which translations to show: where runs differ most, where all do well, and where all do badly."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from sacrebleu import CHRF
+
+__all__ = ["Output", "Sample", "SampleGroup", "as_csv", "sample_groups"]
+
+_PER_GROUP = 3
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one run makes of a sentence.
+
+    Attributes:
+        run: number of the run in the report.
+        score: chrF of the sentence, 0 to 100.
+        words: each with whether the reference has it too, the k-th of a kind with its k-th.
+    """
+
+    run: int
+    score: float
+    words: tuple[tuple[str, bool], ...]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One sentence with all translations; `line` counts from 1."""
+
+    line: int
+    source: str
+    reference: str
+    outputs: tuple[Output, ...]
+
+
+@dataclass(frozen=True)
+class SampleGroup:
+    """Sentences that were chosen for one reason, which the title gives."""
+
+    title: str
+    samples: tuple[Sample, ...]
+
+
+def sample_groups(
+    names: Sequence[str], outputs: Sequence[Sequence[str] | None], sources: Sequence[str], references: Sequence[str]
+) -> list[SampleGroup]:
+    """Return sentences worth reading, each in one group only.
+
+    Args:
+        names: of all runs of the report.
+        outputs: of each run, one line for each sentence; None: it has no translations.
+        sources: of the sentences.
+        references: of the sentences.
+    """
+    chrf = CHRF()
+    scores = {
+        run: [chrf.sentence_score(line, [reference]).score for line, reference in zip(lines, references, strict=True)]
+        for run, lines in enumerate(outputs)
+        if lines is not None
+    }
+    lines = range(len(references))
+    means = [sum(its[i] for its in scores.values()) / len(scores) for i in lines]
+    wanted: list[tuple[str, list[int]]] = []
+    for run, own in scores.items() if len(scores) > 1 else ():
+        ahead = {i: own[i] - max(its[i] for other, its in scores.items() if other != run) for i in lines}
+        order = [i for i in sorted(lines, key=lambda i: -ahead[i]) if ahead[i] > 0]
+        wanted.append((f"{names[run]} is ahead by most", order))
+    whose = "All do" if len(scores) > 1 else "It does"
+    wanted += [
+        (f"{whose} best here", sorted(lines, key=lambda i: -means[i])),
+        (f"{whose} worst here", sorted(lines, key=lambda i: means[i])),
+        ("In between", sorted(lines, key=lambda i: abs(i + 0.5 - len(lines) / 2))),
+    ]
+    groups, taken = [], set[int]()
+    for title, order in wanted:
+        chosen = [i for i in order if i not in taken][:_PER_GROUP]
+        taken.update(chosen)
+        samples = tuple(_sample(i, sources, references, outputs, scores) for i in chosen)
+        groups += [SampleGroup(title, samples)] if samples else []
+    return groups
+
+
+def _sample(
+    i: int,
+    sources: Sequence[str],
+    references: Sequence[str],
+    outputs: Sequence[Sequence[str] | None],
+    scores: dict[int, list[float]],
+) -> Sample:
+    found = []
+    for run, lines in enumerate(outputs):
+        if lines is not None:
+            found.append(Output(run, scores[run][i], _marked(lines[i], references[i])))
+    return Sample(i + 1, sources[i], references[i], tuple(found))
+
+
+def _marked(line: str, reference: str) -> tuple[tuple[str, bool], ...]:
+    left = Counter(_bare(word) for word in reference.split())
+    marked = []
+    for word in line.split():
+        hit = left[_bare(word)] > 0
+        left[_bare(word)] -= hit
+        marked.append((word, hit))
+    return tuple(marked)
+
+
+def _bare(word: str) -> str:
+    """Return a word without case and the punctuation around it; one that is all punctuation stays."""
+    return word.strip(".,;:!?\"'()[]«»„“”‚‘’").lower() or word
+
+
+def as_csv(
+    names: Sequence[str], outputs: Sequence[Sequence[str] | None], sources: Sequence[str], references: Sequence[str]
+) -> str:
+    """Return all translations as a table: line, source, reference, and a column for each run that has some."""
+    columns = [(name, lines) for name, lines in zip(names, outputs, strict=True) if lines is not None]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["line", "source", "reference", *(name for name, _ in columns)])
+    for i, (source, reference) in enumerate(zip(sources, references, strict=True)):
+        writer.writerow([i + 1, source, reference, *(lines[i] for _, lines in columns)])
+    return text.getvalue()

@@ -1,0 +1,148 @@
+"""What the models of runs make of the same sentences; kept inside each run, so that a second report is quick."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.decoding.translator import TranslationWarning, load_translator
+from ziggurat.errors import DataError
+from ziggurat.models.directory import locate_weights, weights_origin
+from ziggurat.report.runs import ReportRun
+
+__all__ = ["Sentences", "Translated", "dev_sentences", "translated"]
+
+_FORMAT = 1
+_FOLDER = "translations"
+
+
+@dataclass(frozen=True)
+class Sentences:
+    """Sentences to be translated by all runs.
+
+    Attributes:
+        name: which they are, in words for people.
+        sources: texts.
+        references: their translations by people.
+        tags: tag of a training corpus that each source gets, or None.
+        target_language: code of the language of the references.
+    """
+
+    name: str
+    sources: Sequence[str]
+    references: Sequence[str]
+    tags: Sequence[str | None]
+    target_language: str
+
+    @property
+    def identity(self) -> str:
+        """A checksum of what the models are shown."""
+        shown = json.dumps([list(self.sources), list(self.tags)])
+        return xxhash.xxh3_64(shown.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Translated:
+    """What one run makes of sentences.
+
+    Attributes:
+        origin: which weights translated, in words for people.
+        search: how, in words for people.
+        outputs: one line for each sentence.
+        unfinished: of these, the lines cut at the length limit.
+    """
+
+    origin: str
+    search: str
+    outputs: list[str]
+    unfinished: int
+
+
+def dev_sentences(runs: Sequence[ReportRun], count: int) -> Sentences:
+    """Return `count` sentences spread evenly over the dev set of the first of `runs` whose store is there.
+
+    Raises DataError when that is true of none: no store where the configuration says, or it has no dev set.
+    """
+    reasons = []
+    for run in runs:
+        try:
+            return _of_dev_set(run, count)
+        except DataError as error:
+            reasons.append(error)
+    raise reasons[0]
+
+
+def _of_dev_set(run: ReportRun, count: int) -> Sentences:
+    store = Store.open(Path(run.experiment.data.store).expanduser())
+    if store.dev is None or not len(store.dev):
+        raise DataError(f"{store.path}: the store has no dev set")
+    total = len(store.dev)
+    places = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
+    sources, references = store.dev.texts(places)
+    tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
+    part = f"all {total:,}" if len(places) == total else f"{len(places):,} of {total:,}"
+    return Sentences(
+        f"{part} sentences of the dev set",
+        sources,
+        references,
+        [tags[number] for number in store.dev.corpora[places]],
+        run.experiment.data.target_language,
+    )
+
+
+def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None]) -> Translated:
+    """Return what the averaged, else best, else last model of `run` makes of `sentences`, with its own search settings.
+
+    The result is kept in the run and taken from there while weights, settings and sentences are the same; `say` is
+    told what takes time. Raises CheckpointError: the run has no checkpoint, or a damaged one.
+    """
+    weights, _ = locate_weights(run.folder)
+    decoding = run.experiment.decoding.model_dump(mode="json")
+    key = {"format": _FORMAT, "weights": fingerprint(weights), "decoding": decoding, "sentences": sentences.identity}
+    kept = run.folder / _FOLDER / f"{sentences.identity}.json"
+    found = _kept(kept, key, len(sentences.sources))
+    if found is None:
+        say(f"{run.name}: translating {sentences.name} with {weights_origin(run.folder, weights)}")
+        found = _translate(run, sentences)
+        try:
+            kept.parent.mkdir(exist_ok=True)
+            write_atomically(kept, json.dumps({"key": key, **asdict(found)}, ensure_ascii=False, indent=1).encode())
+        except OSError as error:
+            say(f"{kept}: cannot be written ({error.strerror}); the next report translates again")
+    return found
+
+
+def _translate(run: ReportRun, sentences: Sentences) -> Translated:
+    translator = load_translator(run.folder)
+    outputs = [""] * len(sentences.sources)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TranslationWarning)  # counted instead
+        for tag in dict.fromkeys(sentences.tags):
+            chosen = [place for place, its in enumerate(sentences.tags) if its == tag]
+            texts = [sentences.sources[place] for place in chosen]
+            for place, translation in zip(chosen, translator.translate(texts, tag=tag), strict=True):
+                outputs[place] = translation.text
+    beam = translator.decoding.beam_size
+    search = f"beam of {beam}" if beam > 1 else "greedy search"
+    return Translated(translator.origin, search, outputs, translator.notices["unfinished"])
+
+
+def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
+    """Return what an earlier report kept; None when there is nothing, or it is of other weights, or damaged."""
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        if document.pop("key") != key:
+            return None
+        found = Translated(**document)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return found if len(found.outputs) == count else None
