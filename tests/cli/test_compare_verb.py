@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
+from tests.evaluation.test_comet import program
 from ziggurat.cli.comparing import parse_systems
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.comparison import comparison_from_json
@@ -139,3 +140,32 @@ def test_the_plain_verb_has_the_other_metrics(ziggurat: Ziggurat, files: dict[st
     status, _, errors = ziggurat(*call, "--train-target", files["ref"])
     assert status == 2
     assert "`--train-target` goes with `--compare`" in errors
+
+
+def test_what_a_metric_lacks_is_said_before_anything_is_translated(
+    ziggurat: Ziggurat, files: dict[str, Path], trained: Path, tmp_path: Path
+) -> None:
+    call = ["--source", files["text"], "--reference", files["ref"], "--metrics", "comet", "--comet-python", "no/python"]
+    for model in (["--compare", trained], [trained]):
+        status, _, errors = ziggurat("evaluate", *model, *call)
+        assert status == 2
+        assert "no/python: no such program" in errors
+        assert "checkpoint" not in errors  # no weights were opened
+
+
+def test_comet_by_the_verb(ziggurat: Ziggurat, files: dict[str, Path], tmp_path: Path) -> None:
+    answer = "import json, sys; n = len(json.load(open(sys.argv[-2]))['samples'])\n"
+    answer += (
+        "json.dump({'protocol': 1, 'scores': [0.25 * i for i in range(n)], 'version': '2'}, open(sys.argv[-1], 'w'))"
+    )
+    python = program(tmp_path, answer)
+    call = ["--source", files["text"], "--reference", files["ref"], "--metrics", "comet", "--comet-python", python]
+    status, out, errors = ziggurat("evaluate", "--hypothesis", files["one"], *call)
+    assert status == 0, errors
+    assert out == "COMET|nrefs:1|model:Unbabel/wmt22-comet-da|version:comet-2 = 0.1250\n"
+    assert "licence Apache-2.0" in errors
+    status, out, errors = ziggurat("evaluate", "--compare", files["one"], "--compare", files["two"], *call)
+    assert status == 0, errors
+    assert "COMET|nrefs:1|model:Unbabel/wmt22-comet-da|version:comet-2\n" in out
+    assert "0.1250" in out
+    assert "-0.5000" in out

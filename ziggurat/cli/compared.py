@@ -48,7 +48,7 @@ def _scores(comparison: Comparison) -> str:
     """Return all scores with their signatures."""
     rows = [["", *(scores.metric for scores in comparison.scores)]]
     for number, system in enumerate(comparison.systems):
-        figures = (_figure(scores.systems[number], _decimals(scores)) for scores in comparison.scores)
+        figures = (_figure(scores.systems[number], scores.decimals) for scores in comparison.scores)
         rows.append([printable(system.name), *figures])
     signatures = [
         f"{scores.metric}|{printable(scores.signature, _LINE)}{'' if scores.higher_is_better else ' (lower is better)'}"
@@ -66,7 +66,7 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         values = [pair.bootstrap, pair.bootstrap_adjusted, pair.randomisation, pair.randomisation_adjusted]
         label = f"{printable(pair.left)} - {printable(pair.right)}"
         shown_values = (f"{value:.4f}" for value in (values if several else values[::2]))
-        rows.append([label, f"{pair.difference:+.{_decimals(scores)}f}", *shown_values])
+        rows.append([label, f"{pair.difference:+.{scores.decimals}f}", *shown_values])
     shown = [f"{scores.metric}: differences and p-values ({scores.test_signature})", _table(rows)]
     if len(originals) > 2:
         matrix = [
@@ -76,10 +76,6 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         shown.append("+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)")
         shown.append(_table([["", *map(printable, originals)], *matrix]))
     return _titled(*shown)
-
-
-def _decimals(scores: Scores) -> int:
-    return 4 if scores.metric == "COMET" else 2  # COMET's scores are around 0 to 1
 
 
 def _bucket_table(table: BucketTable, names: Sequence[str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -56,33 +56,27 @@ def compare_systems(
 
     parsed = parse_systems(asked.systems)
     models = [path for _, paths in parsed for path in paths if Path(path).is_dir()]
-    if models and asked.source is None:
-        raise ConfigError(f"`--source FILE` is missing: what should {models[0]} translate?")
+    files, sources = _read(asked, [path for _, paths in parsed for path in paths if path not in models], models)
     if not models and (settings or asked.output):
         raise ConfigError("decoding settings and `--output` are for models; all systems are files of translations")
-    for path in [*(p for _, paths in parsed for p in paths if p not in models), *asked.train_target]:
-        check_input(path)
-    sources = None if asked.source is None else read_text(asked.source)
-    paired = list(zip(asked.references, asked.test_set.references, strict=True))
-    if sources is not None and asked.source is not None:
-        pair_up((asked.source, sources), *paired)
+    for metric in asked.metrics:  # what one lacks is to be said before anything is translated
+        replace(asked.test_set, sources=sources).metric(metric, asked.comet)
     folder = _output_folder(asked.output)
     systems, language = [], asked.test_set.target_language
     for name, paths in parsed:
         outputs, origins = [], []
         for number, path in enumerate(paths, start=1):
-            if path in models:
-                assert sources is not None
-                kept = None if folder is None else str(folder / f"{name}.{number}.txt")
-                with notices():
-                    translator = open_model([path], which, device, threads, settings)
-                    outputs.append(translated(translator, sources, kept))
-                language = language or translator.target_language
-                origins.append(translator.origin)
-            else:
-                outputs.append(read_text(path))
-                pair_up((path, outputs[-1]), *paired)
+            if path in files:
+                outputs.append(files[path])
                 origins.append(path)
+                continue
+            assert sources is not None
+            with notices():
+                translator = open_model([path], which, device, threads, settings)
+                kept = None if folder is None else str(folder / f"{name}.{number}.txt")
+                outputs.append(translated(translator, sources, kept))
+            language = language or translator.target_language
+            origins.append(translator.origin)
         systems.append(System(name, outputs, origins))
     comparison = compare(
         systems,
@@ -97,6 +91,28 @@ def compare_systems(
         say=lambda said: console().print(said, markup=False, highlight=False, soft_wrap=True),
     )
     print_json(comparison.as_record()) if json else print(text(comparison))
+
+
+def _read(
+    asked: CompareOptions, files: Sequence[str], models: Sequence[str]
+) -> tuple[dict[str, list[str]], list[str] | None]:
+    """Return the lines of each of `files`, and the source text if one is given.
+
+    Raises DataError for what cannot be read or does not pair up, ConfigError when `models` lack a source text.
+    """
+    if models and asked.source is None:
+        raise ConfigError(f"`--source FILE` is missing: what should {models[0]} translate?")
+    for path in (*files, *asked.train_target):
+        check_input(path)
+    paired = list(zip(asked.references, asked.test_set.references, strict=True))
+    sources = None
+    if asked.source is not None:
+        sources = read_text(asked.source)
+        pair_up((asked.source, sources), *paired)
+    lines = {path: read_text(path) for path in files}
+    for path, of_file in lines.items():
+        pair_up((path, of_file), *paired)
+    return lines, sources
 
 
 def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:

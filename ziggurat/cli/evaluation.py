@@ -138,6 +138,9 @@ def evaluate(
         if sources is None:
             raise ConfigError("`--source FILE` is missing: what should the model translate?")
         assert model is not None
+        test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
+        for metric in wanted:  # what one lacks is to be said before anything is translated
+            test_set.metric(metric, comet)
         with notices():
             translator = open_model([model, *(ensemble or [])], which, device, threads, settings)
             hypotheses = translated(translator, sources, output)

@@ -62,6 +62,7 @@ class Comet(MeanMetric):
     """
 
     name = "COMET"
+    decimals = 4
 
     def __init__(
         self, references: Sequence[Sequence[str]], sources: Sequence[str], environment: CometEnvironment

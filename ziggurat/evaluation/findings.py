@@ -91,6 +91,8 @@ class Scores:
     """Every two systems, the earlier one as `left`; empty with one system."""
     test_signature: str
     """How the tests were made; empty with one system."""
+    decimals: int = 2
+    """How many of the scores to show."""
 
     def verdict(self, row: str, column: str, level: float = 0.05) -> str:
         """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.

@@ -42,10 +42,13 @@ class Score:
     """Half the width of the 95 % confidence interval around `mean`; None: not asked for."""
     comparable: bool = True
     """False: must not be compared with sacreBLEU scores."""
+    decimals: int = 1
+    """How many to show."""
 
     def __str__(self) -> str:
-        confidence = f" (μ = {self.mean:.1f} ± {self.interval:.1f})" if self.mean is not None else ""
-        return f"{self.name}|{self.signature} = {self.value:.1f}{confidence} {self.details}".rstrip()
+        n = self.decimals
+        confidence = f" (μ = {self.mean:.{n}f} ± {self.interval:.{n}f})" if self.mean is not None else ""
+        return f"{self.name}|{self.signature} = {self.value:.{n}f}{confidence} {self.details}".rstrip()
 
     def as_record(self) -> dict[str, Any]:
         """Return the fields, for JSON."""

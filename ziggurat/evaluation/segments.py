@@ -25,6 +25,8 @@ class SegmentMetric(ABC):
     """A metric with its references."""
 
     higher_is_better = True
+    decimals = 2
+    """How many tell systems apart, in tables."""
 
     @abstractmethod
     def statistics(self, outputs: Sequence[Sequence[str]]) -> list[Statistics]:
@@ -118,7 +120,8 @@ def scored(metric: SegmentMetric, output: Sequence[str], *, confidence: bool) ->
         mean, interval = (float(x) for x in significance.estimate_ci(np.array([s.score for s in resampled])))
         signature.update("bs", BOOTSTRAP_SAMPLES)
         signature.update("seed", seed)
-    return Score(found.name, float(found.score), str(signature), len(output), "", mean, interval)
+    value, decimals = float(found.score), metric.decimals
+    return Score(found.name, value, str(signature), len(output), "", mean, interval, decimals=decimals)
 
 
 class _Resampled:

@@ -64,6 +64,7 @@ def compare_scores(
             for number, (left, right) in enumerate(pairs)
         ),
         test_signature=_signature(resamplings, trials) if pairs else "",
+        decimals=metric.decimals,
     )
 
 
