@@ -201,6 +201,7 @@ def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]
         document = json.loads(result.out)
         assert [s["name"] for s in document["scores"]] == ["BLEU", "chrF2", "TER"]
         assert (tmp_path / "demo" / "test.output").read_text(encoding="utf-8").count("\n") == 500
+        assert "Of the 500 sentences of the test set" in Path(document["report"]).read_text(encoding="utf-8")
 
 
 def test_output_goes_where_a_link_or_pipe_leads(ziggurat, trained: Path, tmp_path: Path) -> None:  # type: ignore[no-untyped-def]
