@@ -88,7 +88,7 @@ def demo(
     for s in scores:
         print(s)
     print(f"\nFrom nothing to this in {duration(seconds)}. What to try next:\n{_next_steps(folder, files['test'])}")
-    print(f"\nWhat the run did, to open in a browser: {page_file.resolve()}")
+    print(f"\nWhat the run did, to open in a browser: {page_file}")
 
 
 def _make_room(folder: Path) -> None:
