@@ -104,6 +104,7 @@ def test_names_and_paths(tmp_path: Path) -> None:
         (["one", "--source", "short"], "they must pair up line by line"),
         (["short"], "they must pair up line by line"),
         (["one", "--metrics", "blue"], "unknown metric `blue`"),
+        (["one", "--comet-model", "m"], "go with `--metrics comet`"),
         (["one", "--metrics", "comet"], "give its Python with `--comet-python"),
         (["MODEL", "--source", "text", "-o", "one"], "names a folder"),
     ],

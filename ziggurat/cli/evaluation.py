@@ -103,6 +103,8 @@ def evaluate(
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
     wanted = _metrics(metrics)
+    if (comet_python or comet_model) and "comet" not in wanted:
+        raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
     comet = _comet(comet_python, comet_model, device) if "comet" in wanted else None
     if compare:
         if model is not None or hypothesis or ensemble or tokenised or compound_split or confidence:
