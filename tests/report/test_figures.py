@@ -220,6 +220,20 @@ def test_one_source_over_its_consumers(layers: int, source: int) -> None:
     assert line.y == tuple(100.0 * i + source for i in range(source, layers + 1))
 
 
+def test_the_one_source_is_at_the_end_of_a_block() -> None:
+    nan = math.nan
+    weights = [[nan] * 13 for _ in range(13)]
+    for layer in range(13):
+        weights[layer][layer] = 1.0
+    for end in (0, 4, 8, 12):
+        weights[end] = [end + k / 100 if k % 4 == 0 and k <= end else nan for k in range(13)]
+    (panel,) = source_curves([run("a", depth=[only(5, history_weights={"encoder": weights})])])
+    (line,) = panel.series
+    assert line.label == "a, y_8, update 5"
+    assert line.x == (8, 9, 10, 11, 12)
+    assert line.y == (8.08, None, None, None, 12.08)
+
+
 def test_history_weights_share_one_scale() -> None:
     one = only(9, history_weights={"encoder": [[1.0], [0.5, 0.01]]})
     other = only(9, history_weights={"encoder": [[-2.0], [0.5, 0.7]]})

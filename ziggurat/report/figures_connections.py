@@ -36,9 +36,9 @@ def history_weights(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the weights of learned layer combinations as heat maps, and those of one layer as a curve."""
     caption = (
         "Learned weights of earlier outputs (column; 0 is the embedding) in the input of what follows layer l (row; "
-        "for sparse connections: block), at the last record. Blank: a magnitude below 0.1 or below 5 % of the row's "
-        "largest. The curves are one column, y_k, over all consumers, nothing left out (dashed: the first record). As "
-        "figure 5 of Wang et al. 2019."
+        "with combinations of sub-layers: sub-layer l), at the last record. Blank: a magnitude below 0.1 or below 5 % "
+        "of the row's largest. The curves are one column, y_k, over all consumers, nothing left out (dashed: the first "
+        "record). As figure 5 of Wang et al. 2019."
     )
     maps = []
     for run in runs:
@@ -53,7 +53,8 @@ def history_weights(runs: Sequence[ReportRun]) -> Figure | None:
 def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
     """Return the weight of one source over its consumers, a panel for each stack.
 
-    The source is y_10, as in the paper; in a stack of 10 layers or fewer the one half way up.
+    The source is y_10, as in the paper; in a stack of 10 layers or fewer the one half way up; where that has a single
+    consumer (inside a block of sparse connections), the nearest one that has more.
     """
     panels = []
     for stack in STACKS:
@@ -63,14 +64,22 @@ def source_curves(runs: Sequence[ReportRun]) -> tuple[Panel, ...]:
                 weights = part_of(record, "history_weights", stack)
                 if not weights:
                     continue
-                last = len(weights) - 1
-                source = _SOURCE if last > _SOURCE else last // 2
+                last, source = len(weights) - 1, _source(weights)
                 x = tuple(float(consumer) for consumer in range(source, last + 1))
                 y = finite(weights[consumer][source] for consumer in range(source, last + 1))
                 series.append(Series(f"{run.name}, y_{source}, {when(record)}", x, y, run.colour, variant))
         if series:
             panels.append(Panel(f"{stack}, one source", "consumer", "weight", tuple(series)))
     return tuple(panels)
+
+
+def _source(weights: Sequence[Sequence[float | None]]) -> int:
+    """Return the source whose weights are drawn on their own."""
+    last = len(weights) - 1
+    wanted = _SOURCE if last > _SOURCE else last // 2
+    read = [sum(w is not None for w in finite(row[k] for row in weights[k:])) for k in range(last + 1)]
+    shared = [k for k in range(last + 1) if read[k] > 1]
+    return min(shared, key=lambda k: abs(k - wanted), default=wanted)
 
 
 def transparent_weights(runs: Sequence[ReportRun]) -> Figure | None:

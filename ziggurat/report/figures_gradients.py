@@ -84,10 +84,11 @@ def update_ratio(runs: Sequence[ReportRun]) -> Figure | None:
 
 
 def output_change(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return how much each layer's output changes by a small change of all parameters (Liu et al. 2020)."""
+    """Return how much each layer's output changes by a small change of all parameters (Liu, Liu, Gao et al. 2020)."""
     caption = (
-        "Relative change of each layer's output when all parameters are changed a little. The steeper it grows with "
-        f"depth, the more a stack amplifies what an update does (Liu et al. 2020). {_MOMENTS}"
+        "Relative change of each layer's output when every matrix of the layers is moved by 1 % of its length. The "
+        "steeper it grows with depth, the more a stack amplifies what an update does (Liu, Liu, Gao et al. 2020). "
+        f"{_MOMENTS}"
     )
     panels = profiles(runs, "output_change", STACKS, "relative change", log_y=True)
     return described("output-change", _SECTION, "Output change by layer", caption, panels)

@@ -78,11 +78,11 @@ def sub_layer_table(runs: Sequence[ReportRun]) -> Table | None:
 
 
 def residual_dependency(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return how much each earlier branch weighs in the state after each sub-layer (Liu et al. 2020)."""
+    """Return how much each earlier branch weighs in the state after each sub-layer (Liu, Liu, Gao et al. 2020)."""
     caption = (
-        "Share of each earlier branch (column; 0 is the stack's input) in the state after a sub-layer (row). Rows that "
-        "are bright near the diagonal only lean on their latest branches, which amplifies every change (Liu et al. "
-        "2020). Last record of each run."
+        "Share of each earlier branch (column; 0 is the stack's input) in the state after a sub-layer (row), at the "
+        "last record; squares of a row sum to 1. Rows that are bright near the diagonal only lean on their latest "
+        "branches, which amplifies every change. As figure 4 of Liu, Liu, Gao et al. 2020 (ADMIN)."
     )
     maps = []
     for run in runs:

@@ -16,11 +16,11 @@ _NATS = "nats per token"
 
 
 def learning_curves(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return training and validation loss by update (Liu et al. 2020, figure 2)."""
+    """Return training and validation loss by update (Liu, Duh et al. 2020, figure 2)."""
     caption = (
         "Cross-entropy per target token, without label smoothing, in nats (left) and as perplexity (right). Training: "
-        "mean since the record before, with dropout. Validation: the whole validation set. As figure 2 of Liu et al. "
-        "2020."
+        "mean since the record before, with dropout. Validation: the whole validation set. As figure 2 of Liu, "
+        "Duh et al. 2020."
     )
     panels = (
         *_panel("training", _NATS, _lines(runs, "train", "nll"), perplexity=True),
