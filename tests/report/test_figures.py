@@ -99,9 +99,13 @@ def test_learning_curves_by_hand() -> None:
     )
 
 
-def test_loss_by_time_is_in_hours() -> None:
-    train = [{"update": u, "nll": 5.0, "seconds": 1800.0 * u, "target_tokens_per_second": 7.0} for u in (1, 2)]
-    assert lines(throughput([run(train=train)]), "loss by time")["plain"].x == (0.5, 1.0)
+@pytest.mark.parametrize(("seconds", "unit", "places"), [(3600, "hours", (1, 2)), (1800, "minutes", (30, 60))])
+def test_loss_by_time_is_in_hours_or_minutes(seconds: int, unit: str, places: tuple[float, float]) -> None:
+    train = [{"update": u, "nll": 5.0, "seconds": seconds * u, "target_tokens_per_second": 7.0} for u in (1, 2)]
+    figure = throughput([run(train=train)])
+    assert lines(figure, "loss by time")["plain"].x == places
+    assert figure is not None
+    assert figure.panels[1].x_label == unit
 
 
 @given(st.lists(st.floats(-10, 10), min_size=1, max_size=2000))

@@ -170,11 +170,11 @@ def _add_perplexity(axes: Axes) -> None:
 
 
 def _power(value: float, _: int | None = None) -> str:
-    """Return a tick of a logarithmic axis: 0.01 to 1000 as they are, others as a power of ten."""
+    """Return a tick of a logarithmic axis: 0.001 to 1000 as they are, others as a power of ten."""
     if value <= 0:  # proposed by a locator, never shown
         return ""
     exponent = math.log10(value)
-    if abs(exponent - round(exponent)) > 1e-6 or -3 < exponent < 4:
+    if abs(exponent - round(exponent)) > 1e-6 or -4 < exponent < 4:
         return f"{value:g}"
     return "10" + str(round(exponent)).translate(_SUPERSCRIPT)
 

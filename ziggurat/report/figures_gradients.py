@@ -101,9 +101,13 @@ def source_dependence(runs: Sequence[ReportRun]) -> Figure | None:
         "that learns as a language model has a falling loss and no dependence: its encoder is not used."
     )
     panels = []
-    for key, title in (("nll", "loss"), ("source_dependence", "dependence on the source")):
+    wanted = (
+        ("nll", "loss", "nats per token"),
+        ("source_dependence", "dependence on the source", "added nats per token"),
+    )
+    for key, title, unit in wanted:
         lines = [line for run in runs for line in series_of_records(run, (key,))]
         if lines:
-            panels.append(Panel(title, "update", "nats per token", tuple(lines)))
+            panels.append(Panel(title, "update", unit, tuple(lines)))
     shown = tuple(panels) if any(panel.title != "loss" for panel in panels) else ()
     return described("source-dependence", _SECTION, "Dependence on the source", caption, shown)

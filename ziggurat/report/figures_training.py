@@ -44,13 +44,15 @@ def scores(runs: Sequence[ReportRun]) -> Figure | None:
 def throughput(runs: Sequence[ReportRun]) -> Figure | None:
     """Return the speed of training by update, and the loss by time."""
     caption = (
-        "Speed: target tokens per second of training, validation left out. Loss by time: training loss by the hours "
+        "Speed: target tokens per second of training, validation left out. Loss by time: training loss by the time "
         "since the run began, validation and checkpoints included; a method whose updates cost more has to win here."
     )
     panels = _panel("speed", "target tokens/s", _lines(runs, "train", "target_tokens_per_second"))
     if panels:
-        by_time = _lines(runs, "train", "nll", hours=True)
-        panels += _panel("loss by time", _NATS, by_time, x_label="hours", perplexity=True)
+        longest = max((record["seconds"] for run in runs for record in run.train if "seconds" in record), default=0.0)
+        unit, seconds = ("hours", 3600.0) if longest >= 2 * 3600 else ("minutes", 60.0)
+        by_time = _lines(runs, "train", "nll", seconds=seconds)
+        panels += _panel("loss by time", _NATS, by_time, x_label=unit, perplexity=True)
     return described("throughput", _SPEED, "Speed", caption, panels)
 
 
@@ -79,11 +81,11 @@ def _panel(
     return (Panel(title, x_label, y_label, series, log_y=log_y, perplexity=perplexity),) if series else ()
 
 
-def _lines(runs: Sequence[ReportRun], kind: str, key: str, *, hours: bool = False) -> tuple[Series, ...]:
-    """Return a value of the `train` or `validation` records, by update or by hours, of each run that has it."""
+def _lines(runs: Sequence[ReportRun], kind: str, key: str, *, seconds: float | None = None) -> tuple[Series, ...]:
+    """Return a value of the `train` or `validation` records of each run that has it, by update or by time."""
     lines = []
     for run in runs:
         known = [record for record in (run.train if kind == "train" else run.validations) if key in record]
-        x = [record["seconds"] / 3600 if hours else record["update"] for record in known]
+        x = [record["update"] if seconds is None else record["seconds"] / seconds for record in known]
         lines += [over_training(run.name, run.colour, x, finite(record[key] for record in known))] if known else []
     return tuple(lines)
