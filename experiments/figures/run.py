@@ -121,6 +121,11 @@ def gradient_norms(layers: int, name: str, data: Data, *, seed: int) -> dict[str
     for part in parts_of_batch(batch, sentences=40):
         cpu = torch.device("cpu")
         add_gradients(objective, part, cpu, "fp32", tokens=batch.target_tokens, sentences=batch.sentences)
+    return norms_of(model)
+
+
+def norms_of(model: Seq2Seq) -> dict[str, Any]:
+    """Return the norms of the gradients that lie in `.grad`, by part and layer."""
     return by_part(parts_of(model), lambda group: sum(n**2 for n in lengths([p.grad for p in group])) ** 0.5)
 
 
