@@ -32,7 +32,7 @@ ALLOWED = {
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "depth", "__init__"},
     "cli": BASE
     | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "depth"}
-    | {"report"},
+    | {"report", "diagnosis"},
     "errors": set(),
     "duration": set(),
     "__init__": {"decoding"},

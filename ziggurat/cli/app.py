@@ -11,6 +11,7 @@ from ziggurat import __version__
 from ziggurat.cli import (
     backtranslation,
     demo,
+    diagnosis,
     evaluation,
     export,
     inspection,
@@ -41,6 +42,7 @@ app.command()(shortlist.shortlist)
 app.command()(training.train)
 app.command()(training.grow)
 app.command()(training.average)
+app.command()(diagnosis.diagnose)
 app.command()(translation.translate)
 app.command()(translation.score)
 app.command()(evaluation.evaluate)

@@ -17,6 +17,7 @@ class DiagnosticsConfig(Section):
     tokens: int = Field(default=512, ge=1)
     """Tokens of the training pairs that are measured, on the longer side: the same pairs throughout, no more of them
     than `training.batch.max_tokens` has room for."""
-    max_share: float = Field(default=0.03, gt=0, le=1)
-    """Most that measuring may take of the time of training. A measurement that would exceed it is left out, so that
-    short updates have fewer than `every_updates` says."""
+    max_share: float | None = Field(default=0.03, gt=0, lt=1)
+    """Most that measuring may take of the time since training was started. A measurement that would exceed it is left
+    out, so that short updates have fewer than `every_updates` says; the first after a start is never left out. null:
+    none is."""

@@ -13,6 +13,9 @@ from typing import Any
 
 import torch
 
+from ziggurat.config import Experiment
+from ziggurat.data.collate import Batch
+from ziggurat.data.corpus import Store
 from ziggurat.diagnosis.change import Snapshot
 from ziggurat.diagnosis.hooks import STACKS, layers_of
 from ziggurat.diagnosis.probe import measure
@@ -26,7 +29,7 @@ from ziggurat.training.objective import probe_loss
 from ziggurat.training.profile import profile_batch
 from ziggurat.training.step import UpdateResult
 
-__all__ = ["Diagnostics", "measured"]
+__all__ = ["Diagnostics", "measured", "probe_batch"]
 
 
 class Diagnostics:
@@ -37,7 +40,8 @@ class Diagnostics:
 
     Args:
         run: folder of the run.
-        learner: what is trained, by whom, with which configuration.
+        experiment: its configuration.
+        learner: what is trained, and by whom.
         log: is told once when a measurement was too large for memory, or a record could not be written.
         p: where training starts; records after it, left by a run that was killed, are removed.
         tell: takes every record, in the first process.
@@ -46,22 +50,21 @@ class Diagnostics:
     def __init__(
         self,
         run: Path,
+        experiment: Experiment,
         learner: Learner,
         log: RunLog,
         p: Progress,
         tell: Callable[[Record], object] = lambda record: None,
     ) -> None:
-        experiment, self._processes = learner.experiment, learner.processes
         self._learner, self._log, self._tell = learner, log, tell
-        self._config = experiment.training.diagnostics
+        self._processes, self._config = learner.processes, experiment.training.diagnostics
+        self._loss = probe_loss(experiment.training.loss, experiment.training.precision)
         self._path = run / DEPTH_FILE
-        self._began, self._spent, self._complained = time.perf_counter(), 0.0, False
+        self._began, self._spent, self._latest, self._complained = time.perf_counter(), 0.0, 0.0, False
         if self._processes.first:
             cut_records(run, p.update)
         if self._config.every_updates is not None and self._processes.first:
-            tokens = min(self._config.tokens, experiment.training.batch.max_tokens)
-            temperature = experiment.data.sampling_temperature
-            self._batch = profile_batch(learner.store, tokens, seed=experiment.training.seed, temperature=temperature)
+            self._batch = probe_batch(experiment, learner.store)
 
     def around(self, p: Progress, rate: float, update: Callable[[], UpdateResult]) -> UpdateResult:
         """Return what `update`, which is done with learning rate `rate` and counted in `p`, returns; measure it if due.
@@ -71,29 +74,38 @@ class Diagnostics:
         every = self._config.every_updates
         if every is None:
             return update()
+        began = time.perf_counter()
         if p.update == 0:
             self._measure(0, None, rate)
-        due = (p.update + 1) % every == 0 and bool(self._processes.of_first(self._affordable()))
-        before = self._snapshot() if due else None
+            self._count(time.perf_counter() - began)
+        if (p.update + 1) % every or not self._processes.of_first(self._affordable()):
+            return update()
+        began = time.perf_counter()
+        before = self._snapshot()
+        updates = time.perf_counter()
         result = update()
-        if due:
-            self._measure(p.update, before if result.taken else None, rate)
+        began += time.perf_counter() - updates
+        self._measure(p.update, before if result.taken else None, rate)
+        self._count(time.perf_counter() - began)
         return result
 
+    def _count(self, seconds: float) -> None:
+        self._spent, self._latest = self._spent + seconds, seconds
+
     def _affordable(self) -> bool:
-        return self._spent <= self._config.max_share * (time.perf_counter() - self._began)
+        """Whether one more measurement, if it takes what the latest took, keeps to its share of the time so far."""
+        share = self._config.max_share
+        return share is None or self._spent + self._latest <= share * (time.perf_counter() - self._began)
 
     def _snapshot(self) -> Snapshot | None:
         """Return the weights before an update; None in other processes than the first, and where memory is short."""
-        began = time.perf_counter()
         weights = self._learner.parallel.weights()
         found = within_memory(lambda: Snapshot(weights), self._learner.device) if self._processes.first else None
-        self._spent += time.perf_counter() - began
         return None if isinstance(found, Shortage) else found
 
     def _measure(self, update: int, before: Snapshot | None, rate: float) -> None:
         """Measure the model after `update`, and how far that moved it from `before`, if that is known."""
-        began, learner = time.perf_counter(), self._learner
+        learner = self._learner
         weights = learner.parallel.weights() if update else {}
         with learner.parallel.whole() as model:
             if not self._processes.first:
@@ -101,8 +113,7 @@ class Diagnostics:
 
             def work() -> dict[str, Any]:
                 changes = {} if before is None else before.changes(model, weights, rate)
-                loss = probe_loss(learner.experiment.training.loss, learner.experiment.training.precision)
-                return {**measured(model, lambda: measure(model, self._batch, loss)), **changes}
+                return {**measured(model, lambda: measure(model, self._batch, self._loss)), **changes}
 
             values = within_memory(work, learner.device)
             layers = {stack: len(layers_of(model, stack)) for stack in STACKS}
@@ -110,7 +121,6 @@ class Diagnostics:
             self._complain(f"update {update}: depth not measured, memory is short ({values}); training goes on")
         else:
             self._keep(Record(update, round(time.time(), 3), layers, values))
-        self._spent += time.perf_counter() - began
 
     def _keep(self, record: Record) -> None:
         try:
@@ -125,6 +135,13 @@ class Diagnostics:
         if not self._complained:
             self._complained = True
             self._log.say(said, "yellow")
+
+
+def probe_batch(experiment: Experiment, store: Store) -> Batch:
+    """Return the training pairs that are measured: a function of the store, `training` and the sampling temperature."""
+    training = experiment.training
+    tokens = min(training.diagnostics.tokens, training.batch.max_tokens)
+    return profile_batch(store, tokens, seed=training.seed, temperature=experiment.data.sampling_temperature)
 
 
 def measured(model: Seq2Seq, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -182,7 +182,7 @@ class _Training:
         if reason is None:
             self.processes.first_does(self._remove_average)
         recovery = Recovery(self.run, self.learner, config, self.log, saver.wait)
-        diagnostics = Diagnostics(self.run, self.learner, self.log, p, depth.see)
+        diagnostics = Diagnostics(self.run, self.experiment, self.learner, self.log, p, depth.see)
         if not recovery.rolls_back:
             p.good = None
         elif reason is None and p.good is None:

@@ -27,6 +27,7 @@ __all__ = [
     "elsewhere",
     "held",
     "keep_configuration",
+    "locked",
     "owned",
     "refuse_existing",
     "refuse_idle",
@@ -172,13 +173,20 @@ def _job() -> list[str]:
 
 
 @contextlib.contextmanager
-def owned(run: Path) -> Iterator[None]:
-    """Hold the run for this job. Raises CheckpointError when another process trains in it."""
+def locked(run: Path) -> Iterator[None]:
+    """Keep everybody else from training in the run. Raises CheckpointError when another process does."""
     with (run / ".lock").open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise CheckpointError(f"{run}: another process is training in this folder") from None
+        yield
+
+
+@contextlib.contextmanager
+def owned(run: Path) -> Iterator[None]:
+    """Hold the run for this job. Raises CheckpointError when another process trains in it."""
+    with locked(run):
         write_atomically(run / _JOB, "\n".join(_job()).encode())
         yield
 
