@@ -10,13 +10,16 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from tests.conftest import tiny_experiment
 from ziggurat.config import TrainingConfig
 from ziggurat.diagnosis.records import DEPTH_FILE, Record
 from ziggurat.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.tracking.tracker import Pixels
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth import Depth
+from ziggurat.training.loop import train
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.progress import ProgressLine, Reporter, Window
 from ziggurat.training.step import UpdateResult
@@ -158,3 +161,27 @@ def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     report.updated(Progress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()
+
+
+def test_a_whole_run_measures_warns_and_draws(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a band that nothing is in; stopped and resumed it has the same warnings, each once."""
+    monkeypatch.setattr("ziggurat.diagnosis.health.FADING", 1e9)
+    run = tmp_path / "run"
+    settings: dict[str, Any] = {"diagnostics": {"every_updates": 2, "max_share": 1.0}, "tensorboard": True}
+    settings |= {"validation": {"every_updates": 100, "decode": False}, "log_every_updates": 2}
+    train(run, tiny_experiment(tiny_folder, **settings, stop={"updates": 2}), console=Console(quiet=True))
+    said = io.StringIO()
+    resumed = tiny_experiment(tiny_folder, **settings, stop={"updates": 4})
+    train(run, resumed, resume=True, console=Console(file=said, width=500))
+    warned = [(w.kind, w.update, w.measure) for w in read_warnings(run)]
+    assert warned == [("warning", 0, "gradient_ratio.encoder"), ("warning", 0, "gradient_ratio.decoder")]
+    assert "WARNING" not in said.getvalue()
+    assert (run / "log.txt").read_text().count("WARNING: the gradient of the first") == 2
+    assert "  r " in said.getvalue()
+    events = EventAccumulator(str(run / "tensorboard"))
+    events.Reload()
+    assert [e.step for e in events.Scalars("depth/nll")] == [0, 2, 4]
+    assert {e.step for e in events.Images("depth/gradient_norm.encoder by layer and update")} == {0, 2, 4}
+    assert [e.step for e in events.Images("depth/similarity by layer and layer")][-1] == 4
