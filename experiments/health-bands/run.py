@@ -90,7 +90,7 @@ def main() -> None:
                 f"training.schedule.peak={rate}",
                 f"training.stop.updates={updates}",
                 "training.validation.every_updates=1000",
-                "training.diagnostics={every_updates: 10, max_share: 1}",
+                "training.diagnostics={every_updates: 10, max_share: null}",
                 f"data.store={o.store}",
             ],
         )

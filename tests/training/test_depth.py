@@ -169,7 +169,7 @@ def test_a_whole_run_measures_warns_and_draws(
     """With a band that nothing is in; stopped and resumed it has the same warnings, each once."""
     monkeypatch.setattr("ziggurat.diagnosis.health.FADING", 1e9)
     run = tmp_path / "run"
-    settings: dict[str, Any] = {"diagnostics": {"every_updates": 2, "max_share": 1.0}, "tensorboard": True}
+    settings: dict[str, Any] = {"diagnostics": {"every_updates": 2, "max_share": None}, "tensorboard": True}
     settings |= {"validation": {"every_updates": 100, "decode": False}, "log_every_updates": 2}
     train(run, tiny_experiment(tiny_folder, **settings, stop={"updates": 2}), console=Console(quiet=True))
     said = io.StringIO()
