@@ -54,7 +54,7 @@ def test_gradients_of_a_batch_in_parts_are_those_of_the_whole(experiment: Module
 
 @pytest.mark.slow
 def test_the_base_size_agrees_with_the_table(experiment: ModuleType) -> None:
-    """Takes minutes and 7 GB; run.py itself does the same on real data, and ends with status 1 where it fails."""
+    """Takes minutes and 9 GB; run.py itself does the same on real data, and ends with status 1 where it fails."""
     found = {
         name: experiment.over_seeds(
             [
