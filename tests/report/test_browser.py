@@ -47,7 +47,7 @@ def deep(folder: Path, corpus: Path) -> Experiment:
         "stop": {"updates": 6},
         "log_every_updates": 2,
         "validation": {"every_updates": 3},
-        "diagnostics": {"every_updates": 3, "tokens": 100, "max_share": 1.0},
+        "diagnostics": {"every_updates": 3, "tokens": 100, "max_share": None},
     }
     changed = {"data": data, "model": model, "training": training, "decoding": {"beam_size": 1}}
     return change_section(plain, changed, "experiment")
