@@ -168,6 +168,7 @@ CALIBRATION: frozenset[str] = frozenset(
         "18-18-admin-5e-3",
         "18-18-rezero-1e-3",
         "18-18-none-1e-3",
+        "12-1-fixup-5e-4",
     }
 )
 """Names of those whose outcomes were known when the bands of ziggurat/depth/verdict.py were chosen."""

@@ -64,9 +64,10 @@ class Verdict:
 def judge(trial: Trial) -> Verdict:
     """Return the verdict on a trial.
 
-    A loss that has left the level of word frequencies behind shows that gradients reach what they must: `trains`. One
-    that sits on it while gradients die out on their way down both stacks is the failure of plain deep post-norm: `will
-    not train`, as where a number is not finite. Anything else is `risky`: such runs move, but late and slowly.
+    A loss that has left the level of word frequencies behind shows that gradients reach what they must: `trains`, as
+    does one that is still on its way there while the lowest layers of both stacks get their gradient. One that sits on
+    that level while gradients die out on their way down both stacks is the failure of plain deep post-norm: `will not
+    train`, as where a number is not finite. Anything else is `risky`: such runs move, but late and slowly.
     experiments/depth-check has how the bands were chosen, and how often they are right.
     """
     if trial.failed is not None:
@@ -78,12 +79,14 @@ def judge(trial: Trial) -> Verdict:
         return Verdict("will not train", -math.inf, (Finding("loss", False, f"the loss is {nll} without dropout"),))
     learned = trial.unigram - nll
     encoder, decoder = (_stack(side, trial) for side in ("encoder", "decoder"))
+    fed = encoder.healthy and decoder.healthy
+    falling = nll < trial.points[sorted(trial.points)[-2]]["nll"]
     reached = math.sqrt(evenness(last["gradient_norm"]["encoder"]) * evenness(last["gradient_norm"]["decoder"]))
-    if learned >= LEARNING:
+    if learned >= LEARNING or (fed and falling):
         label: Label = "trains"
     else:
         label = "will not train" if reached < DEAD else "risky"
-    source = _source(last, starved=not (encoder.healthy and decoder.healthy))
+    source = _source(last, starved=not fed)
     return Verdict(label, learned, (_loss(trial, nll, learned), encoder, decoder, source))
 
 
