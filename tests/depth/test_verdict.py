@@ -31,7 +31,6 @@ def trial(
     [
         (UNIGRAM - LEARNING - 0.01, EVEN, EVEN, "trains"),
         (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "trains"),
-        (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "risky"),
         (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "trains"),
         (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "will not train"),
         (UNIGRAM + 1, HUNGRY, HUNGRY, "will not train"),
