@@ -27,12 +27,13 @@ ALLOWED = {
     "diagnosis": BASE | {"config", "data", "nn", "models"},
     "tracking": BASE | {"config", "data"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
+    "cost": BASE | {"config", "data", "nn", "models", "training"},
     "depth": BASE | {"config", "data", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "depth", "__init__"},
     "cli": BASE
     | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "depth"}
-    | {"report", "diagnosis"},
+    | {"report", "diagnosis", "cost"},
     "errors": set(),
     "duration": set(),
     "__init__": {"decoding"},

@@ -11,7 +11,7 @@ from tests.cli.conftest import Ziggurat, tiny_config
 from ziggurat.config import load_experiment
 from ziggurat.config.load import dump
 
-SHORT = ("--updates", "10")
+SHORT = ("--updates", "10", "--no-cost")
 HOPELESS = "training.schedule.peak=1e30"
 
 
@@ -25,7 +25,7 @@ def test_a_configuration_is_checked_and_a_run_is_not(
     assert check["trial"]["updates"] == 10
     assert [finding["part"] for finding in check["verdict"]["findings"]] == ["loss", "encoder", "decoder", "source"]
     assert found["parameters"] > 0
-    assert "depth_check" not in json.loads(ziggurat("inspect", trained, "--json").out)
+    assert "depth_check" not in json.loads(ziggurat("inspect", trained, "--no-cost", "--json").out)
     forced = json.loads(ziggurat("inspect", trained, "--check", *SHORT, "--no-remedies", "--json").out)
     assert forced["depth_check"]["verdict"]
 

@@ -80,10 +80,10 @@ def test_12_01_parameter_counts_by_formula(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["demo", "ds-init-en-de-base-12-12-ds-matt", "transparent-en-de-rnmt-512-6-8"])
 def test_parts_add_up_and_layers_are_counted(name: str, ziggurat: Ziggurat) -> None:
-    found = json.loads(ziggurat("inspect", name, "--no-check", "--json").out)
+    found = json.loads(ziggurat("inspect", name, "--no-check", "--no-cost", "--json").out)
     assert found["parameters"] == sum(found["parts"].values())
     assert found["layers"] == {"encoder": load_named(name).model.encoder.layers, "decoder": found["layers"]["decoder"]}
-    text = ziggurat("inspect", name, "--no-check").out
+    text = ziggurat("inspect", name, "--no-check", "--no-cost").out
     assert f"{found['parameters']:,}" in text
     for count in (*found["parts"].values(), *found["layer_parameters"].values()):
         assert f"{count:,}" in text
@@ -107,7 +107,7 @@ def test_a_bare_model_has_the_names_and_shapes_of_a_real_one_and_no_values() -> 
 
 
 def test_methods_are_named_with_their_paper(ziggurat: Ziggurat) -> None:
-    found = json.loads(ziggurat("inspect", "sdt-en-de-base-48-6-rpr-sdt", "--no-check", "--json").out)
+    found = json.loads(ziggurat("inspect", "sdt-en-de-base-48-6-rpr-sdt", "--no-check", "--no-cost", "--json").out)
     by_key = {method["key"]: (method["value"], method["paper"]) for method in found["methods"]}
     assert by_key["model.encoder.history"] == ("blocks", "Li et al. 2020")
     assert by_key["training.growth"] == ("6-12-18-24-30-36-42-48", "Li et al. 2020")
@@ -141,9 +141,12 @@ def test_every_kind_has_a_paper(axis: str, kinds: Any, plain: set[str]) -> None:
 
 def test_a_recipe_says_what_was_published_until_it_is_changed(ziggurat: Ziggurat) -> None:
     name = "sdt-en-de-base-6-6"
-    assert json.loads(ziggurat("inspect", name, "--no-check", "--json").out)["published_parameters"] == 63 * MILLION
-    assert "no other row of the table" in ziggurat("inspect", name, "--no-check").out
-    changed = ziggurat("inspect", name, "model.encoder.layers=7", "--no-check", "--json")
+    assert (
+        json.loads(ziggurat("inspect", name, "--no-check", "--no-cost", "--json").out)["published_parameters"]
+        == 63 * MILLION
+    )
+    assert "no other row of the table" in ziggurat("inspect", name, "--no-check", "--no-cost").out
+    changed = ziggurat("inspect", name, "model.encoder.layers=7", "--no-check", "--no-cost", "--json")
     found = json.loads(changed.out)
     assert found["published_parameters"] is None
     assert found["layers"]["encoder"] == 7
@@ -155,7 +158,7 @@ def test_sizes_come_from_the_folder_the_store_or_the_configuration(
     monkeypatch.chdir(tmp_path)  # away from what `make demo` leaves in the repository
 
     def vocabulary(*arguments: object) -> tuple[int, int, str]:
-        result = ziggurat("inspect", *arguments, "--no-check", "--json")
+        result = ziggurat("inspect", *arguments, "--no-check", "--no-cost", "--json")
         assert result.status == 0, result.err
         found = json.loads(result.out)["vocabulary"]
         return found["source"], found["target"], found["origin"]
@@ -181,7 +184,7 @@ def test_a_folder_that_is_no_run_hides_no_recipe(
 ) -> None:
     (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
-    assert ziggurat("inspect", "demo", "--no-check").status == 0
+    assert ziggurat("inspect", "demo", "--no-check", "--no-cost").status == 0
     wrong = ziggurat("inspect", tmp_path)
     assert wrong.status == 2
     assert "neither a run nor a model directory" in wrong.err
@@ -218,3 +221,24 @@ def test_a_printed_recipe_is_a_configuration(ziggurat: Ziggurat, tmp_path: Path)
     printed = tmp_path / "printed.yaml"
     printed.write_text(ziggurat("recipes", name).out)
     assert load_named(str(printed)) == load_once(name)
+
+
+def test_costs_are_told_as_tables_and_as_json(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_config(tmp_path, tiny_folder)
+    text = ziggurat("inspect", config, "training.recompute.encoder=1", "--no-check").out
+    found = json.loads(ziggurat("inspect", config, "training.recompute.encoder=1", "--no-check", "--json").out)["cost"]
+    forward, memory = found["flops_per_token"]["forward"], found["memory"]
+    assert f"{'    encoder layers':<36}{forward['encoder'] / 1e6:>12,.1f}" in text
+    assert f"memory of an update, MiB (cpu)      {memory['peak'] / 2**20:>12,.1f}" in text
+    assert "kept by the encoder (recompute 1)" in text
+    assert memory["peak"] == sum(memory["parts"].values())
+    batch = memory["batch"]
+    assert f"{batch['sentences']} x {batch['source']} source and {batch['target']} target tokens" in text
+    assert found["batches"]["origin"] == str(tiny_folder / "store")
+    assert f"({found['batches']['origin']})" in text
+    assert found["time"]["seconds"] > 0
+    assert "seconds of an update (cpu" in text
+
+
+def test_costs_of_a_run_are_told(ziggurat: Ziggurat, trained: Path) -> None:
+    assert "memory of an update" in ziggurat("inspect", trained).out

@@ -19,11 +19,11 @@ def assign_roles(root: nn.Module) -> list[Slot]:
     that no module speaks for.
     """
     slots: list[Slot] = []
-    seen: set[int] = set()
+    seen: set[tuple[int, int]] = set()
     for prefix, module in root.named_modules():
         for slot in _slots_of(module):
-            if slot.values.data_ptr() not in seen:
-                seen.add(slot.values.data_ptr())
+            if slot.place not in seen:
+                seen.add(slot.place)
                 slots.append(dataclasses.replace(slot, name=f"{prefix}.{slot.name}" if prefix else slot.name))
     covered = sum(slot.values.numel() for slot in slots)
     total = sum(p.numel() for p in root.parameters())

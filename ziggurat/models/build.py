@@ -25,6 +25,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.history import Transparent
 from ziggurat.nn.residual import Residual
+from ziggurat.nn.roles import place_of
 
 __all__ = [
     "FAMILY",
@@ -158,22 +159,22 @@ def set_recompute(model: Seq2Seq, config: RecomputeConfig) -> None:
 def model_slots(model: Seq2Seq) -> list[Slot]:
     """Return every parameter of the model once, with its role, its stack and the number of its layer (0 outside)."""
     layer_of = {
-        slot.values.data_ptr(): (number, decoder)
+        slot.place: (number, decoder)
         for decoder, stack in enumerate((model.encoder, model.decoder))
         for number, layer in enumerate(stack.layers, start=1)  # type: ignore[arg-type]
         for slot in assign_roles(layer)
     }
     placed = []
     for slot in assign_roles(model):
-        number, decoder = layer_of.get(slot.values.data_ptr(), (0, 0))
+        number, decoder = layer_of.get(slot.place, (0, 0))
         placed.append(dataclasses.replace(slot, layer=number, decoder=bool(decoder)))
     return placed
 
 
 def parameter_roles(model: Seq2Seq) -> dict[str, Role]:
     """Return the role of every parameter by its name; that of the first part of a matrix made of several."""
-    role_of = {slot.values.data_ptr(): slot.role for slot in reversed(model_slots(model))}
-    return {name: role_of[parameter.data_ptr()] for name, parameter in model.named_parameters()}
+    role_of = {slot.place: slot.role for slot in reversed(model_slots(model))}
+    return {name: role_of[place_of(parameter)] for name, parameter in model.named_parameters()}
 
 
 def count_parameters(model: nn.Module) -> int:

@@ -8,7 +8,7 @@ from enum import Enum
 
 from torch import Tensor, nn
 
-__all__ = ["MATRICES", "QUERY_KEY_VALUE", "WRITTEN", "Role", "Slot", "linear_slots"]
+__all__ = ["MATRICES", "QUERY_KEY_VALUE", "WRITTEN", "Role", "Slot", "linear_slots", "place_of"]
 
 
 class Role(Enum):
@@ -66,6 +66,16 @@ class Slot:
     cross: bool = False
     layer: int = 0
     decoder: bool = False
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where the values begin: the same for views of one matrix only; also of tensors without values."""
+        return place_of(self.values)
+
+
+def place_of(values: Tensor) -> tuple[int, int]:
+    """Return the identity of a tensor's storage and where in it the tensor begins."""
+    return values.untyped_storage()._cdata, int(values.storage_offset())
 
 
 def linear_slots(module: nn.Module, name: str, role: Role, fused_out: int = 0) -> Iterator[Slot]:

@@ -1,0 +1,70 @@
+"""Estimates of `ziggurat inspect` beside real updates: seconds of the processor, one thread (docs/inspect.md).
+
+OMP_NUM_THREADS=1 python benchmarks/inspect_costs.py
+"""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from ziggurat.config.recipes import load_named
+from ziggurat.cost.batches import Batches
+from ziggurat.cost.estimate import time_cost
+from ziggurat.cost.machine import measure_speed
+from ziggurat.cost.practice import slowness
+from ziggurat.cost.simulation import BatchShape, full_batch, simulate_update
+from ziggurat.models.build import build_model, parameter_roles, set_recompute
+from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Parallel
+from ziggurat.training.step import train_update
+
+CPU = torch.device("cpu")
+VOCABULARY = 8000
+CASES = {
+    "multi30k-de-en": ("multi30k-de-en", [], 64),
+    "multi30k-de-en, bf16": ("multi30k-de-en", ["training.precision=bf16"], 64),
+    "multi30k-de-en, 18-18 layers of width 128, post-norm": (
+        "multi30k-de-en",
+        ["model.preset=tiny", "model.residual=post", "model.encoder.layers=18", "model.decoder.layers=18"],
+        64,
+    ),
+    "transformer-base, fp32": ("transformer-base", ["training.precision=fp32"], 32),
+    "transformer-base, bf16, recompute.encoder 1": ("transformer-base", ["training.recompute.encoder=1"], 32),
+    "rnmt, 3-3 layers of width 128": (
+        "transparent-en-de-rnmt-512-6-8",
+        ["model.d_model=128", "model.encoder.layers=3", "model.decoder.layers=3"],
+        32,
+    ),
+}
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    print("| configuration | sentences of 16 + 16 tokens | measured, s | estimated | ratio |\n|---|---|---|---|---|")
+    for name, (recipe, overrides, sentences) in CASES.items():
+        experiment = load_named(recipe, [*overrides, "training.batch.accumulate=1"])
+        training, sizes = experiment.training, (VOCABULARY, VOCABULARY)
+        shape = BatchShape(sentences, 16, 16)
+        update = simulate_update(experiment, sizes, shape, CPU)
+        kinds = {kind for work in update.work.values() for kind in work.operations}
+        speed = measure_speed(kinds, (experiment.model.d_model, experiment.model.d_ff), CPU, 1)
+        batches = Batches((shape,), 16, 16, 16 * sentences, 16 * sentences, name)
+        estimated = time_cost(update, shape, batches, speed, slowness(experiment, speed, CPU), 1).seconds
+
+        model = build_model(experiment.model, *sizes)
+        set_recompute(model, training.recompute)
+        optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
+        parallel = Parallel(model, training.loss, training.precision)
+        seconds = []
+        for _ in range(4):
+            began = time.process_time()
+            train_update(parallel, [full_batch(shape, CPU)], optimiser, rate=1e-4, clip_norm=None)
+            seconds.append(time.process_time() - began)
+        measured = min(seconds[1:])
+        print(f"| {name} | {sentences} | {measured:.2f} | {estimated:.2f} | {estimated / measured:.2f} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,105 @@
+"""Batches, speed and the whole estimate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.conftest import tiny_experiment
+from tests.cost.test_cost_flops import experiment
+from ziggurat.config.load import change_section
+from ziggurat.cost.batches import ASSUMED_LENGTH, expected_batches
+from ziggurat.cost.estimate import estimate_cost
+from ziggurat.cost.ledger import Product, Work
+from ziggurat.cost.machine import Speed, measure_speed
+from ziggurat.cost.simulation import BatchShape
+from ziggurat.data.corpus import Store
+from ziggurat.training.trial import largest_batches, loader_of
+
+PLAIN = Product(torch.float32, batched=False)
+BATCHED = Product(torch.float32, batched=True)
+
+
+def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    config = tiny_experiment(tiny_folder, batch={"max_tokens": 300, "length_multiple": 4})
+    store = Store.open(tiny_folder / "store")
+    loader = loader_of(config, store)
+    largest = largest_batches(loader, store.train, 4, epoch=0)
+    found = expected_batches(config)
+    assert found.largest == tuple(BatchShape(*b.source.shape, b.target_in.shape[1]) for b in largest)
+    batches = [batch for number in range(len(loader.plan(0))) for batch in loader.load(0, number)]
+    assert found.source_tokens == pytest.approx(sum(b.source.numel() for b in batches) / len(batches))
+    assert found.target_tokens == pytest.approx(sum(b.target_in.numel() for b in batches) / len(batches))
+    assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
+    assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
+    assert found.origin == str(tiny_folder / "store")
+    monkeypatch.setattr("ziggurat.cost.batches._SAMPLE", 100)
+    monkeypatch.setattr("ziggurat.cost.batches._LONGEST", 60)
+    sampled = expected_batches(config)
+    assert sampled.origin == f"{tiny_folder / 'store'}, one pair in 3"
+    assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)
+
+
+def test_lengths_are_assumed_where_no_store_tells(tiny_folder: Path, tmp_path: Path) -> None:
+    config = tiny_experiment(tiny_folder, batch={"max_tokens": 1000, "length_multiple": 8})
+    other = config.model_copy(update={"data": config.data.model_copy(update={"store": str(tmp_path)})})
+    found = expected_batches(other)
+    assert found.origin == f"assumed: there is no store {tmp_path}"
+    longest = config.data.filters.max_pieces
+    assert longest == 250
+    assert found.largest == (BatchShape(31, 32, 32), BatchShape(3, 256, 256))  # 30 and 251 tokens, rounded up
+    assert (found.source_length, found.target_tokens) == (ASSUMED_LENGTH, 31 * 32)
+    changed = config.model_copy(
+        update={"data": change_section(config.data, {"subword": {"vocabulary_size": 300}}, "data")}
+    )
+    assert "prepared with other settings" in expected_batches(changed).origin
+
+
+def test_seconds_are_products_memory_and_calls() -> None:
+    work = Work(operations={PLAIN: 600, BATCHED: 50}, moved=400, calls=30)  # type: ignore[arg-type]
+    speed = Speed({PLAIN: 300.0, BATCHED: 100.0}, moved=200.0, calls=10.0, waits=True)
+    assert speed.seconds(work) == 2 + 0.5 + 2 + 3
+    # A GPU works while the next calls are made.
+    assert Speed(speed.products, 200.0, 10.0, waits=False).seconds(work) == 4.5
+    assert Speed(speed.products, 200.0, 5.0, waits=False).seconds(work) == 6
+
+
+def test_measured_speeds_are_of_this_machine() -> None:
+    threads = torch.get_num_threads()
+    speed = measure_speed([PLAIN, BATCHED], (64, 128), torch.device("cpu"), threads=1)
+    assert set(speed.products) == {PLAIN, BATCHED}
+    assert all(1e7 < rate < 1e14 for rate in (*speed.products.values(), speed.moved))
+    assert 1e3 < speed.calls < 1e8
+    assert torch.get_num_threads() == threads
+
+
+def test_the_estimate_scales_with_the_batches_of_an_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    rates = Speed(dict.fromkeys([PLAIN, BATCHED], 1e9), moved=1e9, calls=1e6, waits=True)
+    monkeypatch.setattr("ziggurat.cost.estimate.measure_speed", lambda *args: rates)
+    monkeypatch.setattr("ziggurat.cost.estimate.slowness", lambda *args: 2.0)
+    store = f"data.store={tmp_path}"
+    small = ["training.batch.max_tokens=30", store]
+    one, four = (estimate_cost(experiment(*small, f"training.batch.accumulate={n}"), (50, 50)) for n in (1, 4))
+    assert one.memory.batch == BatchShape(1, 30, 30)
+    assert one.time.seconds == pytest.approx(sum(one.time.parts.values()))
+    passes = one.time.seconds - one.time.parts["step"]
+    assert four.time.seconds == pytest.approx(4 * passes + one.time.parts["step"], rel=0.1)  # gradients are added up
+    assert four.time.target_tokens_per_second == pytest.approx(4 * 30 / four.time.seconds)
+    per_token = 30 * (one.training.source + one.training.target)
+    assert one.time.flops == pytest.approx(per_token, rel=0.01)
+    assert four.memory.parts["gradients"] == four.memory.parts["weights"]
+    assert one.memory.checkpoint == one.memory.parts["weights"] + one.memory.parts["moments"]
+    synchronous = estimate_cost(experiment(*small, "training.checkpoint.asynchronous=false"), (50, 50))
+    assert synchronous.memory.checkpoint == 0
+
+
+def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    config = experiment(f"data.store={tmp_path}", "training.batch.max_tokens=502", "training.compile=layers")
+    found = estimate_cost(config, (50, 50))
+    assert found.memory.batch == BatchShape(2, 251, 251)  # attention of long sentences outweighs all else at width 16
+    assert any("training.compile" in note for note in found.notes)
+    absent = estimate_cost(experiment(f"data.store={tmp_path}", "training.device=cuda:77"), (50, 50))
+    assert absent.device == "cpu"
+    assert "no `cuda:77` here" in absent.notes[0]

@@ -1,0 +1,169 @@
+"""What training a configuration will cost: arithmetic per token, memory and time of an update."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.cost.batches import Batches, expected_batches
+from ziggurat.cost.flops import TokenFlops, forward_flops, training_flops
+from ziggurat.cost.ledger import Work
+from ziggurat.cost.machine import Speed, measure_speed
+from ziggurat.cost.practice import shallow, slowness
+from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_update
+from ziggurat.errors import ConfigError
+from ziggurat.models.device import usable_device
+
+__all__ = ["Cost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
+
+
+@dataclass(frozen=True)
+class MemoryCost:
+    """Memory of an update at its peak, bytes of tensors in one process.
+
+    Attributes:
+        batch: the batch that takes the most.
+        peak: of all tensors together.
+        parts: the same by purpose (ziggurat.cost.simulation.PURPOSES).
+        checkpoint: what asynchronous checkpoints keep besides, in main memory, from the first one on.
+    """
+
+    batch: BatchShape
+    peak: int
+    parts: Mapping[str, int]
+    checkpoint: int
+
+
+@dataclass(frozen=True)
+class TimeCost:
+    """Time of an average update in one process.
+
+    Attributes:
+        seconds: of an update.
+        parts: the same: encoder and decoder, the loss with the output layer, the optimiser's step.
+        slowness: how many times what products, memory and calls alone would take the layers do
+            (ziggurat.cost.practice).
+        flops: operations of an update.
+        target_tokens_per_second: padded tokens counted.
+    """
+
+    seconds: float
+    parts: Mapping[str, float]
+    slowness: float
+    flops: float
+    target_tokens_per_second: float
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What a configuration will cost.
+
+    Attributes:
+        device: what memory and time are estimated for.
+        threads: CPU threads.
+        batches: what updates are made of.
+        length: tokens of a source and a target sentence, for which `forward` and `training` hold.
+        forward: arithmetic per token of a forward pass.
+        training: of forward and backward pass.
+        memory: of an update.
+        time: of an update.
+        notes: what the estimate leaves out, in sentences.
+    """
+
+    device: str
+    threads: int
+    batches: Batches
+    length: tuple[int, int]
+    forward: TokenFlops
+    training: TokenFlops
+    memory: MemoryCost
+    time: TimeCost
+    notes: tuple[str, ...]
+
+
+def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
+    """Return what training `experiment` will cost on this machine; `sizes` are those of the vocabularies.
+
+    Nothing is allocated but for a fraction of a second's timing. Raises ConfigError and DataError as build_model and
+    expected_batches do.
+    """
+    training = experiment.training
+    device, notes = _device(training.device)
+    batches = expected_batches(experiment)
+    shape = _hungriest(experiment, sizes, batches.largest, device)
+    update = simulate_update(experiment, sizes, shape, device)
+    length = round(batches.source_length), round(batches.target_length)
+    forward = forward_flops(experiment, sizes, *length)
+    kinds = {kind for work in update.work.values() for kind in work.operations}
+    speed = measure_speed(kinds, (experiment.model.d_model, experiment.model.d_ff), device, training.threads)
+    copies = sum(update.at_peak.get(purpose, 0) for purpose in ("weights", "moments"))
+    return Cost(
+        device=str(device),
+        threads=training.threads or torch.get_num_threads(),
+        batches=batches,
+        length=length,
+        forward=forward,
+        training=training_flops(forward, update, shape.sentences * shape.target),
+        memory=MemoryCost(shape, update.peak, update.at_peak, copies if training.checkpoint.asynchronous else 0),
+        time=time_cost(update, shape, batches, speed, slowness(experiment, speed, device), training.batch.accumulate),
+        notes=(*notes, *_left_out(experiment)),
+    )
+
+
+def _device(name: str) -> tuple[torch.device, list[str]]:
+    """Return what is estimated for: `training.device`, or the CPU where that cannot be used."""
+    try:
+        device = usable_device(name, "training.device")
+    except ConfigError:
+        return torch.device("cpu"), [f"there is no `{name}` here: memory and time are those of a CPU"]
+    if device.type in ("cpu", "cuda"):
+        return device, []
+    return torch.device("cpu"), [f"memory and time are those of a CPU, not of `{device.type}`"]
+
+
+def _hungriest(
+    experiment: Experiment, sizes: tuple[int, int], shapes: tuple[BatchShape, ...], device: torch.device
+) -> BatchShape:
+    """Return the batch that takes the most memory, by what a shallow copy takes."""
+    if len(shapes) == 1:
+        return shapes[0]
+    copy = shallow(experiment)
+    return max(shapes, key=lambda shape: simulate_update(copy, sizes, shape, device).peak)
+
+
+def time_cost(
+    update: SimulatedUpdate, shape: BatchShape, batches: Batches, speed: Speed, factor: float, accumulate: int
+) -> TimeCost:
+    """Scale the passes from the batch of `update` to those of an average update; the step is once per update."""
+    share = (batches.source_tokens + batches.target_tokens) / shape.tokens
+    layers, loss, step = Work(), update.work["loss"].scaled(share), update.work["step"]
+    for phase, work in update.work.items():
+        if phase not in ("loss", "step"):
+            layers.add(work.scaled(share))
+    parts = {
+        "layers": accumulate * factor * speed.seconds(layers),
+        "loss": accumulate * speed.seconds(loss),
+        "step": speed.seconds(step),
+    }
+    seconds = sum(parts.values())
+    flops = accumulate * (layers.flops + loss.flops) + step.flops
+    return TimeCost(seconds, parts, factor, flops, accumulate * batches.target_tokens / seconds)
+
+
+def _left_out(experiment: Experiment) -> list[str]:
+    training = experiment.training
+    found = []
+    if training.compile != "none":
+        found.append("`training.compile` is left out: compiled layers keep less and take less time")
+    if training.cuda_graphs:
+        found.append("`training.cuda_graphs` is left out: recordings have memory of their own and take less time")
+    if training.batch.fit:
+        found.append(f"`training.batch.fit` is left out: batches have {training.batch.max_tokens:,} tokens here")
+    if training.growth is not None:
+        found.append("`training.growth`: the costs are those of the full depth")
+    if training.distributed.kind == "fsdp":
+        found.append("`training.distributed.kind: fsdp`: memory is that of one process alone (docs/scaling.md)")
+    return found
