@@ -87,8 +87,8 @@ class Cost:
 def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     """Return what training `experiment` will cost on this machine; `sizes` are those of the vocabularies.
 
-    Nothing is allocated but for timing: a copy with at most two layers in each stack. Raises ConfigError and DataError as build_model and
-    expected_batches do.
+    Nothing is allocated but for timing: a copy with at most two layers in each stack. Raises ConfigError and DataError
+    as build_model and expected_batches do.
     """
     training = experiment.training
     device, notes = _device(training.device)
