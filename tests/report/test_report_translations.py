@@ -16,6 +16,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import CheckpointError
+from ziggurat.models.directory import MODEL_FILE, read_tensors, write_model_directory
 from ziggurat.report.runs import read_run
 from ziggurat.report.samples import as_csv, sample_groups
 from ziggurat.report.translations import dev_sentences, translated
@@ -59,6 +60,10 @@ def test_translations_are_those_of_the_best_model_and_kept(trained: Path, tmp_pa
     object.__setattr__(run, "experiment", run.experiment.model_copy(update={"decoding": other}))
     translated(run, sentences, said.append)
     assert len(said) == 5
+    weights = {name: tensor + 0.01 for name, tensor in read_tensors(folder / "best" / MODEL_FILE).items()}
+    write_model_directory(folder / "averaged", weights, run.experiment, folder)
+    assert "averaged" in translated(run, sentences, said.append).origin
+    assert len(said) == 6
 
 
 def test_a_run_without_a_checkpoint_is_named(trained: Path, tmp_path: Path) -> None:

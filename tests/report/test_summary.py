@@ -47,7 +47,7 @@ def dev(*nlls: float, bleu: float = 0.0) -> list[dict[str, Any]]:
         ([train_record(300, nll=math.inf)], {}, "diverged"),
         (dev(4.0, 4.6), {}, "got worse"),
         (dev(4.0, 4.4), {}, "trains"),
-        (dev(4.0), {"source_dependence": 0.001}, "ignores its source"),
+        (dev(4.0), {"source_dependence": 0.001}, "ignores its source so far"),
         (dev(4.0), {"source_dependence": 0.8}, "trains"),
         (dev(4.0), {"floor": None}, "unclear"),
         (dev(4.0, bleu=12.0), {"floor": None}, "trains"),
@@ -76,8 +76,12 @@ def test_measures_outside_their_bands_are_told(tmp_path: Path) -> None:
     write_records(folder, [Record(0, 0.0, layers, starved), Record(300, 0.0, layers, healthy)])
     assert standing(read_run(folder), 5.9).complaints == ()
     write_records(folder, [Record(0, 0.0, layers, healthy), Record(300, 0.0, layers, starved)])
-    (said,) = standing(read_run(folder), 5.9).complaints
-    assert said.startswith("The gradient of the first encoder layer is 1.0e-04 of the last one's")
+    its = standing(read_run(folder), 5.9)
+    assert len(its.complaints) == 1
+    assert its.complaints[0].startswith("The gradient of the first encoder layer is 1.0e-04 of the last one's")
+    assert its.complaints[0].endswith("the lower layers hardly learn.")
+    assert len(its.remedies) == 1
+    assert its.remedies[0].startswith("Use what is made for depth")
 
 
 def test_the_best_run_is_named_with_its_lead(tmp_path: Path) -> None:

@@ -189,6 +189,7 @@ def as_record(content: Content) -> dict[str, Any]:
                 "verdict": its.verdict,
                 "reasons": its.reasons,
                 "complaints": its.complaints,
+                "remedies": its.remedies,
                 "figures": dict(its.figures),
             }
             for run, its in zip(content.runs, content.standings, strict=True)

@@ -40,6 +40,7 @@ def page(content: Content, *, now: float | None = None) -> str:
         "link": _link,
         "duration": duration,
         "number": _number,
+        "p_value": lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}",
         "prose": _prose,
         "svg": lambda figure: Markup(to_svg(figure)),  # escapes what it is given
         "yaml": lambda run: dump(run.experiment),

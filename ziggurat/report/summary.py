@@ -15,13 +15,13 @@ from ziggurat.report.runs import ReportRun
 __all__ = ["Standing", "Verdict", "standing", "standings"]
 
 Verdict = Literal[
-    "trains", "got worse", "ignores its source", "did not train", "diverged", "too early", "unclear", "no record"
+    "trains", "got worse", "ignores its source so far", "did not train", "diverged", "too early", "unclear", "no record"
 ]
 
 LEVELS: Mapping[Verdict, str] = {
     "trains": "good",
     "got worse": "warning",
-    "ignores its source": "warning",
+    "ignores its source so far": "warning",
     "did not train": "bad",
     "diverged": "bad",
     "too early": "unknown",
@@ -51,6 +51,7 @@ class Standing:
         level: `good`, `warning`, `bad` or `unknown`.
         reasons: sentences with the numbers behind the verdict.
         complaints: sentences on what looks unhealthy, in training or in depth.
+        remedies: sentences on what to do about it.
         figures: what the table shows: `update`, `seconds`, `tokens_per_second`, `train_nll`, `best_nll`, `best_update`,
             `last_nll`, `bleu`, `chrf`; None where there is none.
     """
@@ -59,6 +60,7 @@ class Standing:
     level: str
     reasons: tuple[str, ...]
     complaints: tuple[str, ...]
+    remedies: tuple[str, ...]
     figures: Mapping[str, float | None]
 
 
@@ -74,8 +76,9 @@ def standing(run: ReportRun, floor: float | None) -> Standing:
     """
     figures = _figures(run)
     verdict, reasons = _judged(run, figures, floor)
-    complaints = (*_events(run), *_unhealthy(run))
-    return Standing(verdict, LEVELS[verdict], reasons, complaints, figures)
+    unhealthy, remedies = _unhealthy(run)
+    complaints = (*_events(run), *unhealthy)
+    return Standing(verdict, LEVELS[verdict], reasons, complaints, tuple(remedies), figures)
 
 
 def _figures(run: ReportRun) -> dict[str, float | None]:
@@ -123,7 +126,7 @@ def _judged(
     dependence = run.depth[-1].values.get("source_dependence") if run.depth else None
     if _finite(dependence) and update >= EARLY_UPDATES and dependence < READS:
         reasons.append(f"Wrong sources raise its loss by {dependence:.3f} nats only: it is a language model so far.")
-        return "ignores its source", tuple(reasons)
+        return "ignores its source so far", tuple(reasons)
     if _finite(dependence) and dependence >= READS:
         reasons.append(f"Given wrong sources its loss rises by {dependence:.2f} nats, so it does read them.")
     elif floor is None and (figures["bleu"] or 0.0) < TRANSLATES_BLEU:
@@ -158,13 +161,24 @@ def _events(run: ReportRun) -> list[str]:
     return found
 
 
-def _unhealthy(run: ReportRun) -> list[str]:
-    """Return sentences on the measures that were out of their healthy bands at the last record of depth."""
+def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
+    """Return sentences on the measures that were out of their healthy bands at the last record, and what to do."""
     if not run.depth:
-        return []
+        return [], []
     warmup = run.experiment.training.schedule.warmup_updates
-    found = readings(run.depth[-1], run.depth[:-1], warmup_updates=warmup)
-    return [f"{its.message[:1].upper()}{its.message[1:]}." for its in found if not its.healthy]
+    found = [
+        its.message.partition("; ")
+        for its in readings(run.depth[-1], run.depth[:-1], warmup_updates=warmup)
+        if not its.healthy
+    ]
+    remedies = list(dict.fromkeys(remedy for _, _, remedy in found if remedy))
+    longest = [one for one in remedies if not any(one in other for other in remedies if other != one)]
+    return [_sentence(said) for said, _, _ in found], [_sentence(remedy) for remedy in longest]
+
+
+def _sentence(text: str) -> str:
+    """Return a clause as a sentence; a symbol at its beginning, such as `r`, stays as it is."""
+    return f"{text if text[1:2] == ' ' else text[:1].upper() + text[1:]}."
 
 
 def _highest(run: ReportRun, key: str) -> float | None:
