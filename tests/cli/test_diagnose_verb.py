@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET
-from ziggurat.diagnosis.records import DEPTH_FILE, read_records
+from ziggurat.diagnosis.records import DEPTH_FILE, read_records, write_records
 from ziggurat.training.loop import train
 
 
@@ -66,6 +66,12 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     (record,) = read_records(model)
     assert record.update == 0
     assert record.values["nll"] == pytest.approx(read_records(measured_run)[-1].values["nll"], rel=1e-6)
+    assert ziggurat("diagnose", model).status == 0  # its own record may be replaced, those of a training may not
+    write_records(model, read_records(measured_run))
+    refused = ziggurat("diagnose", model)
+    assert refused.status == 2
+    assert "records of a training" in refused.err
+    assert read_records(model) == read_records(measured_run)
 
 
 def test_what_cannot_be_measured(measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:

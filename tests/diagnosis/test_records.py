@@ -43,7 +43,22 @@ def test_a_line_that_a_kill_has_cut_off_is_left_out(tmp_path: Path) -> None:
         assert read_records(tmp_path) == [FIRST]
 
 
-@pytest.mark.parametrize("damage", ["{", "[]", "null", '{"format": 1}', "\x00\x00", '{"format": 1, "updates": 3}', ""])
+DAMAGE = [
+    "{",
+    "[]",
+    "null",
+    '{"format": 1}',
+    "\x00\x00",
+    '{"format": 1, "updates": 3}',
+    "",
+    '{"format": 1, "update": "5", "time": 1.0, "layers": {}, "values": {}}',
+    '{"format": 1, "update": 5, "time": 1.0, "layers": {}, "values": []}',
+    '{"format": 1, "update": 5, "time": 1.0, "layers": {}, "values": {"gradient_norm": 3}}',
+    '{"format": 1, "update": 5, "time": 1.0, "layers": {}, "values": {"similarity": [0.5]}}',
+]
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
 def test_other_damage_names_file_and_line(tmp_path: Path, damage: str) -> None:
     path = write_records(tmp_path, [FIRST, SECOND])
     first, second = path.read_text().splitlines()
@@ -54,9 +69,10 @@ def test_other_damage_names_file_and_line(tmp_path: Path, damage: str) -> None:
 
 def test_other_formats_are_refused(tmp_path: Path) -> None:
     path = write_records(tmp_path, [FIRST])
-    path.write_text(path.read_text().replace('"format": 1', '"format": 2'))
-    with pytest.raises(DataError, match=r"depth\.jsonl, line 1: format 2, this version reads 1"):
-        read_records(tmp_path)
+    for line in (path.read_text().replace('"format": 1', '"format": 2'), '{"format": 2, "all": "else"}\n'):
+        path.write_text(line)
+        with pytest.raises(DataError, match=r"depth\.jsonl, line 1: format 2, this version reads 1"):
+            read_records(tmp_path)
 
 
 def test_of_two_records_of_an_update_the_later_counts(tmp_path: Path) -> None:

@@ -39,6 +39,16 @@ def test_one_at_the_edge_is_not_said_over_and_over() -> None:
     assert course(*([LOW, HIGH, HIGH] * 10)) == [(0, "warning")]
 
 
+def test_what_goes_on_exploding_does_not_recover() -> None:
+    """The band of growth moves on with the values; the one that was left does not."""
+    watch = Watch(warmup_updates=10)
+    kinds = []
+    for update, variance in enumerate([1.0, 9e4, 3e5, 6e5, 9e5, 8e5, 50.0, 50.0, 50.0]):
+        values = {"variance": {"encoder.ffn": [variance]}}
+        kinds += [(update, w.kind) for w in watch.see(Record(update, 0.0, {"encoder": 1, "decoder": 1}, values))]
+    assert kinds == [(1, "warning"), (8, "recovered")]
+
+
 def test_a_record_without_the_measure_says_nothing_about_it() -> None:
     assert course(LOW, None, None, None, HIGH, None, HIGH, LOW) == [(0, "warning")]
 

@@ -136,6 +136,7 @@ def test_equal_systems_do_not_differ() -> None:
     metric = TestSet([reference]).metric("chrf")
     found = compare_scores(metric, ["a", "b"], [metric.statistics(outputs[:1])] * 2, resamplings=20, trials=20)
     assert found.pairs[0].difference == 0
+    assert (found.pairs[0].bootstrap, found.pairs[0].randomisation) == (1.0, 1.0)
     assert found.verdict("a", "b") == "="
     alone = compare_scores(metric, ["a"], [metric.statistics(outputs[:1])])
     assert (alone.pairs, alone.test_signature) == ((), "")

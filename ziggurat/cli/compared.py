@@ -116,7 +116,8 @@ def _sentences(table: SentenceTable) -> str:
                 (left, example.left_score, example.left),
                 (right, example.right_score, example.right),
             ):
-                lines += [(system, f"{score:.1f}", output) for output in dict.fromkeys(outputs)]
+                several = "mean " if len(outputs) > 1 else ""  # the score is of all seeds together
+                lines += [(system, f"{several}{score:.1f}", output) for output in dict.fromkeys(outputs)]
             width = max(len(label) for label, _, _ in lines)
             shown += [f"    {label:<{width}} {score:>5}  {printable(line, _LINE)}" for label, score, line in lines]
     return "\n".join(shown)

@@ -14,6 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 
@@ -24,6 +26,24 @@ RECORD_FORMAT = 1
 
 DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
 """Where the records lie in a run."""
+
+
+_Number = float | None
+_FORMS: dict[str, TypeAdapter[Any]] = {
+    **dict.fromkeys(("nll", "source_dependence"), TypeAdapter(_Number)),
+    **dict.fromkeys(
+        ("gradient_norm", "scaled_gradient_norm", "update_ratio"), TypeAdapter(dict[str, _Number | list[_Number]])
+    ),
+    "r": TypeAdapter(dict[str, _Number]),
+    **dict.fromkeys(
+        ("beta_ln", "beta_rc", "beta", "variance", "output_change", "attention_entropy"),
+        TypeAdapter(dict[str, list[_Number]]),
+    ),
+    **dict.fromkeys(("residual_dependency", "history_weights"), TypeAdapter(dict[str, list[list[_Number]]])),
+    **dict.fromkeys(("transparent_weights", "similarity"), TypeAdapter(list[list[_Number]])),
+    **dict.fromkeys(("embedding_similarity", "adjacent_similarity", "inter_similarity"), TypeAdapter(list[_Number])),
+}
+"""The form of every measure; others may stand beside them."""
 
 
 @dataclass(frozen=True)
@@ -64,15 +84,27 @@ def read_records(run: Path) -> list[Record]:
         try:
             document = json.loads(line)
             version = document.pop("format")
-            record = Record(**document)
+            record = _checked(document) if version == RECORD_FORMAT else None
         except (ValueError, KeyError, TypeError, AttributeError):
             if number == len(lines) and not line.endswith(b"\n"):
                 break
             raise DataError(f"{path}, line {number}: damaged; remove the line") from None
-        if version != RECORD_FORMAT:
+        if record is None:
             raise DataError(f"{path}, line {number}: format {version}, this version reads {RECORD_FORMAT}")
         found[record.update] = record
     return [found[update] for update in sorted(found)]
+
+
+def _checked(document: dict[str, Any]) -> Record:
+    """Return a record. Raises TypeError or ValueError where it has not the form of one."""
+    record = Record(**document)
+    for value, kind in ((record.update, int), (record.layers, dict), (record.values, dict)):
+        if not isinstance(value, kind):
+            raise TypeError(f"{value!r} is no {kind.__name__}")
+    for name, form in _FORMS.items():
+        if name in record.values:
+            form.validate_python(record.values[name])
+    return record
 
 
 def write_records(run: Path, records: Iterable[Record]) -> Path:

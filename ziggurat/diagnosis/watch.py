@@ -70,7 +70,7 @@ class Watch:
         found = []
         for reading in readings(record, self._seen, warmup_updates=self._warmup):
             measure = reading.measure
-            if not reading.healthy:
+            if not reading.healthy or self._still_above(reading):
                 self._calm[measure] = 0
                 if measure not in self.standing:
                     found.append(_warned("warning", record, reading, reading.message))
@@ -82,6 +82,13 @@ class Watch:
                     found.append(_warned("recovered", record, reading, f"{measure} is back in its healthy band"))
         self._seen.append(record)
         return found
+
+    def _still_above(self, reading: Reading) -> bool:
+        """Whether a value has not come back into the band that it left; bands of growth move on with it."""
+        left = self.standing.get(reading.measure)
+        if left is None or left.high is None or reading.value is None:
+            return False
+        return reading.value > left.high
 
 
 def _warned(kind: Literal["warning", "recovered"], record: Record, reading: Reading, message: str) -> Warned:
@@ -102,12 +109,12 @@ def read_warnings(run: Path) -> list[Warned]:
         try:
             document = json.loads(line)
             version = document.pop("format")
-            warned = Warned(**document)
+            warned = Warned(**document) if version == WARNING_FORMAT else None
         except (ValueError, KeyError, TypeError, AttributeError):
             if number == len(lines) and not line.endswith(b"\n"):
                 break
             raise DataError(f"{path}, line {number}: damaged; remove the line") from None
-        if version != WARNING_FORMAT:
+        if warned is None:
             raise DataError(f"{path}, line {number}: format {version}, this version reads {WARNING_FORMAT}")
         found.append(warned)
     return found

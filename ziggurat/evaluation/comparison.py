@@ -137,7 +137,8 @@ def compare(
         measured[metric] = _measure(test_set.metric(metric, comet), systems)
     scores = []
     for metric in dict.fromkeys(metrics):
-        say(f"testing by {metric}")
+        if len(systems) > 1:
+            say(f"testing by {metric}")
         found = measured[metric]
         scores.append(compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials))
     say("comparing words and sentences")

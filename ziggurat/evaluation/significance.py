@@ -1,9 +1,11 @@
 """Whether chance explains the difference of two systems: sacreBLEU's paired tests, for every metric and several seeds.
 
 Paired bootstrap resampling: Koehn 2004; approximate randomisation: Riezler and Maxwell 2005; correction for many
-pairs: Holm 1979. With one output per system the p-values are those of `sacrebleu --paired-bs` and `--paired-ar`. With
-several seeds a sentence's statistics are added up over the seeds of a system, so a sentence is drawn with all its
-translations: drawing them one by one would take the same sentence for several independent ones.
+pairs: Holm 1979. With one output per system the p-values are those of `sacrebleu --paired-bs` and `--paired-ar`, but
+for systems of equal score: no difference at all has p = 1 here, and the smallest p of all there, where only resamples
+of a larger difference count. With several seeds a sentence's statistics are added up over the seeds of a system, so a
+sentence is drawn with all its translations: drawing them one by one would take the same sentence for several
+independent ones.
 """
 
 from __future__ import annotations
@@ -104,12 +106,14 @@ def _p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, co
     from sacrebleu import significance
 
     paired_test: Any = significance.PairedTest  # asks for a Metric of its own; _Tested is all it uses of one
+    scores = [metric.from_sums(add_up(table)).score for table in pooled]
     found = []
     for first in range(len(pooled) - 1):
         named = [(str(index), table) for index, table in enumerate(pooled) if index >= first]
         _, results = paired_test(named, {"": _Tested(metric)}, None, kind, count)()
         (of_systems,) = (values for key, values in results.items() if key != "System")
-        found += [float(result.p_value) for result in of_systems[1:]]
+        for other, result in enumerate(of_systems[1:], start=first + 1):
+            found.append(1.0 if scores[other] == scores[first] else float(result.p_value))
     return found
 
 

@@ -10,7 +10,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.diagnosis.hooks import STACKS, layers_of
 from ziggurat.diagnosis.probe import measure
-from ziggurat.diagnosis.records import Record, read_records, write_records
+from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
@@ -41,9 +41,15 @@ def diagnose(
         say: takes a line before every model.
 
     Raises CheckpointError: nothing there, damaged files, a run that is being trained. ConfigError: data with another
-    vocabulary than the model's. DataError: no such store, damaged records.
+    vocabulary than the model's, or a model directory with records of its training. DataError: no such store, damaged
+    records.
     """
     if not (path / CHECKPOINTS).is_dir():
+        if any(record.update for record in read_records(path)):
+            raise ConfigError(
+                f"{path}: has the records of a training ({DEPTH_FILE}), but no checkpoints to measure; move the file "
+                "away to measure the model that is there"
+            )
         say(f"measuring {path}")
         record = _measured(open_model(path, device=device), store, 0)
         write_records(path, [record])
