@@ -1,17 +1,18 @@
-"""What logging, TensorBoard and checkpoints cost training on a CPU: with them beside without, in turns.
+"""What logging, TensorBoard, checkpoints and measures of depth cost training on a CPU: beside without, in turns.
 
     python -m benchmarks.overhead [--shape demo ...] [--updates 100] [--rounds 4] [--threads N] [--tokens 2048]
         [--folder FOLDER] [--json]
 
 Every turn is a whole run of `ziggurat train` on the embedded language pair, in one process; clocks run from its 11th
-update to its last. Three ways take turns:
+update to its last. Four ways take turns:
 
-- `off`: no record, no TensorBoard, no bar, no checkpoint;
+- `off`: no record, no TensorBoard, no bar, no checkpoint, no measure of depth;
 - `logging`: all of that as by default (a record every 50 updates, TensorBoard, the bar of a terminal), no checkpoint;
-- `everything`: one checkpoint in the middle of the `--updates` as well, written beside training.
+- `everything`: one checkpoint in the middle of the `--updates` as well, written beside training;
+- `measures`: `off`, and all measures of depth once, in the middle (`training.diagnostics`).
 
-So checkpoints are 1000 / `--updates` times as frequent as by default. What one costs is scaled down to one in 1,000
-updates for the last line; both are printed. Figures are medians of the rounds' ratios, of the wall time and of the CPU
+So checkpoints are 1000 / `--updates` times as frequent as by default, measures 100 / `--updates` times. What one costs
+is scaled to one in 1,000 updates, or in 100; both are printed. Figures are medians of the rounds' ratios, of the wall time and of the CPU
 time of the process (all threads, that of the checkpoint included), which other work on the machine disturbs less.
 
 `demo` is the recipe of that name (3+3 layers of width 128), whose short updates feel a fixed cost most; `T1` is 6+6
@@ -45,8 +46,9 @@ SHAPES: dict[str, list[str]] = {
     "demo": [],
     "T1": ["model={preset: tiny, d_model: 256, d_ff: 1024, heads: 4, encoder: {layers: 6}, decoder: {layers: 6}}"],
 }
-WAYS = ("off", "logging", "everything")
+WAYS = ("off", "logging", "everything", "measures")
 NEVER, WARM, DEFAULT_CADENCE, AIM = 10**9, 10, 1000, 0.03
+MEASURED_EVERY = TrainingConfig().diagnostics.every_updates or NEVER
 
 Cost = tuple[float, float]
 """Seconds per update: wall time, CPU time."""
@@ -61,16 +63,18 @@ def experiments(folder: Path, shape: str, o: argparse.Namespace) -> dict[str, Ex
     overrides += [f"data.train=[{{source: {folder}/train.qlo, target: {folder}/train.qhi}}]"]
     overrides += [f"training.batch.max_tokens={o.tokens}", f"training.stop.updates={WARM + o.updates}"]
     overrides += [f"training.threads={o.threads}"] if o.threads else []
-    default = TrainingConfig().log_every_updates
+    default, middle = TrainingConfig().log_every_updates, WARM + o.updates // 2
     settings = {
         "off": [f"training.log_every_updates={NEVER}", "training.tensorboard=false"],
         "logging": [f"training.log_every_updates={default}", "training.tensorboard=true"],
     }
-    settings["everything"] = settings["logging"]
-    middle = WARM + o.updates // 2
-    every = {"off": NEVER, "logging": NEVER, "everything": middle}
-    kept = {way: [f"training.checkpoint={{every_updates: {every[way]}}}"] for way in WAYS}
-    found = {way: load_named("demo", [*overrides, *settings[way], *kept[way]]) for way in WAYS}
+    settings |= {"everything": settings["logging"], "measures": settings["off"]}
+    found = {}
+    for way in WAYS:
+        saved = middle if way == "everything" else NEVER
+        measured = f"{{every_updates: {middle if way == 'measures' else 'null'}, max_share: null}}"
+        rest = [f"training.checkpoint={{every_updates: {saved}}}", f"training.diagnostics={measured}"]
+        found[way] = load_named("demo", [*overrides, *settings[way], *rest])
     prepare(found["off"].data)
     return found
 
@@ -108,14 +112,20 @@ def measure(shape: str, o: argparse.Namespace) -> dict[str, list[Cost]]:
 def drops(turns: dict[str, list[Cost]], updates: int) -> dict[str, dict[str, float]]:
     """Return the drop in speed of each way, by clock: medians of the rounds' own ratios.
 
-    `default` has checkpoints at the default cadence.
+    `default` has checkpoints at the default cadence, `measures_default` measures.
     """
     found = {}
     for clock, name in enumerate(("wall", "cpu")):
-        rounds: dict[str, list[float]] = {"logging": [], "everything": [], "default": []}
-        for off, logging, everything in zip(*([cost[clock] for cost in turns[way]] for way in WAYS), strict=True):
+        rounds: dict[str, list[float]] = {
+            way: [] for way in ("logging", "everything", "default", "measures", "measures_default")
+        }
+        for off, logging, everything, measures in zip(
+            *([cost[clock] for cost in turns[way]] for way in WAYS), strict=True
+        ):
             default = logging + (everything - logging) * updates / DEFAULT_CADENCE
-            for way, cost in zip(rounds, (logging, everything, default), strict=True):
+            measures_default = off + (measures - off) * updates / MEASURED_EVERY
+            costs = logging, everything, default, measures, measures_default
+            for way, cost in zip(rounds, costs, strict=True):
                 rounds[way].append(1 - off / cost)
         seconds = statistics.median(cost[clock] for cost in turns["off"])
         found[name] = {"seconds_per_update": seconds, **{way: statistics.median(r) for way, r in rounds.items()}}
@@ -133,10 +143,12 @@ def report(shape: str, found: dict[str, dict[str, float]], o: argparse.Namespace
         "logging": "logging, TensorBoard, bar",
         "everything": f"and a checkpoint in {o.updates:,} updates",
         "default": f"and one in {DEFAULT_CADENCE:,}, the default",
+        "measures": f"measures of depth in {o.updates:,} updates",
+        "measures_default": f"and in {MEASURED_EVERY:,}, the default",
     }
     for way, words in said.items():
         print(f"  {words:<34} speed drops by {wall[way]:7.2%} (wall), {cpu[way]:7.2%} (CPU)")
-    worst = max(wall["default"], cpu["default"])
+    worst = max(clock[way] for clock in (wall, cpu) for way in ("default", "measures_default"))
     print(f"  {'within' if worst <= AIM else 'OVER'} the aim of {AIM:.0%}")
 
 
