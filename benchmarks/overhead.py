@@ -12,8 +12,9 @@ update to its last. Four ways take turns:
 - `measures`: `off`, and all measures of depth once, in the middle (`training.diagnostics`).
 
 So checkpoints are 1000 / `--updates` times as frequent as by default, measures 100 / `--updates` times. What one costs
-is scaled to one in 1,000 updates, or in 100; both are printed. Figures are medians of the rounds' ratios, of the wall time and of the CPU
-time of the process (all threads, that of the checkpoint included), which other work on the machine disturbs less.
+is scaled to one in 1,000 updates, or in 100; both are printed. Figures are medians of the rounds' ratios, of the wall
+time and of the CPU time of the process (all threads, that of the checkpoint included), which other work on the machine
+disturbs less.
 
 `demo` is the recipe of that name (3+3 layers of width 128), whose short updates feel a fixed cost most; `T1` is 6+6
 layers of width 256. Files go to `--folder` (default: a temporary one).
