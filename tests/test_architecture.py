@@ -117,3 +117,9 @@ def test_no_page_has_a_place_left_to_fill() -> None:
     assert len(pages) >= 10
     for page in pages:
         assert "<!--" not in page.read_text(encoding="utf-8"), page
+
+
+def test_test_modules_have_names_of_their_own() -> None:
+    """Folders of tests are no packages: of two modules of one name pytest collects only one."""
+    names = [path.name for path in Path(__file__).parent.rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted(name for name in set(names) if names.count(name) > 1)
