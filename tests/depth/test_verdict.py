@@ -42,6 +42,8 @@ def trial(
         (UNIGRAM + 1, [STARVED, 1.0], [STARVED, 1.0], "trains"),
         (UNIGRAM + 1, [STARVED * 0.99, 1.0], [STARVED, 1.0], "risky"),
         (9.0, EVEN, EVEN, "risky"),
+        (7.8, EVEN, EVEN, "trains"),  # 9.0 before it: 1.2 in half the trial, 2.4 in as long again, to 5.4
+        (7.95, EVEN, EVEN, "risky"),
         (math.nan, EVEN, EVEN, "will not train"),
         (math.inf, EVEN, EVEN, "will not train"),
     ],

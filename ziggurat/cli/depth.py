@@ -54,8 +54,12 @@ def checked(experiment: Experiment, *, updates: int, width: int | None, remedies
         bar = progress.add_task(f"trying {name}", total=updates)
         return lambda update: progress.update(bar, completed=update)
 
+    def say(message: str) -> None:
+        shown.print(message, markup=False, highlight=False, soft_wrap=True)
+
     with progress:
-        return check_depth(experiment, Settings(updates=updates, width=width or None), begun, remedies=remedies)
+        settings = Settings(updates=updates, width=width or None)
+        return check_depth(experiment, settings, begun, remedies=remedies, say=say)
 
 
 def check_text(check: DepthCheck) -> str:

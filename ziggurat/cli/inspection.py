@@ -56,7 +56,7 @@ def inspect(
     """Tell what a model amounts to before it is trained: parameters, methods, costs, and whether its depth will train.
 
     Costs are counted on tensors without values, at rates that this machine shows in a fraction of a second. The depth
-    check trains a narrow copy for a few dozen updates (docs/inspect.md).
+    check trains a narrow copy for a few dozen updates (docs/depth-check.md).
 
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`

@@ -9,10 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ziggurat.config import Experiment
-from ziggurat.depth.remedies import Outcome, tried_remedies
+from ziggurat.depth.remedies import REMEDIES, Outcome, applied, tried_remedies
 from ziggurat.depth.trial import Settings, Trial, run_trial
 from ziggurat.depth.trial_data import open_data, unigram_entropy
 from ziggurat.depth.verdict import Verdict, judge
+from ziggurat.duration import duration
 
 __all__ = ["DepthCheck", "check_depth"]
 
@@ -67,6 +68,7 @@ def check_depth(
     begun: Callable[[str], Callable[[int], None]],
     *,
     remedies: bool = True,
+    say: Callable[[str], object] = lambda message: None,
 ) -> DepthCheck:
     """Try `experiment`, and what could rescue it.
 
@@ -75,6 +77,7 @@ def check_depth(
         settings: how it is tried.
         begun: is told the name of each trial, and returns what is told the number of each of its updates.
         remedies: try remedies where the verdict is not `trains`.
+        say: told the verdict before remedies are tried, since those take several times as long.
 
     Raises ConfigError and DataError as run_trial and open_data do.
     """
@@ -85,6 +88,9 @@ def check_depth(
         verdict = judge(trial)
         better: list[Outcome] = []
         if remedies and verdict.label != "trains":
+            count = sum(applied(remedy, experiment) is not None for remedy in REMEDIES)
+            took = duration(time.perf_counter() - started)
+            say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
             better = tried_remedies(experiment, store, unigram, settings, begun)
     return DepthCheck(data, settings, trial, verdict, tuple(better), time.perf_counter() - started)
 

@@ -65,10 +65,10 @@ def judge(trial: Trial) -> Verdict:
     """Return the verdict on a trial.
 
     A loss that has left the level of word frequencies behind shows that gradients reach what they must: `trains`, as
-    does one that is still on its way there while the lowest layers of both stacks get their gradient. One that sits on
-    that level while gradients die out on their way down both stacks is the failure of plain deep post-norm: `will not
-    train`, as where a number is not finite. Anything else is `risky`: such runs move, but late and slowly.
-    experiments/depth-check has how the bands were chosen, and how often they are right.
+    does one that at its pace would leave it behind in as many updates again, while the lowest layers of both stacks get
+    their gradient. One that sits on that level while gradients die out on their way down both stacks is the failure of
+    plain deep post-norm: `will not train`, as where a number is not finite. Anything else is `risky`: such runs move,
+    but late and slowly. experiments/depth-check has how the bands were chosen, and how often they are right.
     """
     if trial.failed is not None:
         said = f"loss or gradient is not finite at update {trial.failed}"
@@ -80,9 +80,10 @@ def judge(trial: Trial) -> Verdict:
     learned = trial.unigram - nll
     encoder, decoder = (_stack(side, trial) for side in ("encoder", "decoder"))
     fed = encoder.healthy and decoder.healthy
-    falling = nll < trial.points[sorted(trial.points)[-2]]["nll"]
+    pace = trial.points[sorted(trial.points)[-2]]["nll"] - nll  # of the second half; twice that in as long again
+    arriving = nll - 2 * pace <= trial.unigram - LEARNING
     reached = math.sqrt(evenness(last["gradient_norm"]["encoder"]) * evenness(last["gradient_norm"]["decoder"]))
-    if learned >= LEARNING or (fed and falling):
+    if learned >= LEARNING or (fed and arriving):
         label: Label = "trains"
     else:
         label = "will not train" if reached < DEAD else "risky"

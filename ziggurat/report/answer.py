@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 
 from ziggurat.evaluation.findings import Pair, Scores
 from ziggurat.report.content import Content
@@ -54,6 +55,8 @@ def answer(content: Content) -> list[str]:
 def _ahead_in_training(content: Content) -> str | None:
     """Return who has the best dev score of training, BLEU where all have it, else the loss."""
     for key, name, sign, digits in (("bleu", "dev BLEU", 1, 1), ("best_nll", "dev loss", -1, 2)):
+        if key == "best_nll" and not _same_tokens(content):
+            return "Dev losses, which are per token, are not ranked: data or vocabulary are not the same."
         values = [its.figures[key] for its in content.standings]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
@@ -72,6 +75,16 @@ def _ahead_in_training(content: Content) -> str | None:
     return None
 
 
+def _same_tokens(content: Content) -> bool:
+    """Whether losses per token are of the same tokens: dev sets have one name, and are prepared alike."""
+    data = [run.experiment.data for run in content.runs]
+    kept = [
+        (its.unicode, its.subword, [Path(corpus.target or corpus.path or "").name for corpus in its.dev])
+        for its in data
+    ]
+    return all(its == kept[0] for its in kept)
+
+
 def _tested(scores: Sequence[Scores]) -> str | None:
     """Return what both tests say of the best two systems under the first metric."""
     if not scores or len(scores[0].systems) < 2 or max(its.mean for its in scores[0].systems) < _TRANSLATES:
@@ -85,7 +98,7 @@ def _tested(scores: Sequence[Scores]) -> str | None:
     where = "On the sentences translated for this report"
     if p < _SIGNIFICANT and pair.difference:
         return f"{where} {better} is better than {worse} by {by}, which is not chance (p = {p:.3f})."
-    return f"{where} the difference between {better} and {worse}, {by}, may well be chance (p = {p:.2f})."
+    return f"{where} {better} is ahead of {worse} by {by}, which may well be chance (p = {p:.2f})."
 
 
 def _best_pair(scores: Scores) -> Pair:
