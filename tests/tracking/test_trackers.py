@@ -169,6 +169,7 @@ def test_mlflow_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert len(client.list_artifacts(found[0].info.run_id, "images")) == 4  # each image and its small form
 
 
+@pytest.mark.slow  # on a busy machine W&B's own process may be behind with its file
 @needs_wandb
 @needs_mlflow
 def test_a_whole_run_tells_all_three(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
