@@ -108,6 +108,7 @@ def wandb_history(file: Path) -> list[dict[str, Any]]:
     return found
 
 
+@pytest.mark.slow  # as the last test here: W&B writes in a process of its own
 @needs_wandb
 def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.tracking.wandb import Wandb

@@ -35,7 +35,7 @@ class Wandb:
 
         self._image = wandb.Image
         set_up = wandb.setup(settings=wandb.Settings(silent=True)).settings
-        mode = config.mode or set_up.mode
+        mode: Any = config.mode or set_up.mode  # init's own type leaves out two that settings may hold
         if mode == "online" and not wandb.login(prompt=False, verify=False):
             raise ConfigError(
                 "no key for Weights & Biases: run `wandb login`, set WANDB_API_KEY, or set "
