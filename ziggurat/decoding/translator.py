@@ -27,6 +27,7 @@ from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.threads import share_cores
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
 
@@ -64,6 +65,7 @@ class Translator:
         before_step: Callable[[], None] = lambda: None,
         scorer: Callable[[], Scorer] | None = None,
     ) -> None:
+        share_cores(torch.get_num_threads())
         self.models = tuple(model) if isinstance(model, Sequence) else (model,)
         self.source_tokenizer = source_tokenizer
         self.target_tokenizer = target_tokenizer

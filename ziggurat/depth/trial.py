@@ -22,6 +22,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.diagnosis.probe import measure
 from ziggurat.models.device import usable_device
+from ziggurat.threads import share_cores
 from ziggurat.training.learner import Learner
 from ziggurat.training.objective import probe_loss
 from ziggurat.training.profile import profile_batch
@@ -133,6 +134,7 @@ def run_trial(
 
     Raises ConfigError where the device cannot be used, or a pair of the store does not fit into a batch.
     """
+    share_cores(torch.get_num_threads())
     small = tried(experiment, settings)
     learner = Learner(small, store, usable_device(small.training.device, "training.device"))
     learner.profile()

@@ -18,6 +18,7 @@ from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
+from ziggurat.threads import share_cores
 from ziggurat.tracking.open import open_trackers, refuse_missing_trackers
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.average import average_run, regular_checkpoints
@@ -90,6 +91,7 @@ class _Training:
         refuse_missing_trackers(config)
         if config.threads:
             torch.set_num_threads(config.threads)
+        share_cores(torch.get_num_threads())
         if self.device.index is not None and self.device.type == "cuda":
             torch.cuda.set_device(self.device)  # what asks for the present GPU then asks for this one
         refuse_unrecordable(experiment, self.device)

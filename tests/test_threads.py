@@ -1,0 +1,95 @@
+"""How OpenMP's threads wait (ziggurat/threads.py): when a machine is crowded, and that a team is held and let go."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from ziggurat import threads
+from ziggurat.threads import Crowd, idle_team, share_cores
+
+
+def test_crowded_at_once_and_calm_only_after_a_while() -> None:
+    crowd = Crowd(threads=2, cpus=2)
+    assert [crowd.look(others) for others in (0.0, 0.2, 0.9)] == [False, False, True]
+    assert [crowd.look(0.0) for _ in range(5)] == [True] * 5
+    assert crowd.look(0.2), "neither calm nor crowded: the wait begins again"
+    assert [crowd.look(0.0) for _ in range(6)] == [True] * 5 + [False]
+
+
+def test_cores_that_are_left_to_others_do_not_count() -> None:
+    crowd = Crowd(threads=2, cpus=8)
+    assert not crowd.look(6.0)
+    assert crowd.look(6.9)
+
+
+def test_times_leave_out_this_process_low_priority_and_foreign_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = min(os.sched_getaffinity(0))
+    stat = tmp_path / "stat"
+    monkeypatch.setattr(threads, "_STAT", stat)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {ours})
+    monkeypatch.setattr(time, "process_time", lambda: 1.5)
+    foreign = f"cpu{ours + 1} 999 999 999 999 999 999 999 999 0 0\n"
+    #                        user nice system idle iowait irq softirq steal
+    stat.write_text(
+        f"cpu  9 9 9 9 9 9 9 9 0 0\ncpu{ours} 700 4000 200 50 60 30 20 50 0 0\n{foreign}intr 5 0\n", "ascii"
+    )
+    second = os.sysconf("SC_CLK_TCK")
+    niced = 4000 if os.getpriority(os.PRIO_PROCESS, 0) > 0 else 0
+    assert threads._times().others == pytest.approx((1000 + niced) / second - 1.5)
+
+
+def test_idle_team_is_held_and_let_go() -> None:
+    torch.ones(8).sum()  # the library is loaded
+    before = len(os.listdir("/proc/self/task"))
+    let_go = idle_team(3)
+    held = len(os.listdir("/proc/self/task"))
+    let_go()
+    end = time.monotonic() + 10  # threads of a team end a moment after their owner
+    while len(os.listdir("/proc/self/task")) > before and time.monotonic() < end:
+        time.sleep(0.01)
+    assert threads._openmp(), "torch's wheel for Linux comes with libgomp"
+    assert held >= before + 3
+    assert len(os.listdir("/proc/self/task")) <= before
+
+
+def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    others = iter([0.0, 0.5, 1.0, 1.0, 1.0, *[1.0] * 5])  # CPU seconds of others: busy for two looks, then calm
+    clock = iter(range(100))
+    events: list[str] = []
+
+    def times() -> threads._Times:
+        try:
+            return threads._Times(float(next(clock)), next(others))
+        except StopIteration:
+            raise OSError from None  # ends the watch
+
+    def team(size: int) -> object:
+        events.append(f"team of {size}")
+        return lambda: events.append("let go")
+
+    monkeypatch.setattr(threads, "_times", times)
+    monkeypatch.setattr(threads, "idle_team", team)
+    monkeypatch.setattr(threads, "_SECONDS", 0.0)
+    threads._watching(Crowd(threads=4, cpus=4))
+    assert events == ["team of 2", "let go"]
+
+
+@pytest.mark.parametrize("name", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])
+def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[int] = []
+    for setting in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(setting, raising=False)
+    if name is not None:
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setattr(threads, "_start", started.append)
+    share_cores(1)
+    assert not started, "one thread waits for no other"
+    share_cores(2)
+    assert started == ([2] if name is None else [])
