@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from tests.cli.conftest import Ziggurat
+from ziggurat.cli.output import line_count
 from ziggurat.decoding.translator import load_translator
 
 SHORT = ["max_length.limit=4", "min_length=0"]
@@ -65,3 +66,38 @@ def test_what_contradicts_itself_is_one_message(ziggurat: Ziggurat, trained: Pat
     assert f"{one}, line 1: not a source term, a tab and a target term" in said("--terminology", one)
     assert "only one of the inputs can be standard input" in said("--prefix", "-", "--constraints", "-")
     assert "nothing-there" in said("--prefix", "nothing-there")
+
+
+def test_quiet_leaves_errors_and_results_alone(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+    loud = ziggurat("translate", trained, *SHORT, "-i", text)
+    quiet = ziggurat("-q", "translate", trained, *SHORT, "-i", text)
+    assert "2 lines in" in loud.err
+    assert (quiet.out, quiet.err) == (loud.out, "")
+    assert "2 lines in" in ziggurat("translate", trained, *SHORT, "-i", text).err, "quiet does not outlast its verb"
+    assert "no such file" in ziggurat("translate", trained, "-i", tmp_path / "none", "--quiet").err
+
+
+def test_the_output_option_has_one_name_and_its_old_one(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
+    written = []
+    for number, option in enumerate(("--output", "-o", "--out")):
+        assert ziggurat("translate", trained, *SHORT, "-i", text, option, tmp_path / str(number)).status == 0
+        written.append((tmp_path / str(number)).read_bytes())
+        assert ziggurat("average", trained, "--last", 1, option, tmp_path / f"average-{number}").status == 0
+    assert len(set(written)) == 1
+
+
+def test_a_search_tells_of_every_sentence_it_has_settled(trained: Path) -> None:
+    translator = load_translator(trained, device="cpu", max_length={"limit": 4}, batch_sentences=3)
+    told: list[int] = []
+    translator.told = told.append
+    translator.translate(["Su divusim ne gokun.", "", *["Madona dogun."] * 8])
+    assert sum(told) == 9, "a blank line is no sentence of the search"
+    assert len(told) > 1
+
+
+def test_lines_are_counted_where_that_is_quick(text: Path, tmp_path: Path) -> None:
+    assert line_count(str(text)) == 2
+    assert line_count("-") is None
+    assert line_count(str(write(tmp_path / "some.gz", "not read"))) is None

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import typer
 
+from ziggurat.cli.hints import option_hint
 from ziggurat.errors import ZigguratError, out_of_memory
 
 __all__ = ["leaving_at_once", "main"]
@@ -22,11 +23,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
     A reader of the output that goes away, as `head` does, ends it without a word and with 141, as SIGPIPE would.
 
-    `--debug` anywhere shows the traceback of an error.
+    Anywhere before a `--`, `--debug` shows the traceback of an error, and `--quiet` or `-q` leaves errors alone on
+    standard error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    debug = "--debug" in given
-    sys.exit(_run([a for a in given if a != "--debug"], debug))
+    end = given.index("--") if "--" in given else len(given)
+    options, rest = given[:end], given[end:]
+    debug = "--debug" in options
+    with _quiet() if {"--quiet", "-q"} & set(options) else contextlib.nullcontext():
+        status = _run([option for option in options if option not in ("--debug", "--quiet", "-q")] + rest, debug)
+    sys.exit(status)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Context in which ziggurat.cli.output.console shows nothing, in the processes that a verb starts either."""
+    before = os.environ.get("ZIGGURAT_QUIET")
+    os.environ["ZIGGURAT_QUIET"] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["ZIGGURAT_QUIET"]
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -60,6 +78,8 @@ def _run(arguments: list[str], debug: bool) -> int:
         # Typer's usage errors: it carries click inside in some versions and depends on it in others.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
+            if hint := option_hint(error, arguments):
+                print(hint, file=sys.stderr)
             return 2
         text = f"internal error: {type(error).__name__}: {error}\nThis is a fault of ziggurat; run again with --debug"
         return _fail(f"{text} and report what it prints.", 1, debug)

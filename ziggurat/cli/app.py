@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import metadata
 from typing import Annotated
 
@@ -27,29 +28,33 @@ __all__ = ["app"]
 app = typer.Typer(
     name="ziggurat",
     help="Machine translation with very deep Transformers: prepare, train, translate, evaluate.",
-    epilog="`ziggurat VERB --help` shows an example. `--debug` shows the traceback of an error.",
+    epilog="`ziggurat VERB --help` shows an example. With every verb, `-q` (`--quiet`) shows nothing but errors and "
+    "results, and `--debug` shows the traceback of an error.",
     no_args_is_help=True,
-    add_completion=False,
     rich_markup_mode="markdown",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command()(demo.demo)
-app.command()(preparation.recipes)
-app.command()(preparation.explain)
-app.command()(preparation.prepare)
-app.command()(inspection.inspect)
-app.command()(shortlist.shortlist)
-app.command()(training.train)
-app.command()(training.grow)
-app.command()(training.average)
-app.command()(diagnosis.diagnose)
-app.command()(translation.translate)
-app.command()(translation.score)
-app.command()(evaluation.evaluate)
-app.command()(reporting.report)
-app.command()(export.export)
-app.command("import")(export.import_model)
-app.command()(backtranslation.backtranslate)
+_VERBS: dict[str, dict[str, Callable[..., None]]] = {
+    "Begin": {"demo": demo.demo, "recipes": preparation.recipes, "explain": preparation.explain},
+    "Train": {
+        "prepare": preparation.prepare,
+        "inspect": inspection.inspect,
+        "train": training.train,
+        "grow": training.grow,
+        "average": training.average,
+    },
+    "Translate": {
+        "translate": translation.translate,
+        "score": translation.score,
+        "backtranslate": backtranslation.backtranslate,
+        "shortlist": shortlist.shortlist,
+    },
+    "Judge": {"evaluate": evaluation.evaluate, "diagnose": diagnosis.diagnose, "report": reporting.report},
+    "Hand over": {"export": export.export, "import": export.import_model},
+}
+for _group, _verbs in _VERBS.items():
+    for _name, _verb in _verbs.items():
+        app.command(_name, rich_help_panel=_group)(_verb)
 
 
 def _print_version(wanted: bool) -> None:
@@ -66,7 +71,8 @@ def _print_version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", "-V", callback=_print_version, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     """Options that need no verb."""

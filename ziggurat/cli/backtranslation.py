@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from ziggurat.cli.output import console, counted, print_json
+from ziggurat.cli.output import OUT, console, counted, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.cli.translation import Ensemble, Which, decoding_settings
 from ziggurat.config.data import CorpusConfig
@@ -34,7 +34,7 @@ def backtranslate(
     input: Annotated[
         list[str] | None, typer.Option("--input", "-i", help="Monolingual text, also .gz, .xz, .zst; file or glob.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", "-o", help="Folder of the corpus.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, help="Folder of the corpus.")] = None,
     method: Annotated[
         str | None, typer.Option("--method", help="sample (default), top-k, beam (default of --forward), noised-beam.")
     ] = None,

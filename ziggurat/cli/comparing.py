@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ziggurat.cli.compared import text
 from ziggurat.cli.engine import open_model
-from ziggurat.cli.output import check_input, console, output_stream, print_json
+from ziggurat.cli.output import check_input, console, line_progress, output_stream, print_json
 from ziggurat.cli.translated import notices
 from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.errors import ConfigError, printable
@@ -142,7 +142,9 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
 
 def translated(translator: Translator, sources: list[str], output: str | None) -> list[str]:
     """Return the translations of `sources`, written to the file `output` too if there is one."""
-    hypotheses = [translation.text for translation in translator.translate(sources)]
+    with line_progress("translating", len(sources)) as advance:
+        translator.told = advance
+        hypotheses = [translation.text for translation in translator.translate(sources)]
     if output is not None:
         with output_stream(output) as out:
             out.write("".join(line + "\n" for line in hypotheses).encode())

@@ -9,7 +9,7 @@ import typer
 
 from ziggurat.cli.comparing import CompareOptions, compare_systems, translated
 from ziggurat.cli.engine import open_model
-from ziggurat.cli.output import check_output, console, print_json, refuse_overwriting
+from ziggurat.cli.output import OUT, check_output, console, print_json, refuse_overwriting
 from ziggurat.cli.preparation import Json
 from ziggurat.cli.translated import notices
 from ziggurat.cli.translation import (
@@ -81,7 +81,7 @@ def evaluate(
     confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
     output: Annotated[
-        str | None, typer.Option("--output", "-o", help="Also write the translations here (--compare: a folder).")
+        str | None, typer.Option(*OUT, help="Also write the translations here (--compare: a folder).")
     ] = None,
     ensemble: Ensemble = None,
     which: Which = None,

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import check_input, print_json
+from ziggurat.cli.output import OUT, check_input, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
@@ -21,7 +21,7 @@ def export(
     to: Annotated[
         str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, onnx.")
     ] = None,
-    out: Annotated[Path | None, typer.Option("--out", help="Folder to write.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, help="Folder to write.")] = None,
     which: Annotated[
         str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
     ] = None,
@@ -109,7 +109,7 @@ def import_model(
     checkpoint: Annotated[
         Path, typer.Argument(help="Directory of transformers (Marian, Pegasus, ...), or a fairseq checkpoint (.pt).")
     ],
-    out: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
+    out: Annotated[Path, typer.Option(*OUT, help="Model directory to write.")],
     dictionary: Annotated[
         list[Path] | None,
         typer.Option("--dictionary", help="fairseq: dict.XX.txt of the source, then of the target where it differs."),

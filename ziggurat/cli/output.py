@@ -7,31 +7,74 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
+from rich.text import Text
 
-from ziggurat.data.files import atomic_file, byte_blocks
+from ziggurat.data.files import atomic_file, byte_blocks, compression_of
 from ziggurat.errors import ConfigError, DataError
 
 __all__ = [
+    "OUT",
     "check_input",
     "check_output",
     "console",
     "counted",
     "input_stream",
     "is_first_process",
+    "line_count",
+    "line_progress",
     "output_stream",
     "print_json",
     "refuse_overwriting",
 ]
 
+OUT = ("--output", "-o", "--out")
+"""Every verb's option that says where to write; `--out` is how some spelt it before version 0.2."""
+
+QUIET = "ZIGGURAT_QUIET"
+"""Environment variable that `--quiet` sets, so that processes which a verb starts are quiet too."""
+
+_COUNTED_BYTES = 1 << 28  # counting the lines of a larger file would keep people waiting
+
 
 def console() -> Console:
-    """Return the console for people: standard error."""
-    return Console(stderr=True)
+    """Return the console for people: standard error; nothing is shown with `--quiet`."""
+    return Console(stderr=True, quiet=QUIET in os.environ)
+
+
+class _Rate(ProgressColumn):
+    """Lines per second so far."""
+
+    def render(self, task: Task) -> Text:
+        return Text(
+            f"{task.completed / task.elapsed:,.0f} lines/s" if task.elapsed else "", style="progress.data.speed"
+        )
+
+
+@contextlib.contextmanager
+def line_progress(said: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], object]]:
+    """Show a bar on standard error where that is a terminal, and give what moves it on by a number of lines.
+
+    `total` may be unknown. The bar is gone at the end. What others print to standard error appears above it.
+    """
+    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()]
+    on = console()
+    with Progress(*columns, console=on, transient=True, disable=not (shown and on.is_terminal)) as bar:
+        task = bar.add_task(said, total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+def line_count(path: str) -> int | None:
+    """Return how many lines a text file has, or None where counting would take long: of a stream, or a huge file."""
+    if path == "-" or not os.path.isfile(path) or compression_of(Path(path)) or os.path.getsize(path) > _COUNTED_BYTES:
+        return None
+    with open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
 
 
 def is_first_process() -> bool:

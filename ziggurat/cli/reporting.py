@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ziggurat.cli.output import check_input, check_output, console, counted, print_json
+from ziggurat.cli.output import OUT, check_input, check_output, console, counted, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.data.files import write_atomically
@@ -27,7 +27,7 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, at most 8; the first has the first colour.")],
     out: Annotated[
         Path | None,
-        typer.Option("--out", "-o", help="HTML file; default: RUN/report.html, of several runs report.html here."),
+        typer.Option(*OUT, help="HTML file; default: RUN/report.html, of several runs report.html here."),
     ] = None,
     translations: Annotated[
         int, typer.Option("--translations", min=0, help="Sentences of the dev set that are translated; 0: none.")

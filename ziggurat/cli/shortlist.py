@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from ziggurat.cli.output import check_output, print_json
+from ziggurat.cli.output import OUT, check_output, print_json
 from ziggurat.cli.preparation import Json
 
 __all__ = ["shortlist"]
@@ -14,7 +14,7 @@ __all__ = ["shortlist"]
 
 def shortlist(
     store: Annotated[str, typer.Argument(help="Folder that `ziggurat prepare` wrote.")],
-    output: Annotated[str, typer.Option("--output", "-o", metavar="FILE", help="File to write.")],
+    output: Annotated[str, typer.Option(*OUT, metavar="FILE", help="File to write.")],
     best: Annotated[int, typer.Option("--best", min=0, help="Target pieces of a source piece, the likeliest.")] = 100,
     frequent: Annotated[
         int, typer.Option("--frequent", min=0, help="Target pieces of every sentence, the most frequent.")

@@ -9,7 +9,7 @@ from typing import Annotated, cast, get_args
 import typer
 
 from ziggurat.cli import leaving_at_once
-from ziggurat.cli.output import console, is_first_process, print_json
+from ziggurat.cli.output import OUT, console, is_first_process, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named
@@ -66,7 +66,7 @@ def train(
 def grow(
     model: Annotated[Path, typer.Argument(help="Run, checkpoint or model directory.")],
     layers: Annotated[int, typer.Option("--layers", min=2, help="Encoder layers of the deeper model.")],
-    out: Annotated[Path, typer.Option("--out", help="Model directory to write.")],
+    out: Annotated[Path, typer.Option(*OUT, help="Model directory to write.")],
     copy: Annotated[
         str, typer.Option("--copy", help="What the new layers start as: " + ", ".join(get_args(CopyStrategy)) + ".")
     ] = "g_top",
@@ -93,7 +93,7 @@ def grow(
 def average(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest checkpoints.")] = 5,
-    out: Annotated[Path | None, typer.Option("--out", help="Model directory; default: RUN/averaged.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, help="Model directory; default: RUN/averaged.")] = None,
     json: Json = False,
 ) -> None:
     """Average the weights of the newest checkpoints into a model directory.

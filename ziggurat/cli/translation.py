@@ -5,17 +5,20 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from ziggurat.cli.engine import Engine, open_engine, open_model
 from ziggurat.cli.output import (
+    OUT,
     check_input,
     check_output,
     console,
     counted,
     input_stream,
+    line_count,
+    line_progress,
     output_stream,
     refuse_overwriting,
 )
@@ -23,9 +26,6 @@ from ziggurat.cli.translated import counts, line_extras, notices, text
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError, printable
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = [
     "Device",
@@ -40,6 +40,9 @@ __all__ = [
     "translate",
 ]
 
+_WHAT, _FORM, _WHO, _HOW = "What to translate", "Form of the output", "Which model", "Speed"
+"""Groups of options in the help of verbs."""
+
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
 Ensemble = Annotated[
@@ -49,48 +52,84 @@ Ensemble = Annotated[
         metavar="RUN",
         help="A further model, of any depth and architecture, with the same vocabularies; repeat for more. The "
         "probabilities of all are averaged.",
+        rich_help_panel=_WHO,
     ),
 ]
 Which = Annotated[
-    str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
+    str | None,
+    typer.Option(
+        "--which", help="Checkpoint of a run: averaged, best, last or an update's number.", rich_help_panel=_WHO
+    ),
 ]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")]
-Threads = Annotated[int | None, typer.Option("--threads", min=1, help="CPU threads; default: as PyTorch decides.")]
-Tag = Annotated[str | None, typer.Option("--tag", help="Tag of a training corpus, such as `<bt>`, for every line.")]
+Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_HOW)]
+Threads = Annotated[
+    int | None, typer.Option("--threads", min=1, help="CPU threads; default: as PyTorch decides.", rich_help_panel=_HOW)
+]
+Tag = Annotated[
+    str | None,
+    typer.Option("--tag", help="Tag of a training corpus, such as `<bt>`, for every line.", rich_help_panel=_WHAT),
+]
 
 
 def translate(
     model: Model,
     overrides: Overrides = None,
     input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
-    output: Annotated[str, typer.Option("--output", "-o", help="File, or - for standard output.")] = "-",
-    json: Annotated[bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.")] = False,
+    output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    json: Annotated[
+        bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.", rich_help_panel=_FORM)
+    ] = False,
     window: Annotated[
-        int | None, typer.Option("--window", min=1, help="Lines read before any is translated; 1 answers at once.")
+        int | None,
+        typer.Option(
+            "--window", min=1, help="Lines read before any is translated; 1 answers at once.", rich_help_panel=_HOW
+        ),
     ] = None,
     tag: Tag = None,
     prefix: Annotated[
-        str | None, typer.Option("--prefix", help="File of how each translation begins, line by line; may be blank.")
+        str | None,
+        typer.Option(
+            "--prefix", help="File of how each translation begins, line by line; may be blank.", rich_help_panel=_WHAT
+        ),
     ] = None,
     constraints: Annotated[
         str | None,
-        typer.Option("--constraints", help="File of phrases, tabs between them, that each translation must hold."),
+        typer.Option(
+            "--constraints",
+            help="File of phrases, tabs between them, that each translation must hold.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     terminology: Annotated[
         str | None,
-        typer.Option("--terminology", help="File of lines `source term TAB target term`, for lines that hold one."),
+        typer.Option(
+            "--terminology",
+            help="File of lines `source term TAB target term`, for lines that hold one.",
+            rich_help_panel=_WHAT,
+        ),
     ] = None,
     quality: Annotated[
-        bool, typer.Option("--quality", help="Write `translation ||| mean log-probability per token`.")
+        bool,
+        typer.Option(
+            "--quality", help="Write `translation ||| mean log-probability per token`.", rich_help_panel=_FORM
+        ),
     ] = False,
     ensemble: Ensemble = None,
     which: Which = None,
     device: Device = "auto",
     threads: Threads = None,
     workers: Annotated[
-        int, typer.Option("--workers", min=1, help="Processes, each with the model and its share of the threads.")
+        int,
+        typer.Option(
+            "--workers",
+            min=1,
+            help="Processes, each with the model and its share of the threads.",
+            rich_help_panel=_HOW,
+        ),
     ] = 1,
-    engine: Annotated[str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).")] = "auto",
+    engine: Annotated[
+        str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=_HOW)
+    ] = "auto",
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
 
@@ -116,15 +155,20 @@ def translate(
         raise ConfigError("several `--workers` read ahead; to answer each line before the next is read takes one")
     with notices(), open_engine(chosen, settings, token_scores=json, extras=bool(extras)) as translator:
         n_best = translator.decoding.n_best
+        if interactive:
+            console().print("One sentence a line; Ctrl-D ends.", highlight=False)
+        on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations
         lines = read_lines(*input_stream(input))
         began, count = time.perf_counter(), 0
         with output_stream(output) as out:
             translations = translator.translate_stream(lines, window=size, tag=tag, **extras)
-            for count, translation in enumerate(translations, start=1):
-                shown = translation.to_json() if json else text(translation, count, n_best, quality=quality)
-                out.write(shown.encode() + b"\n")
-                if interactive or window == 1:
-                    out.flush()
+            with line_progress("translating", line_count(input), shown=not on_screen) as advance:
+                translator.told = advance
+                for count, translation in enumerate(translations, start=1):
+                    shown = translation.to_json() if json else text(translation, count, n_best, quality=quality)
+                    out.write(shown.encode() + b"\n")
+                    if interactive or window == 1:
+                        out.flush()
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""

@@ -13,7 +13,7 @@ Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -41,11 +41,17 @@ class NonFiniteScoreError(ZigguratError):
 
 
 @torch.inference_mode()
-def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings) -> list[list[IdHypothesis]]:
+def search(
+    scorer: Scorer,
+    sentences: Sequence[Sentence],
+    settings: SearchSettings,
+    told: Callable[[int], object] = lambda count: None,
+) -> list[list[IdHypothesis]]:
     """Return up to `settings.n_best` results per sentence, best first and at least one, in the order of the input.
 
-    Sentences enter in the order given: sorted by length, they share batches with little padding. Raises
-    NonFiniteScoreError, and ConfigError where settings need the scorer's attention and it offers none.
+    Sentences enter in the order given: sorted by length, they share batches with little padding. `told` is called with
+    the number of sentences that a step has settled, for a progress bar. Raises NonFiniteScoreError, and ConfigError
+    where settings need the scorer's attention and it offers none.
     """
     if not sentences:
         return []
@@ -60,6 +66,7 @@ def search(scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettin
         while not (settled := running.step()):
             pass
         found.update(settled)
+        told(len(settled))
     return [found[number] for number in range(len(sentences))]
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -99,6 +99,7 @@ class ServedTranslator:
         self.max_positions = _positions(Path(path))
         self.token_scores = token_scores
         self.notices = Notices()
+        self.told: Callable[[int], object] = lambda count: None
         kind, _, index = device.partition(":")
         if workers > 1:
             threads = max(1, (threads or len(os.sched_getaffinity(0))) // workers)
@@ -160,6 +161,7 @@ class ServedTranslator:
             if len(new) > 1:
                 self.notices.add("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
         found = self._search(parts, decoding, prefix)
+        self.told(len(parts))
         return [self._joined(text, [found[i] for i in own]) for text, own in zip(texts, owned, strict=True)]
 
     def _search(self, parts: list[list[int]], decoding: DecodingConfig, prefix: list[str]) -> list[list[Hypothesis]]:

@@ -48,7 +48,8 @@ class Translator:
 
     `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the model),
     `long_lines` (translated in parts), `unfinished` (cut at the length limit), `unmet` (without what it should hold);
-    the first of each but the blank ones warns.
+    the first of each but the blank ones warns. `told` is called with the number of sentences that each step of a search
+    has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
     """
 
     def __init__(
@@ -77,6 +78,7 @@ class Translator:
         self.before_step = before_step
         self._scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
+        self.told: Callable[[int], object] = lambda count: None
 
     @property
     def model(self) -> Seq2Seq:
@@ -227,7 +229,7 @@ class Translator:
                 )
         # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        results = search(self._scorer(), [sentences[i] for i in order], job.settings)
+        results = search(self._scorer(), [sentences[i] for i in order], job.settings, self.told)
         found = dict(zip(order, results, strict=True))
         assembler = Assembler(self.source_tokenizer, self.target_tokenizer, job.decoding)
         return [

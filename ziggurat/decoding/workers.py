@@ -60,7 +60,8 @@ class _Done(NamedTuple):
 class WorkerTranslator:
     """Translates streams of text with worker processes; `open_workers` makes one.
 
-    `decoding`, `origin`, `target_language` and `notices` are those of a Translator; `notices` sums up all workers'.
+    `decoding`, `origin`, `target_language`, `notices` and `told` are as in a Translator; `notices` sums up those of all
+    workers.
     """
 
     def __init__(self, submit: Callable[..., Future[Any]], opening: _Opening) -> None:
@@ -71,6 +72,7 @@ class WorkerTranslator:
         self.origin = f"{model.origin}; {opening.workers} workers"
         self.target_language = model.target_language
         self.notices = Notices()
+        self.told: Callable[[int], object] = lambda count: None
 
     def translate_stream(
         self,
@@ -105,6 +107,7 @@ class WorkerTranslator:
 
     def _received(self, done: _Done) -> list[Translation]:
         self.notices.merge(done.counts, done.told)
+        self.told(len(done.translations))
         return done.translations
 
 
