@@ -28,7 +28,13 @@ def test_a_model_directory_reads_back_bit_for_bit(directory: Path) -> None:
     ):
         assert name == other_name
         assert torch.equal(mine, other)
-    assert {p.name for p in directory.iterdir()} == {"model.safetensors", "config.yaml", "joint.spm", "vocabulary.json"}
+    assert {p.name for p in directory.iterdir()} == {
+        "model.safetensors",
+        "config.yaml",
+        "joint.spm",
+        "vocabulary.json",
+        "checksums.json",
+    }
 
 
 def test_damaged_and_missing_files_are_named(directory: Path, tmp_path: Path) -> None:

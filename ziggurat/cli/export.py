@@ -11,6 +11,7 @@ from ziggurat.cli.output import OUT, check_input, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
+from ziggurat.data.checksums import check_file
 from ziggurat.errors import ConfigError
 
 __all__ = ["export", "import_model"]
@@ -75,6 +76,7 @@ def _check(config: str, to: str | None, json: bool) -> None:
     from ziggurat.export.targets import target_named
 
     saved = Path(config) / "config.yaml"
+    check_file(saved)
     reasons = reachable(load_experiment(saved) if saved.is_file() else load_named(config))
     if to is not None:
         target_named(to)

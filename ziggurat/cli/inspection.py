@@ -17,6 +17,7 @@ from ziggurat.config.compatibility import unheeded
 from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
 from ziggurat.config.recipes import load_named, recipe_names
+from ziggurat.data.checksums import check_file
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ def inspect(
     if Path(config).is_dir() and not saved.is_file() and config not in recipe_names():
         raise ConfigError(f"{config}: is a folder, but neither a run nor a model directory (no {CONFIG_FILE})")
     folder = saved.parent if saved.is_file() else None
+    check_file(saved)
     experiment = load_experiment(saved, overrides or []) if folder else load_named(config, overrides or [])
     recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
     wanted = folder is None if check is None else check

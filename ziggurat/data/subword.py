@@ -11,6 +11,7 @@ from typing import Any, Protocol, cast
 import sentencepiece
 
 from ziggurat.config.data import RegularisationConfig
+from ziggurat.data.checksums import check_file
 from ziggurat.data.files import write_atomically
 from ziggurat.data.normalise import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler
@@ -225,6 +226,7 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
 
     Raises:
         DataError: missing or damaged files, or another format version.
+        CheckpointError: a file is not what the folder's checksums say.
     """
     directory = Path(directory)
     document = _description(directory)
@@ -254,6 +256,7 @@ def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> Non
 
 def _description(directory: Path) -> dict[str, Any]:
     path = directory / _DESCRIPTION
+    check_file(path)
     try:
         document = json.loads(path.read_text("utf-8"))
         version = document["format"]
@@ -271,6 +274,7 @@ def _description(directory: Path) -> dict[str, Any]:
 
 def _load(directory: Path, described: Mapping[str, Any]) -> Tokenizer:
     path = directory / str(described["file"])
+    check_file(path)  # first: SentencePiece parses what it is given, and a flipped score is a model as good as another
     tokenizer: Tokenizer
     try:
         content = path.read_bytes()

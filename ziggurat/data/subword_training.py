@@ -9,6 +9,7 @@ from pathlib import Path
 import sentencepiece
 
 from ziggurat.config.data import SubwordConfig
+from ziggurat.data.checksums import check_file
 from ziggurat.data.files import find_files
 from ziggurat.data.normalise import UnicodeForm
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, escape_blank_marks
@@ -115,6 +116,7 @@ def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str])
     if len(found) != 1:
         raise DataError(f"{key}: {name} matches {len(found)} files; one is wanted")
     path: Path = found[0]
+    check_file(path)
     try:
         content = path.read_bytes()
         if kind == "model":

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
+from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.lines import WINDOW_LINES, one_line, split_long, windows
 from ziggurat.decoding.notices import Notices
@@ -92,6 +93,7 @@ class ServedTranslator:
             raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
         if not is_served(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
+        check_folder(Path(path))  # first: CTranslate2 reads damaged weights without a word
         experiment = load_experiment(Path(path) / "config.yaml")
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")

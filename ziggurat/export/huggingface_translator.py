@@ -10,6 +10,7 @@ import torch
 
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
+from ziggurat.data.checksums import check_folder
 from ziggurat.decoding.batches import length_batches
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.export.huggingface import transformers
@@ -23,11 +24,12 @@ class HuggingFaceTranslator:
     Args:
         path: directory with model and tokenizer; nothing is fetched.
 
-    Raises ConfigError when transformers is not installed.
+    Raises ConfigError when transformers is not installed, CheckpointError when a file is not what it was written as.
     """
 
     def __init__(self, path: str | Path) -> None:
         module = transformers()
+        check_folder(Path(path))
         self._tokenizer = module.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         self._model = module.AutoModelForSeq2SeqLM.from_pretrained(str(path), local_files_only=True).eval()
 

@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
+from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.errors import DataError, ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, Stack
@@ -21,6 +22,9 @@ __all__ = ["read_huggingface"]
 
 _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": True}
 """Model types that are plain Transformers, and where their norms are."""
+
+_INDEX = "model.safetensors.index.json"
+"""Lists the parts of weights that lie in several files."""
 
 _EPSILON = 1e-5  # of torch.nn.LayerNorm
 
@@ -35,6 +39,9 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
 
     Raises ExportError with all reasons why the model is no plain Transformer; DataError: files are missing or damaged.
     """
+    listed = check_folder(folder)
+    if listed and _INDEX not in listed and (folder / _INDEX).exists():
+        raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")
     config = _json(folder / "config.json")
     if reasons := _reasons(config):
         raise ExportError(f"{folder}: not a plain Transformer that can be taken in: {'; '.join(reasons)}")
@@ -90,7 +97,7 @@ def _json(path: Path, default: Any = None) -> Any:
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     """Return all parameters of `model.safetensors`, or of the parts that its index lists."""
-    index = _json(folder / "model.safetensors.index.json", {})
+    index = _json(folder / _INDEX, {})
     names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
     tensors: dict[str, Tensor] = {}
     for name in names:

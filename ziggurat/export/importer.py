@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import dump
+from ziggurat.data.checksums import write_checksums
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.errors import ConfigError, DataError
@@ -54,15 +55,20 @@ def import_checkpoint(
         model = read_huggingface(checkpoint, models, pair)
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
-    return {"out": str(out), "kind": model.kind, "parameters": write_imported(model, out)}
+    again = f"remove the folder, then `ziggurat import {checkpoint} --out {out}` writes it anew"
+    return {"out": str(out), "kind": model.kind, "parameters": write_imported(model, out, again)}
 
 
-def write_imported(model: ForeignModel, out: Path) -> int:
-    """Write the model directory, after it was built once; return how many parameters it has."""
+def write_imported(model: ForeignModel, out: Path, again: str) -> int:
+    """Write the model directory, after it was built once; return how many parameters it has.
+
+    `again` says how to get the folder anew (ziggurat.data.checksums.write_checksums).
+    """
     experiment, tensors = model.experiment(str(out)), model.tensors()
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
     out.mkdir(parents=True, exist_ok=True)
     save_tokenizers(out, model.source, model.target)
     write_atomically(out / CONFIG_FILE, dump(experiment).encode())
-    write_tensors(out / MODEL_FILE, tensors)
+    checksum = write_tensors(out / MODEL_FILE, tensors)
+    write_checksums(out, again, known={MODEL_FILE: checksum})
     return sum(tensor.numel() for tensor in tensors.values())

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
+from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.translator import Translator
 from ziggurat.errors import CheckpointError, ConfigError
@@ -62,6 +63,7 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
     except ImportError:
         raise ConfigError("an ONNX model needs onnxruntime: pip install 'ziggurat-mt[export]'") from None
     folder = Path(directory)
+    check_folder(folder)
     manifest = _read_manifest(folder / MANIFEST_FILE)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()

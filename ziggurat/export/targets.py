@@ -69,7 +69,7 @@ def _huggingface_reasons(experiment: Experiment) -> list[str]:
 
 
 def _write_ziggurat(folder: Path, model: ExportedModel, quantization: str | None) -> None:
-    write_model_directory(folder, model.tensors, model.experiment, model.directory)
+    write_model_directory(folder, model.tensors, model.experiment, model.directory, again="export the model again")
 
 
 def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -> None:

@@ -80,5 +80,8 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
         raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
-    write_model_directory(out, tensors, stage_experiment(experiment, read_progress(folders[-1]).stage), run)
+    stage = stage_experiment(experiment, read_progress(folders[-1]).stage)
+    where = "" if out == run / "averaged" else f" --out {out}"
+    again = f"`ziggurat average {run} --last {last}{where}` writes the folder anew"
+    write_model_directory(out, tensors, stage, run, again=again)
     return out, [int(folder.name.removeprefix("step-")) for folder in folders]

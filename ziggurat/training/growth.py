@@ -108,7 +108,9 @@ def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
     """Write the weights at the end of a stage as a model directory."""
-    write_model_directory(stage_folder(run, experiment, stage), tensors, stage_experiment(experiment, stage), run)
+    again = f"training writes it once: take it from a copy, or train {run} anew (the run itself goes on without it)"
+    folder = stage_folder(run, experiment, stage)
+    write_model_directory(folder, tensors, stage_experiment(experiment, stage), run, again=again)
 
 
 def grow_model(
@@ -133,5 +135,7 @@ def grow_model(
     source, target = load_tokenizers(opened.directory)
     grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
     grow_weights(grown, weights(opened.model), before.encoder.layers, sources)
-    write_model_directory(out, weights(grown), of_depth(opened.experiment, config), opened.directory)
+    again = f"`ziggurat grow {path} --layers {layers} --copy {strategy} --out {out} --force` writes the folder anew"
+    grown_experiment = of_depth(opened.experiment, config)
+    write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return count_parameters(grown)

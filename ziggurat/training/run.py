@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from uuid import uuid4
 
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
 from ziggurat.config.train import BatchConfig
+from ziggurat.data.checksums import write_checksums
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.provenance import other_files, unlike_store
@@ -37,6 +39,9 @@ __all__ = [
     "restarted",
 ]
 
+
+_VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
+"""What checksums protect in a run's own folder; checkpoints have their own, and know the configuration."""
 
 _TOKEN = ".shared"
 _JOB = ".job"
@@ -94,6 +99,7 @@ def create_run(run: Path, experiment: Experiment, store: Store) -> None:
     with building(run) as folder:
         refuse_existing(run)  # here, where no other process can make it in between: `building` replaces what is there
         copy_tokenizers(store.path, folder)
+        write_checksums(folder, f"copy it from the store, {store.path}", only=_VOCABULARY_FILES)
         write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
         (folder / CHECKPOINTS).mkdir()
 

@@ -1,0 +1,213 @@
+"""Checksums of a folder's files: written last, compared by every reader before it parses what it reads.
+
+checksums.json   format, again (how to get the folder anew), files: name -> {bytes, xxh3_128}, config (content of
+                 config.yaml, so that an edit can be named), checksum (of all this)
+
+Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files, or read numbers from
+them that are merely wrong. A folder without the list, written by an earlier version or by somebody else, opens
+unchecked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from re import Pattern
+from typing import Any
+
+import xxhash
+
+from ziggurat.config.changes import changed, shown
+from ziggurat.config.load import parse_yaml
+from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError, printable
+
+__all__ = [
+    "CHECKSUMS_FILE",
+    "check_file",
+    "check_folder",
+    "content_checksum",
+    "has_checksum",
+    "is_intact",
+    "write_checksums",
+]
+
+CHECKSUMS_FILE = "checksums.json"
+"""Name of the file; it lists every other file of its folder, not those in folders within."""
+
+CHECKSUMS_FORMAT = 1
+
+_CONFIG = "config.yaml"  # text that people edit: changes are named by key
+_MOST_BYTES = 1 << 24  # of the list itself; 100,000 files take as much
+_SETTLED_SECONDS = 2.0
+
+_intact: dict[tuple[int, int, int, int, int], str] = {}
+"""Identity of files read in this process -> their fingerprint, so that nothing is read twice for it."""
+
+
+def content_checksum(document: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON document, its own `checksum` left out."""
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return str(xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest())
+
+
+def has_checksum(document: Mapping[str, Any]) -> bool:
+    """Whether the `checksum` in a JSON document is that of its content."""
+    return bool(document.get("checksum") == content_checksum(document))
+
+
+def is_intact(path: Path, expected: str) -> bool:
+    """Whether the file's fingerprint is `expected`; a file that has not changed since is not read again.
+
+    Raises DataError when it cannot be read.
+    """
+    try:
+        before = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns)
+    if identity not in _intact:
+        found = fingerprint(path)
+        # The clock of a file system ticks a few hundred times a second: a file that was written a moment ago can change
+        # once more within the same tick, and its time would not show it.
+        if time.time() - max(before.st_mtime, before.st_ctime) < _SETTLED_SECONDS:
+            return found == expected
+        _intact[identity] = found
+    return _intact[identity] == expected
+
+
+def write_checksums(
+    folder: Path, again: str, *, only: Pattern[str] | None = None, known: Mapping[str, str] | None = None
+) -> None:
+    """Write the list of all files in `folder`, or of those whose whole name is `only`, as its last file.
+
+    Args:
+        folder: finished but for this.
+        again: how to get the folder anew, for messages of damage: `average the run again: ziggurat average runs/a`.
+        only: which names to list; None: every one that does not begin with a dot.
+        known: fingerprints of files that need not be read for it, by name.
+
+    Raises OSError, DataError: a file cannot be read or the list not be written.
+    """
+    wanted = only or re.compile(r"[^.].*")  # names with a dot are locks, and files on their way to another name
+    present = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE)
+    names = [name for name in present if wanted.fullmatch(name)]
+    document: dict[str, Any] = {
+        "format": CHECKSUMS_FORMAT,
+        "again": again,
+        "files": {
+            name: {
+                "bytes": (folder / name).stat().st_size,
+                "xxh3_128": (known or {}).get(name) or fingerprint(folder / name),
+            }
+            for name in names
+        },
+    }
+    if _CONFIG in names:
+        document["config"] = parse_yaml((folder / _CONFIG).read_text("utf-8"), str(folder / _CONFIG))[0]
+    document["checksum"] = content_checksum(document)
+    content = json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n"
+    write_atomically(folder / CHECKSUMS_FILE, content)
+
+
+def check_folder(folder: Path) -> frozenset[str]:
+    """Compare every file of `folder` with its list; return the names in the list, none where there is no list.
+
+    Raises CheckpointError naming the first file that is missing or was changed, and the way out.
+    """
+    document = _listed(folder)
+    for name in document["files"]:
+        _check(folder / name, document)
+    return frozenset(document["files"])
+
+
+def check_file(path: Path) -> None:
+    """Compare one file with its folder's list, where there is one that names it. Raises as `check_folder` does."""
+    document = _listed(path.parent)
+    if path.name in document["files"]:
+        _check(path, document)
+
+
+def _listed(folder: Path) -> dict[str, Any]:
+    """Return the content of a folder's list, of no files where it has none. Raises CheckpointError: it is damaged."""
+    path = folder / CHECKSUMS_FILE
+    try:
+        with path.open("rb") as file:
+            content = file.read(_MOST_BYTES + 1)
+    except (FileNotFoundError, NotADirectoryError):
+        return {"files": {}}
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        document: dict[str, Any] = json.loads(content)
+        if len(content) <= _MOST_BYTES and not {"again", "files", "checksum"} & document.keys():
+            return {"files": {}}  # somebody else's file of this name
+        whole = len(content) <= _MOST_BYTES and has_checksum(document)
+        newer = whole and document["format"] != CHECKSUMS_FORMAT
+        if whole and not newer:
+            whole = all(_is_entry(name, entry) for name, entry in document["files"].items())
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        whole = newer = False
+    if newer:
+        raise CheckpointError(f"{path}: format {document['format']!r}, this version of ziggurat reads 1; update it")
+    if not whole:
+        raise CheckpointError(
+            f"{path}: damaged, so nothing says whether the files beside it are whole; write the folder again, or "
+            "remove this file to open it unchecked"
+        )
+    return document
+
+
+def _is_entry(name: str, entry: Mapping[str, Any]) -> bool:
+    """Whether an entry of the list is of a file in the folder itself."""
+    inside = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
+    return inside and type(entry["bytes"]) is int and isinstance(entry["xxh3_128"], str)
+
+
+def _check(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise CheckpointError unless `path` is what the list says."""
+    entry, again = document["files"][path.name], f"; {printable(str(document['again']), 400)}"
+    try:
+        size = os.stat(path).st_size
+    except OSError as error:
+        raise CheckpointError(f"{path}: missing or unreadable ({error.strerror}){again}") from None
+    if not path.is_file():  # reading a pipe would wait for ever
+        raise CheckpointError(f"{path}: not a file{again}")
+    try:
+        if size == entry["bytes"] and is_intact(path, entry["xxh3_128"]):
+            return
+    except DataError as error:
+        raise CheckpointError(f"{error}{again}") from None
+    if path.name == _CONFIG:
+        _refuse_edit(path, document)
+        return
+    what = f"{size:,} bytes instead of {entry['bytes']:,}" if size != entry["bytes"] else "wrong checksum"
+    raise CheckpointError(f"{path}: damaged or changed since it was written ({what}){again}")
+
+
+def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
+    """Raise CheckpointError naming the keys that an edit of the configuration changed; comments may change."""
+    try:
+        found = parse_yaml(path.read_text("utf-8"), str(path))[0]
+    except (ConfigError, OSError, ValueError) as error:
+        said = str(error) if isinstance(error, ZigguratError) else f"{path}: not readable as text"
+        raise CheckpointError(f"{said}; the file was changed since it was written; {document['again']}") from None
+    if not (changes := changed(document.get("config"), found)):
+        return
+    ways = "put the old values back"
+    searched = [change for change in changes if change.startswith("decoding.")]
+    if searched:
+        key, _, values = searched[0].removeprefix("decoding.").partition(": ")
+        setting = f"{key}={values.rpartition(' -> ')[2]}"
+        ways += f", and give settings of the search with the command (`ziggurat translate {path.parent} {setting}`)"
+    if any(change.startswith("model.") for change in changes):
+        ways += "; the weights are those of the old `model` section and compute something else with another"
+    elif any(change.startswith("data.") and not change.startswith("data.store:") for change in changes):
+        ways += "; the vocabularies are those of the old `data` section"
+    else:
+        ways += f"; if the edit is to stay, remove {path.with_name(CHECKSUMS_FILE)}: the folder then opens unchecked"
+    raise CheckpointError(f"{path}: edited since it was written ({shown(changes)}); {ways}")
