@@ -176,8 +176,8 @@ def test_runs_of_older_formats_go_on(version: int, experiment: Experiment, whole
 
 def test_a_newer_format_is_refused_by_its_number(checkpoint: Path) -> None:
     meta = json.loads((checkpoint / "meta.json").read_text())
-    (checkpoint / "meta.json").write_text(json.dumps({**meta, "format": 5, "checksum": "?"}))
-    with pytest.raises(CheckpointError, match="checkpoint format 5, this version reads 1 to 4"):
+    (checkpoint / "meta.json").write_text(json.dumps({**meta, "format": 6, "checksum": "?"}))
+    with pytest.raises(CheckpointError, match="checkpoint format 6, this version reads 1 to 5"):
         load_checkpoint(checkpoint)
 
 

@@ -52,7 +52,7 @@ class Trainee:
         self.learner = Learner(experiment, store, torch.device("cpu"))
         self.progress = Progress()
         log = RunLog(run, Console(file=self.said, width=500))
-        self.saver = Saver(run, experiment.training, store, self.progress, log)
+        self.saver = Saver(run, experiment, store, self.progress, log)
 
     def update(self) -> None:
         """Change every weight and every moment."""

@@ -8,12 +8,14 @@ train-*, dev-*              see `ziggurat.data.table`; development pairs always 
 
 from __future__ import annotations
 
+import contextlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from ziggurat.data.files import fingerprint
+from ziggurat.data.arrow_shard import refuse_damaged
+from ziggurat.data.checksums import has_checksum, is_intact
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.errors import DataError
@@ -28,7 +30,7 @@ MANIFEST = "manifest.json"
 
 
 class Store:
-    """A prepared data set. `Store.open(path)` checks that it is whole: format version, files and their sizes."""
+    """A prepared data set. `Store.open(path)` compares its files with their checksums before anything reads them."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path = path
@@ -36,59 +38,103 @@ class Store:
         self.fingerprint = str(manifest["fingerprint"])
         """Identity of the content (pairs, vocabularies, weights, tags): equal for equal data wherever it lies."""
         self.source, self.target = load_tokenizers(path)
-        self.train = PairTable(path, "train", manifest["tables"]["train"], manifest["corpora"]["train"])
-        dev = manifest["tables"].get("dev")
-        self.dev = PairTable(path, "dev", dev, manifest["corpora"]["dev"]) if dev else None
+        tables, corpora = manifest["tables"], manifest["corpora"]
+        checksums = {name: str(entry["xxh3_128"]) for name, entry in manifest["files"].items()}
+
+        def table(split: str) -> PairTable:
+            sizes = self.source.size, self.target.size
+            return PairTable(path, split, tables[split], corpora[split], checksums=checksums, vocabulary=sizes)
+
+        self.train = table("train")
+        self.dev = table("dev") if tables.get("dev") else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Reopen in another process instead of sending the mapped arrays there."""
-        return Store.open, (str(self.path),)
+        """Reopen in another process instead of sending the mapped arrays there; what was verified here is not again."""
+        return _reopened, (str(self.path),)
 
     @classmethod
     def open(cls, path: Path | str) -> Store:
         """Open the store in folder `path`.
 
+        Everything but the training pairs is compared with its checksum now; of those each file before it is first
+        parsed, or all beside other work: see `Verification`. A file is read for that once in a process.
+
         Raises:
-            DataError: no store, one of another format version, or one with missing or short files.
+            DataError: no store, one of another format version, or one with missing or damaged files.
         """
         path = Path(path)
         manifest = read_manifest(path)
-        for name, entry in manifest["files"].items():
-            try:
-                size = (path / name).stat().st_size
-            except OSError:
-                raise DataError(f"{path / name}: missing; run `ziggurat prepare --force` again") from None
-            if size != entry["bytes"]:
-                raise DataError(
-                    f"{path / name}: {size:,} bytes instead of {entry['bytes']:,}; run `ziggurat prepare --force` again"
-                )
-        return cls(path, manifest)
+        with _described_in(path):
+            later = {shard["file"] for shard in manifest["tables"]["train"]["shards"]}
+            for name, entry in manifest["files"].items():
+                _check_size(path / name, entry["bytes"])
+            for name in manifest["files"].keys() - later:
+                _check_content(path / name, manifest["files"][name]["xxh3_128"])
+            return cls(path, manifest)
 
     def verify(self) -> None:
-        """Read every file and compare its check sum.
+        """Compare every file with its checksum.
 
         Raises:
             DataError: names the first damaged file.
         """
         for name, entry in self.manifest["files"].items():
-            if fingerprint(self.path / name) != entry["xxh3_128"]:
-                raise DataError(f"{self.path / name}: damaged (wrong check sum); run `ziggurat prepare --force` again")
+            _check_content(self.path / name, entry["xxh3_128"])
+
+
+def _reopened(path: str) -> Store:
+    """Return a store that another process has open."""
+    store = Store(Path(path), read_manifest(Path(path)))
+    for table in (store.train, store.dev):
+        for shard in table.shards if table is not None else []:
+            shard.checked_elsewhere = True
+    return store
+
+
+@contextlib.contextmanager
+def _described_in(path: Path) -> Iterator[None]:
+    """Turn what a manifest without sense leads to into an error that names it; one with a checksum has sense."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
+        raise refuse_damaged(path / MANIFEST, "not the description of a store") from None
+
+
+def _check_size(path: Path, expected: int) -> None:
+    try:
+        size = path.stat().st_size
+    except OSError:
+        raise DataError(f"{path}: missing; run `ziggurat prepare --force` again") from None
+    if size != expected:
+        raise DataError(f"{path}: {size:,} bytes instead of {expected:,}; run `ziggurat prepare --force` again")
+
+
+def _check_content(path: Path, expected: str) -> None:
+    if not is_intact(path, expected):
+        raise refuse_damaged(path, "wrong check sum")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the store in folder `path`; refuse what is not a whole store of this format."""
+    """Return the manifest of the store in folder `path`; refuse what is not a whole store of this format.
+
+    The manifest has a checksum of its own, but for those of earlier versions.
+    """
     file = path / MANIFEST
     try:
         manifest = json.loads(file.read_text("utf-8"))
         version = manifest["format"]
+        whole = "checksum" not in manifest or version != STORE_FORMAT or has_checksum(manifest)
+        whole = whole and all(name == Path(name).name for name in manifest.get("files", {}))
     except OSError:
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again") from None
     if version != STORE_FORMAT:
         raise DataError(
             f"{path}: store format {version}, but this version of ziggurat reads {STORE_FORMAT}; "
             "run `ziggurat prepare --force` again"
         )
+    if not whole:
+        raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again")
     return cast(dict[str, Any], manifest)

@@ -15,6 +15,7 @@ from typing import Any
 import xxhash
 
 from ziggurat.config.data import DataConfig
+from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, TableWriter
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.passes import (
@@ -202,6 +203,7 @@ def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
         [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]],
     ]
     manifest["fingerprint"] = xxhash.xxh3_128_hexdigest(json.dumps(decisive, sort_keys=True).encode())
+    manifest["checksum"] = content_checksum(manifest)
     content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
     write_atomically(directory / MANIFEST, content)
 
@@ -219,7 +221,9 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     if not any(store.iterdir()):
         return None
     try:
-        manifest = dict(Store.open(store).manifest)
+        opened = Store.open(store)
+        opened.verify()  # all of it: who prepares again wants to know that the data are there
+        manifest = dict(opened.manifest)
     except DataError as error:
         if force:
             return None

@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
 from pathlib import Path
+from tokenize import TokenError
 from typing import Any, BinaryIO, cast
 
 import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
+from ziggurat.data.arrow_shard import Shard, ShardBatch, refuse_damaged
 from ziggurat.errors import DataError
 
 __all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
@@ -27,7 +28,6 @@ SHARD_PAIRS = 1_000_000
 
 _LENGTH_TYPE = np.dtype("<i4")
 _CORPUS_TYPE = np.dtype("<u2")
-_DAMAGED = "run `ziggurat prepare --force` again"
 
 
 class _ArrayWriter:
@@ -144,96 +144,99 @@ def _list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListAr
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids, pa.int32()))
 
 
-class _Batch:
-    """One record batch with its columns as numpy views of the mapped file."""
+class PairTable:
+    """The pairs of one split, memory-mapped: they take no memory, whatever their number.
 
-    def __init__(self, batch: pa.RecordBatch) -> None:
-        self._batch = batch
+    Args:
+        directory: folder of the store.
+        split: `train` or `dev`.
+        entry: the table's entry in the manifest.
+        corpora: the split's entries of corpora there.
+        checksums: fingerprints of its files, by name: each shard is compared before it is first parsed.
+        vocabulary: how many ids source and target have.
 
-    @cached_property
-    def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """(offsets [pairs + 1], ids [pieces]) of source and target."""
-        columns = [self._batch.column(name) for name in ("source", "target")]
-        return [(column.offsets.to_numpy(), column.values.to_numpy()) for column in columns]
-
-    def text(self, side: str, row: int) -> str:
-        return cast(str, self._batch.column(f"{side}_text")[row].as_py())
-
-
-class _Shard:
-    """One Arrow file, mapped at once and read when it is first asked for.
-
-    A mapped file stays what it is for this process when another store takes its place.
+    Raises DataError: a file is missing or damaged, or not what the manifest says.
     """
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        try:
-            self._file = pa.memory_map(str(path))
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read ({error}); {_DAMAGED}") from None
-
-    @cached_property
-    def _contents(self) -> tuple[list[_Batch], list[int]]:
-        try:
-            reader = pa.ipc.open_file(self._file)
-            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-        except (pa.ArrowException, OSError) as error:
-            raise DataError(f"{self._path}: damaged ({error}); {_DAMAGED}") from None
-        starts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
-        return [_Batch(batch) for batch in batches], starts
-
-    def locate(self, row: int) -> tuple[_Batch, int]:
-        """Return the batch that holds `row` of this shard and the row within it."""
-        batches, starts = self._contents
-        number = bisect_right(starts, row) - 1
-        return batches[number], row - starts[number]
-
-
-class PairTable:
-    """The pairs of one split, memory-mapped: opening costs neither time nor memory, whatever their number."""
-
     def __init__(
-        self, directory: Path, split: str, entry: Mapping[str, Any], corpora: Sequence[Mapping[str, Any]]
+        self,
+        directory: Path,
+        split: str,
+        entry: Mapping[str, Any],
+        corpora: Sequence[Mapping[str, Any]],
+        *,
+        checksums: Mapping[str, str] | None = None,
+        vocabulary: tuple[int, int] | None = None,
     ) -> None:
         self.has_text = bool(entry["has_text"])
         """Whether `texts` can be asked for."""
-        self.source_lengths = _mapped(directory / f"{split}-source-lengths.npy", entry["pairs"], _LENGTH_TYPE)
+        lengths = [directory / f"{split}-{side}-lengths.npy" for side in ("source", "target")]
+        self.source_lengths = _mapped(lengths[0], entry["pairs"], _LENGTH_TYPE)
         """Pieces of each source, int32 [pairs]; a tag counts, eos does not."""
-        self.target_lengths = _mapped(directory / f"{split}-target-lengths.npy", entry["pairs"], _LENGTH_TYPE)
+        self.target_lengths = _mapped(lengths[1], entry["pairs"], _LENGTH_TYPE)
         """Pieces of each target, int32 [pairs]; eos does not count."""
-        self.corpora = _mapped(directory / f"{split}-corpora.npy", entry["pairs"], _CORPUS_TYPE)
+        numbers = directory / f"{split}-corpora.npy"
+        self.corpora = _mapped(numbers, entry["pairs"], _CORPUS_TYPE)
         """Number of the corpus each pair came from, uint16 [pairs]."""
         self.corpus_names = [str(corpus["name"]) for corpus in corpora]
         self.corpus_weights = [float(corpus["weight"]) for corpus in corpora]
         self.corpus_pairs = [int(corpus["kept"]) for corpus in corpora]
         """Pairs of each corpus in this table."""
         self._pairs = int(entry["pairs"])
-        self._shards = [_Shard(directory / shard["file"]) for shard in entry["shards"]]
-        self._starts = np.cumsum([0, *(shard["pairs"] for shard in entry["shards"])]).tolist()
+        self._vocabulary = vocabulary
+        self.shards = [
+            Shard(directory / shard["file"], int(shard["pairs"]), self.has_text, (checksums or {}).get(shard["file"]))
+            for shard in entry["shards"]
+        ]
+        self._starts = np.cumsum([0, *(int(shard["pairs"]) for shard in entry["shards"])]).tolist()
+        if self._pairs and int(self.corpora.max()) >= len(corpora):
+            raise refuse_damaged(numbers, f"corpus {int(self.corpora.max())} of {len(corpora)}")
+        sums = int(entry["source_pieces"]), int(entry["target_pieces"])
+        for path, found, wanted in zip(lengths, (self.source_lengths, self.target_lengths), sums, strict=True):
+            if self._pairs and (int(found.min()) < 0 or int(found.sum(dtype=np.int64)) != wanted):
+                raise refuse_damaged(path, f"lengths that do not add up to {wanted:,}")
 
     def __len__(self) -> int:
         return self._pairs
 
-    def _locate(self, indices: ArrayLike) -> Iterable[tuple[_Batch, int]]:
+    def _locate(self, indices: ArrayLike) -> Iterable[tuple[ShardBatch, int]]:
         for index in np.asarray(indices, np.int64).tolist():
             if not 0 <= index < self._pairs:
                 raise IndexError(f"pair {index} of {self._pairs}")
             number = bisect_right(self._starts, index) - 1
-            yield self._shards[number].locate(index - self._starts[number])
+            yield self.shards[number].locate(index - self._starts[number])
 
     def pairs(self, indices: ArrayLike) -> tuple[list[NDArray[np.int32]], list[NDArray[np.int32]]]:
         """Return the ids of the pairs at `indices` [n], in that order, as read-only views of the mapped files.
 
         Returns:
             Sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus' tag in front of the source.
+
+        Raises:
+            DataError: a shard is damaged: ids that are none, or pairs of another length than was written down.
         """
         sources, targets = [], []
-        for batch, row in self._locate(indices):
+        found = list(self._locate(indices))
+        for batch, row in found:
             (source_offsets, source), (target_offsets, target) = batch.sides
             sources.append(source[source_offsets[row] : source_offsets[row + 1]])
             targets.append(target[target_offsets[row] : target_offsets[row + 1]])
+        at = np.asarray(indices, np.int64)
+        for side, (ids, lengths) in enumerate(((sources, self.source_lengths), (targets, self.target_lengths))):
+            self._check(side, ids, lengths[at], [batch for batch, _ in found])
         return sources, targets
+
+    def _check(self, side: int, ids: list[NDArray[np.int32]], lengths: NDArray[Any], found: list[ShardBatch]) -> None:
+        """Raise DataError unless `ids` have these lengths and are ids; a model would fail on them without a reason."""
+        name = ("source", "target")[side]
+        for row in np.flatnonzero(np.fromiter(map(len, ids), np.int64, len(ids)) != lengths)[:1]:
+            raise refuse_damaged(found[row].path, f"a {name} of {len(ids[row])} pieces instead of {lengths[row]}")
+        if self._vocabulary is None or not ids:
+            return
+        size, together = self._vocabulary[side], np.concatenate(ids)
+        if len(together) and not 0 <= together.min() <= together.max() < size:
+            row = next(n for n, each in enumerate(ids) if len(each) and not 0 <= each.min() <= each.max() < size)
+            raise refuse_damaged(found[row].path, f"a {name} with an id outside the vocabulary of {size:,}")
 
     def texts(self, indices: ArrayLike) -> tuple[list[str], list[str]]:
         """Return source and target texts of the pairs at `indices`, without tags.
@@ -242,7 +245,7 @@ class PairTable:
         it is the reference of scores (pre-segmented text with `@@ ` joined).
 
         Raises:
-            DataError: the table was written without text.
+            DataError: the table was written without text, or a shard is damaged.
         """
         if not self.has_text:
             raise DataError(
@@ -258,8 +261,9 @@ def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.zeros(0, dtype)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: damaged ({error}); {_DAMAGED}") from None
+    # numpy reads the header as Python text, and lets out what Python says of broken text.
+    except (OSError, ValueError, SyntaxError, TokenError, OverflowError, MemoryError, RecursionError) as error:
+        raise refuse_damaged(path, error) from None
     if array.shape != (pairs,) or array.dtype != dtype:
-        raise DataError(f"{path}: damaged (not {pairs} numbers); {_DAMAGED}")
+        raise refuse_damaged(path, f"not {pairs} numbers")
     return cast(NDArray[Any], array)

@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+from pydantic import ValidationError
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config.changes import changed, shown
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, content_checksum, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
@@ -106,7 +108,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text("utf-8"))
         whole = "progress" in document and MODEL_FILE in document["checksums"]
-        if document["format"] not in (1, 2) or "checksum" in document:  # a flip can make a 5 a 1
+        if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):  # 5 flipped
             whole = whole and document["checksum"] == meta_checksum(document)
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror}") from None
@@ -239,11 +241,28 @@ def _experiment(folder: Path, root: Path) -> Experiment:
     """Return the configuration of the weights in `folder` of the run `root`: a growing run has several depths."""
     if (folder / CONFIG_FILE).is_file():
         return load_experiment(folder / CONFIG_FILE)
-    experiment = load_experiment(root / CONFIG_FILE)
-    layers = read_meta(folder).get("encoder_layers")
+    experiment, meta = load_experiment(root / CONFIG_FILE), read_meta(folder)
+    if kept := meta.get("configuration"):
+        _refuse_other_model(root / CONFIG_FILE, experiment, kept)
+    layers = meta.get("encoder_layers")
     if layers in (None, experiment.model.encoder.layers):
         return experiment
     return experiment.model_copy(update={"model": at_depth(experiment.model, layers)})
+
+
+def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, Any]) -> None:
+    """Raise CheckpointError naming the keys when weights were trained by another `model` section than the file's."""
+    try:
+        before = type(experiment.model).model_validate(kept["model"])  # with defaults for keys that came later
+    except (ValidationError, KeyError) as error:
+        raise CheckpointError(f"{path.parent}: the model in its checkpoints is none of this version: {error}") from None
+    if changes := changed(
+        {"model": before.model_dump(mode="json")}, {"model": experiment.model.model_dump(mode="json")}
+    ):
+        raise CheckpointError(
+            f"{path}: edited since the checkpoint was written ({shown(changes)}); the weights compute something else "
+            "with it: put the old values back"
+        )
 
 
 def weights_origin(path: Path, weights_file: Path) -> str:

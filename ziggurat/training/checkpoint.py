@@ -7,8 +7,8 @@ checkpoints/step-00001000/
 best, last                                 links to checkpoints
 
 There are no states of random generators: what is random in training follows from the seed and the place in the data.
-Formats that still open: 3 had such states; 2 one `state/optimiser.safetensors` and no checksum of `meta.json`; 1 no
-growth.
+Formats that still open: 4 had no configuration in `meta.json`; 3 had such states; 2 one `state/optimiser.safetensors`
+and no checksum of `meta.json`; 1 no growth.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -43,7 +43,7 @@ __all__ = [
     "save_checkpoint",
 ]
 
-CHECKPOINT_FORMAT = 4
+CHECKPOINT_FORMAT = 5
 _STATE = "state"
 _OPTIMISER = f"{_STATE}/optimiser"
 _OPTIMISER_BEFORE_3 = f"{_STATE}/optimiser.safetensors"
@@ -118,12 +118,14 @@ class Checkpoint:
         weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.training.optim).
         store: fingerprint of the training data.
+        configuration: of the run, as a JSON document; not read back.
     """
 
     progress: Progress
     weights: Mapping[str, Tensor]
     optimiser: Mapping[str, Tensor]
     store: str
+    configuration: Mapping[str, Any] | None = None
 
 
 def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, processes: Processes | None = None) -> Path:
@@ -170,6 +172,7 @@ def _complete(
         "progress": asdict(checkpoint.progress),
         "store": checkpoint.store,
         "encoder_layers": encoder_layers,
+        "configuration": checkpoint.configuration,
         "checksums": checksums,
     }
     write_meta(building, meta)

@@ -39,6 +39,7 @@ from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
+from ziggurat.training.trust import Trust
 from ziggurat.training.validate import Validator, position_limit
 
 __all__ = ["TrainingResult", "train"]
@@ -84,7 +85,7 @@ class _Training:
 
     def __init__(self, run: Path, experiment: Experiment, store: Store, console: Console, processes: Processes) -> None:
         self.run, self.experiment, self.store, self.console = run, experiment, store, console
-        self.processes = processes
+        self.processes, self.trust = processes, Trust(store, processes)
         self.writes_to = run if processes.first else None  # log and metrics
         self.config = config = experiment.training
         self.device = usable_device(config.device, "training.device")
@@ -150,7 +151,7 @@ class _Training:
         metrics = MetricsWriter(self.writes_to, self.log, update=begun, trackers=trackers, validated=not overdue)
         try:
             bar = ProgressLine(self.console, self.config)
-            writer = Saver(self.run, self.config, self.store, self.progress, self.log, self.processes)
+            writer = Saver(self.run, self.experiment, self.store, self.progress, self.log, self.processes, self.trust)
             with GracefulStop(self.processes.first, self.processes.count > 1) as stop, bar as line, writer as saver:
                 reason = self._train(stop, line, metrics, saver)
         finally:
@@ -223,8 +224,11 @@ class _Training:
     def _hear(self, seconds: float, stop: GracefulStop, saver: Saver) -> None:
         """Agree on what differs between processes: the first one's clock, a signal, checkpoints under way."""
         clock = seconds if self.processes.first else 0.0
-        self.progress.seconds, received, writing = self.processes.largest([clock, stop.received or 0, saver.writing])
+        mine = [clock, stop.received or 0, saver.writing, self.trust.damaged]
+        self.progress.seconds, received, writing, damaged = self.processes.largest(mine)
         stop.heeded = int(received) or None
+        if damaged:
+            self.trust.settle()
         if not writing:
             saver.poll()
 
@@ -243,10 +247,10 @@ class _Training:
         refuse_too_large(self.learner, self.loader, self.experiment, self.progress.epoch)
 
     def _keep_stage(self) -> Path:
+        self.trust.settle()
         weights, stage = self.learner.parallel.weights(), self.progress.stage
-        folder = stage_folder(self.run, self.experiment, stage)
         self.processes.first_does(lambda: keep_stage(self.run, self.experiment, stage, weights))
-        return folder
+        return stage_folder(self.run, self.experiment, stage)
 
     def _validate(self, report: Reporter, stop: GracefulStop) -> None:
         """Score the dev set; a signal leaves the validation due, to be done before anything else by a resumed run."""

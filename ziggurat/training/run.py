@@ -6,11 +6,15 @@ import contextlib
 import fcntl
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 from uuid import uuid4
 
+from pydantic import ValidationError
+
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
+from ziggurat.config.changes import changed, shown
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.corpus import Store
@@ -20,7 +24,8 @@ from ziggurat.data.subword import copy_tokenizers
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
-from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE
+from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, read_meta
+from ziggurat.training.checkpoint import checkpoint_folders
 from ziggurat.training.environment import keep_environment
 from ziggurat.training.processes import Processes
 
@@ -42,6 +47,9 @@ __all__ = [
 
 _VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
 """What checksums protect in a run's own folder; checkpoints have their own, and know the configuration."""
+
+_FIXED = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout", "growth", "start_from")
+"""Keys of `training` that a resumed run cannot change."""
 
 _TOKEN = ".shared"
 _JOB = ".job"
@@ -113,14 +121,57 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
         raise ConfigError(f"{run}: no run to resume (leave out `--resume` to start one)")
     before = load_experiment(run / CONFIG_FILE)
     after = load_experiment(run / CONFIG_FILE, overrides)
+    _refuse_edited(run, before)
     if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
         raise ConfigError(f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved)")
-    fixed = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout", "growth", "start_from")
-    for key in fixed:
+    for key in _FIXED:
         if getattr(after.training, key) != getattr(before.training, key):
             raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
     usable_device(after.training.device, "training.device")
     return after
+
+
+def _refuse_edited(run: Path, experiment: Experiment) -> None:
+    """Raise ConfigError naming the keys that were edited since the newest checkpoint that can be read, if it must not.
+
+    Checkpoints of earlier versions do not know their configuration; they are resumed as they are.
+    """
+    for folder in reversed(checkpoint_folders(run)):
+        try:
+            kept = read_meta(folder).get("configuration")
+        except CheckpointError:
+            continue  # of a damaged one nothing is taken; the one before says the same
+        if kept is None:
+            return
+        before, after = (_unchangeable(e) for e in (_complete(kept, folder), experiment))
+        if changes := changed(before, after):
+            raise ConfigError(
+                f"{run / CONFIG_FILE}: changed since {folder.name} was written: {shown(changes)}. A resumed run cannot "
+                "change these: put the old values back, or start a new run (`training.start_from` takes the weights)"
+            )
+        return
+
+
+def _complete(kept: Mapping[str, Any], folder: Path) -> Experiment:
+    """Return the configuration in a checkpoint, with defaults for keys that came later."""
+    try:
+        return Experiment.model_validate(kept)
+    except ValidationError as error:
+        raise CheckpointError(
+            f"{folder}: its configuration is none of this version ({error.error_count()} keys); resume with the "
+            "version of ziggurat that wrote it"
+        ) from None
+
+
+def _unchangeable(experiment: Experiment) -> dict[str, Any]:
+    """Return what a resumed run cannot change."""
+    content = experiment.model_dump(mode="json")
+    training = {key: content["training"][key] for key in _FIXED}
+    return {
+        "data": {key: value for key, value in content["data"].items() if key != "store"},
+        "model": content["model"],
+        "training": training,
+    }
 
 
 def keep_configuration(run: Path, experiment: Experiment) -> None:
@@ -201,11 +252,13 @@ def owned(run: Path) -> Iterator[None]:
 def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[None]:
     """Hold the run for all processes of this job, and write down with what configuration they go on.
 
-    Raises CheckpointError when another job trains in it, ConfigError when a process does not see its folder.
+    Raises CheckpointError when another job trains in it, ConfigError when a process does not see its folder or the
+    configuration is not the checkpoints'.
     """
     with contextlib.ExitStack() as stack:
         processes.first_does(lambda: stack.enter_context(owned(run)))
         refuse_unshared(run, processes)
+        processes.first_does(lambda: _refuse_edited(run, experiment))
         processes.first_does(lambda: keep_configuration(run, experiment))
         processes.first_does(lambda: keep_environment(run, experiment.training.device, processes.count))
         yield

@@ -14,7 +14,7 @@ from typing import Self
 import torch
 from torch import Tensor
 
-from ziggurat.config import TrainingConfig
+from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
@@ -25,6 +25,7 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import prune
+from ziggurat.training.trust import Trust
 
 __all__ = ["Buffers", "Saver"]
 
@@ -63,11 +64,12 @@ class Saver:
 
     Args:
         run: folder of the run.
-        config: `training` section.
+        experiment: configuration of the run, which checkpoints keep.
         store: data of the run; when its files change under way, `save` notices.
         progress: the run's; names of deleted checkpoints are taken out of it.
         log: where trouble is told that does not end the run.
         processes: who train together.
+        trust: no checkpoint is written before it is settled; None: the store is known to be whole.
 
     Attributes:
         waited_seconds: how long training has waited for checkpoints.
@@ -76,13 +78,16 @@ class Saver:
     def __init__(
         self,
         run: Path,
-        config: TrainingConfig,
+        experiment: Experiment,
         store: Store,
         progress: Progress,
         log: RunLog,
         processes: Processes | None = None,
+        trust: Trust | None = None,
     ) -> None:
         self.waited_seconds = 0.0
+        self._trust, self._configuration = trust, experiment.model_dump(mode="json")
+        config = experiment.training
         self._processes = (processes or Processes()).aside()  # a thread talks while training does
         self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
         self._smaller_is_better = config.validation.metric == "loss"
@@ -124,6 +129,8 @@ class Saver:
             self._progress.good = f"step-{self._progress.update:08d}"
         self._judge(self._settle())
         if self._saved_update != self._progress.update:
+            if self._trust is not None:
+                self._trust.settle()
             self._check_store()
             if interim:
                 self._progress.interim.append(f"step-{self._progress.update:08d}")
@@ -188,7 +195,7 @@ class Saver:
         )
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
-        return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store)
+        return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store, self._configuration)
 
     def _write(self, s: Checkpoint, encoder_layers: int) -> Progress:
         """Write one checkpoint, then delete others; return the progress without the names of those."""

@@ -1,0 +1,142 @@
+"""One Arrow file of a store, mapped: checksum compared before it is parsed, offsets before they are followed."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_right
+from collections.abc import Sequence
+from functools import cached_property
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from ziggurat.data.checksums import is_intact
+from ziggurat.errors import DataError, printable
+
+__all__ = ["Shard", "ShardBatch", "refuse_damaged"]
+
+_SIDES = ("source", "target")
+_PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)
+
+
+def refuse_damaged(path: Path, what: object) -> DataError:
+    """Return the error of a damaged file of a store, with the way out."""
+    said = printable(re.sub(r"\s+", " ", str(what)), 200)
+    return DataError(f"{path}: damaged ({said}); run `ziggurat prepare --force` again")
+
+
+class ShardBatch:
+    """One record batch, its columns as numpy views of the mapped file. Raises DataError where it is damaged.
+
+    Arrow takes offsets as they stand in the file: one beyond its buffer is a crash, not an error.
+    """
+
+    def __init__(self, path: Path, batch: pa.RecordBatch) -> None:
+        self.path = path
+        self._batch = batch
+
+    @cached_property
+    def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
+        """(offsets [pairs + 1], ids [pieces]) of source and target; offsets never fall and stay within the ids."""
+        found = []
+        for name in _SIDES:
+            column = self._batch.column(name)
+            try:
+                offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+            except _PARSERS_ERRORS as error:
+                raise refuse_damaged(self.path, error) from None
+            self._check(offsets, len(values), name)
+            found.append((offsets, values))
+        return found
+
+    @cached_property
+    def _texts(self) -> dict[str, tuple[NDArray[np.int64], memoryview]]:
+        """(offsets [pairs + 1], bytes) of source and target text."""
+        found = {}
+        for name in _SIDES:
+            column = self._batch.column(f"{name}_text")
+            _, offsets, content = column.buffers()
+            starts = np.frombuffer(offsets, np.int64)[column.offset : column.offset + len(column) + 1]
+            data = memoryview(content) if content is not None else memoryview(b"")
+            self._check(starts, len(data), f"{name}_text")
+            found[name] = starts, data
+        return found
+
+    def text(self, side: str, row: int) -> str:
+        """Return the text of one pair."""
+        offsets, data = self._texts[side]
+        try:
+            return str(data[int(offsets[row]) : int(offsets[row + 1])], "utf-8")
+        except UnicodeDecodeError as error:
+            raise refuse_damaged(self.path, f"{side} text of a pair: {error}") from None
+
+    def _check(self, offsets: NDArray[np.integer], size: int, name: str) -> None:
+        if len(offsets) != self._batch.num_rows + 1 or offsets[0] < 0 or offsets[-1] > size:
+            raise refuse_damaged(self.path, f"offsets of {name} leave its values")
+        if (offsets[1:] < offsets[:-1]).any():
+            raise refuse_damaged(self.path, f"offsets of {name} run backwards")
+
+
+class Shard:
+    """One Arrow file, mapped at once and read when it is first asked for.
+
+    A mapped file stays what it is for this process when another store takes its place.
+
+    Args:
+        path: the file.
+        pairs: how many it holds.
+        has_text: whether it has the columns of texts.
+        checksum: its fingerprint; None: not known.
+
+    Attributes:
+        checked_elsewhere: the fingerprint is compared by somebody else, who stops what is built on damaged pairs; else
+            it is compared before the file is first parsed.
+    """
+
+    def __init__(self, path: Path, pairs: int, has_text: bool, checksum: str | None) -> None:
+        self.path = path
+        self.checked_elsewhere = checksum is None
+        self._pairs, self._has_text, self._checksum = pairs, has_text, checksum
+        try:
+            self._file = pa.memory_map(str(path))
+        except (pa.ArrowException, OSError) as error:
+            raise refuse_damaged(path, f"cannot be read: {error}") from None
+
+    def verify(self) -> None:
+        """Compare the file with its fingerprint. Raises DataError when it is another."""
+        if self._checksum is not None and not is_intact(self.path, self._checksum):
+            raise refuse_damaged(self.path, "wrong check sum")
+
+    @cached_property
+    def _contents(self) -> tuple[list[ShardBatch], list[int]]:
+        if not self.checked_elsewhere:
+            self.verify()
+        try:
+            reader = pa.ipc.open_file(self._file)
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()  # buffers that are shorter than the rows need
+        except _PARSERS_ERRORS as error:
+            raise refuse_damaged(self.path, error) from None
+        self._refuse_other_columns(batches)
+        starts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        if starts[-1] != self._pairs:
+            raise refuse_damaged(self.path, f"{starts[-1]:,} pairs instead of {self._pairs:,}")
+        return [ShardBatch(self.path, batch) for batch in batches], starts
+
+    def _refuse_other_columns(self, batches: Sequence[pa.RecordBatch]) -> None:
+        wanted = {name: pa.list_(pa.int32()) for name in _SIDES}
+        if self._has_text:
+            wanted |= {f"{name}_text": pa.large_string() for name in _SIDES}
+        for batch in batches:
+            types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+            if types != wanted or any(column.null_count for column in batch.columns):
+                raise refuse_damaged(self.path, "other columns than a store has")
+
+    def locate(self, row: int) -> tuple[ShardBatch, int]:
+        """Return the batch that holds `row` of this shard and the row within it. Raises DataError: damaged."""
+        batches, starts = self._contents
+        number = bisect_right(starts, row) - 1
+        return batches[number], row - starts[number]
