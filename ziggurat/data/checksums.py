@@ -20,6 +20,7 @@ from re import Pattern
 from typing import Any
 
 import xxhash
+from yaml import YAMLError
 
 from ziggurat.config.changes import changed, shown
 from ziggurat.config.load import parse_yaml
@@ -193,7 +194,7 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
     """Raise CheckpointError naming the keys that an edit of the configuration changed; comments may change."""
     try:
         found = parse_yaml(path.read_text("utf-8"), str(path))[0]
-    except (ConfigError, OSError, ValueError) as error:
+    except (ConfigError, YAMLError, OSError, ValueError, RecursionError) as error:
         said = str(error) if isinstance(error, ZigguratError) else f"{path}: not readable as text"
         raise CheckpointError(f"{said}; the file was changed since it was written; {document['again']}") from None
     if not (changes := changed(document.get("config"), found)):
