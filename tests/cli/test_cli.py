@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.conftest import tiny_config
+from tests.cli.conftest import Ziggurat, tiny_config
 
 VERBS = (
     "demo",
@@ -243,3 +244,24 @@ def test_prepare_replaces_nothing_but_stores(ziggurat, trained: Path, tmp_path: 
         assert result.status == 2
         assert "holds other things than a store" in result.err
         assert sorted(folder.rglob("*")) == before
+
+
+def test_damage_is_exit_status_2_with_the_file_and_the_way_out(
+    trained: Path, text: Path, tmp_path: Path, ziggurat: Ziggurat
+) -> None:
+    run = Path(shutil.copytree(trained, tmp_path / "run", symlinks=True))
+    ziggurat("average", run, "--last", 1, "--out", tmp_path / "mean")
+    for path in (tmp_path / "mean" / "model.safetensors", run / "joint.spm"):
+        content = bytearray(path.read_bytes())
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+        result = ziggurat("translate", path.parent, "-i", text)
+        assert result.status == 2, result
+        assert f"{path.name}: damaged or changed" in " ".join(result.err.split())
+        assert ("ziggurat average" if path.parent != run else "copy it from the store") in " ".join(result.err.split())
+    path.write_bytes((trained / path.name).read_bytes())
+    edited = (run / "config.yaml").read_text().replace("seed: 1", "seed: 2")
+    (run / "config.yaml").write_text(edited)
+    result = ziggurat("train", "--run", run, "--resume")
+    assert result.status == 2
+    assert "training.seed: 1 -> 2" in result.err

@@ -121,5 +121,5 @@ def test_a_file_that_has_settled_is_read_once(tmp_path: Path, monkeypatch: pytes
     assert is_intact(path, expected)
     assert not is_intact(path, "another")
     assert len(read) == 3
-    path.write_bytes(b"abd")
+    path.write_bytes(b"xyz")
     assert not is_intact(path, expected)

@@ -70,7 +70,10 @@ class Store:
                 _check_size(path / name, entry["bytes"])
             for name in manifest["files"].keys() - later:
                 _check_content(path / name, manifest["files"][name]["xxh3_128"])
-            return cls(path, manifest)
+            store = cls(path, manifest)
+        for shard in store.dev.shards if store.dev is not None else []:
+            shard.checked_elsewhere = True  # just now
+        return store
 
     def verify(self) -> None:
         """Compare every file with its checksum.

@@ -91,9 +91,9 @@ class ServedTranslator:
             import ctranslate2
         except ModuleNotFoundError:
             raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
+        check_folder(Path(path))  # first: CTranslate2 reads damaged weights without a word
         if not is_served(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
-        check_folder(Path(path))  # first: CTranslate2 reads damaged weights without a word
         experiment = load_experiment(Path(path) / "config.yaml")
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")

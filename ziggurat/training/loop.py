@@ -224,11 +224,8 @@ class _Training:
     def _hear(self, seconds: float, stop: GracefulStop, saver: Saver) -> None:
         """Agree on what differs between processes: the first one's clock, a signal, checkpoints under way."""
         clock = seconds if self.processes.first else 0.0
-        mine = [clock, stop.received or 0, saver.writing, self.trust.damaged]
-        self.progress.seconds, received, writing, damaged = self.processes.largest(mine)
+        self.progress.seconds, received, writing = self.processes.largest([clock, stop.received or 0, saver.writing])
         stop.heeded = int(received) or None
-        if damaged:
-            self.trust.settle()
         if not writing:
             saver.poll()
 

@@ -168,7 +168,12 @@ class Saver:
         return self._writing is not None and not self._writing[1].done()
 
     def poll(self) -> None:
-        """Notice the end of a write; called when none is under way any more. Raises CheckpointError as `save` does."""
+        """Notice the end of a write; called when none is under way any more. Raises CheckpointError as `save` does.
+
+        Raises DataError as soon as damage in the store is found: no write is under way before that is looked through.
+        """
+        if self._trust is not None:
+            self._trust.notice()
         self._judge(self._settle())
 
     def wait(self) -> None:

@@ -24,10 +24,14 @@ class Trust:
         self._store, self._processes, self._settled = store, processes, False
         self._verification = Verification(store)
 
-    @property
-    def damaged(self) -> bool:
-        """Whether this process has found damage so far."""
-        return self._verification.damaged
+    def notice(self) -> None:
+        """Raise DataError, as `settle` does, if damage was found so far; all processes call this together."""
+        if self._settled:
+            return
+        found = self._verification
+        pending, damaged = self._processes.largest([not found.done, found.damaged])
+        if damaged or not pending:
+            self.settle()
 
     def settle(self) -> None:
         """Wait until the store is known to be whole; all processes call this together.

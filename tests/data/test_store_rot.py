@@ -1,0 +1,207 @@
+"""Stores that have rotted, or that somebody made so: refused by the file's name before anything depends on them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from tests.conftest import tiny_experiment
+from ziggurat.data.checksums import content_checksum
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import fingerprint
+from ziggurat.data.prepare import prepare
+from ziggurat.data.verification import Verification
+from ziggurat.errors import DataError
+
+
+@pytest.fixture
+def store(tiny_folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(tiny_folder / "store", tmp_path / "store"))
+
+
+def zero(path: Path, start: int = 2000, count: int = 500) -> None:
+    content = bytearray(path.read_bytes())
+    content[start : start + count] = bytes(count)
+    path.write_bytes(content)
+
+
+def signed(store: Path, change: Callable[[dict[str, Any]], None] = lambda manifest: None) -> None:
+    """Give the manifest the checksums of the files that are there now, as somebody who makes a store up would."""
+    manifest = json.loads((store / "manifest.json").read_text())
+    for name in manifest["files"]:
+        content = store / name
+        manifest["files"][name] = {"bytes": content.stat().st_size, "xxh3_128": fingerprint(content)}
+    change(manifest)
+    manifest["checksum"] = content_checksum(manifest)
+    (store / "manifest.json").write_text(json.dumps(manifest))
+
+
+def rewritten(path: Path, change: Callable[[list[list[int]]], object]) -> None:
+    """Write the source ids of the first record batch of an Arrow file as `change` leaves them."""
+    table = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    columns = {name: table[name].to_pylist() for name in table.schema.names}
+    change(columns["source"])
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, table.schema) as writer:
+        writer.write_table(pa.table(columns, schema=table.schema))
+
+
+def test_training_pairs_are_compared_before_they_are_parsed(store: Path) -> None:
+    zero(store / "train-00000.arrow")
+    opened = Store.open(store)  # lengths alone are good enough for a plan of batches
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong check sum\).*prepare --force"):
+        opened.train.pairs([0])
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong check sum\).*--resume"):
+        Verification(opened)
+
+
+@pytest.mark.parametrize("name", ["dev-00000.arrow", "train-source-lengths.npy", "train-corpora.npy", "joint.spm"])
+def test_everything_else_is_compared_on_opening(name: str, store: Path) -> None:
+    zero(store / name, 20, 30)
+    with pytest.raises(DataError, match=rf"{name}: damaged \(wrong check sum\)"):
+        Store.open(store)
+
+
+def test_damage_beside_other_work_is_kept_for_who_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    zero(store / "train-00000.arrow")
+    opened = Store.open(store)
+    monkeypatch.setattr("ziggurat.data.verification.threading.Event.wait", lambda self, timeout=None: False)
+    verification = Verification(opened, patience=0.0)
+    monkeypatch.undo()
+    assert verification.found_damage()
+    assert verification.done
+    with pytest.raises(DataError, match="nothing was saved that has seen these data"):
+        verification.wait()
+
+
+def test_a_worker_does_not_read_the_store_again(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = pickle.dumps(Store.open(store))
+
+    def refused(path: Path, expected: str) -> bool:
+        raise AssertionError(f"{path} is read again")
+
+    monkeypatch.setattr("ziggurat.data.corpus.is_intact", refused)
+    monkeypatch.setattr("ziggurat.data.arrow_shard.is_intact", refused)
+    there = pickle.loads(sent)
+    assert len(there.train.pairs(range(len(there.train)))[0]) == len(there.train)
+
+
+def test_prepare_does_not_call_a_damaged_store_there(tmp_path: Path) -> None:
+    config = tiny_experiment(tmp_path).data
+    whole = prepare(config)
+    zero(tmp_path / "store" / "train-00000.arrow")
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*`--force` builds it anew"):
+        prepare(config)
+    assert not prepare(config, force=True).reused
+    assert prepare(config).reused
+    assert Store.open(tmp_path / "store").fingerprint
+    assert whole.kept == prepare(config).kept
+
+
+def test_a_flip_in_the_manifest_is_no_other_weight(store: Path) -> None:
+    path = store / "manifest.json"
+    path.write_text(path.read_text().replace('"weight": 1.0', '"weight": 3.0', 1))
+    with pytest.raises(DataError, match=r"manifest\.json: damaged"):
+        Store.open(store)
+
+
+def test_a_store_of_an_earlier_version_opens(store: Path) -> None:
+    manifest = json.loads((store / "manifest.json").read_text())
+    del manifest["checksum"]
+    (store / "manifest.json").write_text(json.dumps(manifest))
+    Store.open(store).verify()
+    for key in ("tables", "corpora", "files", "fingerprint"):
+        (store / "manifest.json").write_text(json.dumps({**manifest, key: 7}))
+        if key == "fingerprint":
+            continue
+        with pytest.raises(DataError, match=r"manifest\.json: damaged"):
+            Store.open(store)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda rows: rows[5].__setitem__(0, 400), "an id outside the vocabulary of 400"),
+        (lambda rows: rows[5].__setitem__(0, -1), "an id outside the vocabulary of 400"),
+        (lambda rows: rows[5].append(7), "pieces instead of"),
+    ],
+)
+def test_pairs_that_a_model_could_not_take_are_refused(
+    change: Callable[[list[list[int]]], object], said: str, store: Path
+) -> None:
+    rewritten(store / "train-00000.arrow", change)
+    signed(store)
+    train = Store.open(store).train
+    train.pairs([4, 6])
+    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(a source .*{said}.*prepare --force"):
+        train.pairs([4, 5, 6])
+
+
+def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> None:
+    """Every byte of the development pairs' file at which an offset may lie, with sums that fit."""
+    path = store / "dev-00000.arrow"
+    whole = path.read_bytes()
+    opened = Store.open(store).dev
+    assert opened is not None
+    expected = (opened.texts(range(len(opened))), [ids.tolist() for ids in opened.pairs(range(len(opened)))[0]])
+    refused: list[str] = []
+    for place in range(0, len(whole), 97):
+        for value in (0xFF, whole[place] ^ 0x80):
+            path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
+            signed(store)
+            try:
+                dev = Store.open(store).dev
+                assert dev is not None
+                dev.texts(range(len(dev)))
+                dev.pairs(range(len(dev)))
+            except DataError as error:
+                refused.append(str(error))
+    assert len(refused) > 20
+    assert all("dev-00000.arrow: damaged" in said for said in refused)
+    path.write_bytes(whole)
+    signed(store)
+    dev = Store.open(store).dev
+    assert dev is not None
+    assert (dev.texts(range(len(dev))), [ids.tolist() for ids in dev.pairs(range(len(dev)))[0]]) == expected
+
+
+def test_a_header_that_python_cannot_read_is_no_token_error(store: Path) -> None:
+    path = store / "train-source-lengths.npy"
+    whole = path.read_bytes()
+    for place in range(0, 128, 3):
+        path.write_bytes(whole[:place] + b"(" + whole[place + 1 :])
+        signed(store)
+        if (place >= 10 and whole[place : place + 1] == b" ") or whole[place : place + 1] == b"(":
+            continue  # a bracket among blanks may still be a header
+        with pytest.raises(DataError, match=r"train-source-lengths\.npy: damaged"):
+            Store.open(store)
+
+
+def test_lengths_and_corpora_that_do_not_fit_the_manifest_are_refused(store: Path) -> None:
+    lengths = np.load(store / "train-target-lengths.npy")
+    lengths[3] += 1
+    np.save(store / "train-target-lengths.npy", lengths)
+    signed(store)
+    with pytest.raises(DataError, match=r"train-target-lengths\.npy: damaged \(lengths that do not add up"):
+        Store.open(store)
+    lengths[3] -= 1
+    np.save(store / "train-target-lengths.npy", lengths)
+    corpora = np.load(store / "train-corpora.npy")
+    corpora[-1] = 1
+    np.save(store / "train-corpora.npy", corpora)
+    signed(store)
+    with pytest.raises(DataError, match=r"train-corpora\.npy: damaged \(corpus 1 of 1\)"):
+        Store.open(store)
+
+
+def test_files_elsewhere_are_not_read(store: Path) -> None:
+    signed(store, lambda manifest: manifest["files"].update({"../x": {"bytes": 1, "xxh3_128": ""}}))
+    with pytest.raises(DataError, match=r"manifest\.json: damaged"):
+        Store.open(store)
