@@ -16,6 +16,7 @@ from typing import Any, cast
 from ziggurat.data.files import fingerprint
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
+from ziggurat.data.workspace import recover
 from ziggurat.errors import DataError
 
 __all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
@@ -52,6 +53,7 @@ class Store:
             DataError: no store, one of another format version, or one with missing or short files.
         """
         path = Path(path)
+        recover(path)
         manifest = read_manifest(path)
         for name, entry in manifest["files"].items():
             try:

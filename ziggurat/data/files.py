@@ -16,6 +16,7 @@ from typing import BinaryIO, Protocol
 import xxhash
 import zstandard
 
+from ziggurat.data.temporary import make_temporary, sync_folder
 from ziggurat.errors import DataError
 
 __all__ = [
@@ -197,18 +198,25 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+    """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it.
+
+    A killed process leaves a temporary file, which ziggurat.data.workspace.sweep removes.
+    """
+    descriptor, temporary = make_temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        # Closed after the rename: until then the lock says that the writer lives.
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fchmod(file.fileno(), 0o666 & ~_UMASK)
-            os.fsync(file.fileno())
-        os.replace(name, path)
+            os.fsync(file.fileno())  # before it has its name: else a power cut could leave an empty file under it
+            os.replace(temporary, path)
+        # Without this the new name may come to the disk seconds later. Until then a power cut would bring the old
+        # content back, though we have said that we wrote it, and what was written after it may be there already.
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+            os.unlink(temporary)
         raise
 
 

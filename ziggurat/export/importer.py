@@ -9,6 +9,7 @@ from typing import Any
 from ziggurat.config import dump
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
+from ziggurat.data.workspace import building
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.import_fairseq import read_fairseq
 from ziggurat.export.import_huggingface import read_huggingface
@@ -61,8 +62,8 @@ def write_imported(model: ForeignModel, out: Path) -> int:
     """Write the model directory, after it was built once; return how many parameters it has."""
     experiment, tensors = model.experiment(str(out)), model.tensors()
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
-    out.mkdir(parents=True, exist_ok=True)
-    save_tokenizers(out, model.source, model.target)
-    write_atomically(out / CONFIG_FILE, dump(experiment).encode())
-    write_tensors(out / MODEL_FILE, tensors)
+    with building(out) as folder:
+        save_tokenizers(folder, model.source, model.target)
+        write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+        write_tensors(folder / MODEL_FILE, tensors)
     return sum(tensor.numel() for tensor in tensors.values())

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
+from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
@@ -28,6 +29,7 @@ __all__ = [
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
+    "fill_model_directory",
     "load_weights",
     "locate_weights",
     "may_become_model_directory",
@@ -159,11 +161,21 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
 def write_model_directory(
     directory: Path, tensors: Mapping[str, Tensor], experiment: Experiment, vocabularies: Path
 ) -> None:
-    """Write a model directory: vocabularies, configuration and, last, the weights, each atomically."""
-    directory.mkdir(parents=True, exist_ok=True)
-    copy_tokenizers(vocabularies, directory)
-    write_atomically(directory / CONFIG_FILE, dump(experiment).encode())
-    write_tensors(directory / MODEL_FILE, tensors)
+    """Write a model directory; it appears whole or not at all, in place of what was there.
+
+    Raises DataError: the folder cannot be made, or another process is building it.
+    """
+    with building(directory) as folder:
+        fill_model_directory(folder, tensors, experiment, vocabularies)
+
+
+def fill_model_directory(
+    folder: Path, tensors: Mapping[str, Tensor], experiment: Experiment, vocabularies: Path
+) -> None:
+    """Write the files of a model directory into `folder`, which ziggurat.data.workspace.building has made."""
+    copy_tokenizers(vocabularies, folder)
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+    write_tensors(folder / MODEL_FILE, tensors)
 
 
 def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu") -> OpenedModel:
