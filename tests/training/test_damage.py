@@ -16,7 +16,8 @@ from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment
 from ziggurat.config.train import CheckpointConfig
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import meta_checksum, open_model
+from ziggurat.models.directory import open_model
+from ziggurat.models.run_folder import meta_checksum
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.average import mean_weights
 from ziggurat.training.checkpoint import (

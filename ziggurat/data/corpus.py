@@ -17,7 +17,7 @@ from ziggurat.data.files import fingerprint
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.data.workspace import recover
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
 
@@ -58,7 +58,8 @@ class Store:
         for name, entry in manifest["files"].items():
             try:
                 size = (path / name).stat().st_size
-            except OSError:
+            except OSError as error:
+                refuse_passing(path / name, error)
                 raise DataError(f"{path / name}: missing; run `ziggurat prepare --force` again") from None
             if size != entry["bytes"]:
                 raise DataError(
@@ -83,7 +84,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = json.loads(file.read_text("utf-8"))
         version = manifest["format"]
-    except OSError:
+    except OSError as error:
+        refuse_passing(file, error)
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError):

@@ -18,7 +18,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
 
@@ -171,6 +171,7 @@ class _Shard:
         try:
             self._file = pa.memory_map(str(path))
         except OSError as error:
+            refuse_passing(path, error)
             raise DataError(f"{path}: cannot be read ({error}); {_DAMAGED}") from None
 
     @cached_property
@@ -179,6 +180,7 @@ class _Shard:
             reader = pa.ipc.open_file(self._file)
             batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
         except (pa.ArrowException, OSError) as error:
+            refuse_passing(self._path, error)
             raise DataError(f"{self._path}: damaged ({error}); {_DAMAGED}") from None
         starts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
         return [_Batch(batch) for batch in batches], starts
@@ -259,6 +261,7 @@ def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
     except (OSError, ValueError) as error:
+        refuse_passing(path, error)
         raise DataError(f"{path}: damaged ({error}); {_DAMAGED}") from None
     if array.shape != (pairs,) or array.dtype != dtype:
         raise DataError(f"{path}: damaged (not {pairs} numbers); {_DAMAGED}")

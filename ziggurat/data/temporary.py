@@ -7,10 +7,12 @@ same pattern: ziggurat.data.workspace.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import os
 import re
+import stat
 import tempfile
 from pathlib import Path
 
@@ -21,6 +23,7 @@ __all__ = [
     "is_same",
     "lock_missing",
     "make_temporary",
+    "remove_dead",
     "remove_if_dead",
     "sync_folder",
     "sync_tree",
@@ -82,9 +85,20 @@ def make_temporary(path: Path) -> tuple[int, Path]:
         os.close(descriptor)
 
 
+def remove_dead(path: Path) -> None:
+    """Remove the temporary files of `path` that no living process writes."""
+    with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
+        for entry in entries:
+            match = TEMPORARY.fullmatch(entry.name)
+            if match is not None and match["name"] == path.name:
+                remove_if_dead(Path(entry.path))
+
+
 def remove_if_dead(file: Path) -> None:
     """Remove a temporary file that no living process writes; what cannot be locked, or is no regular file, stays."""
     try:
+        if not stat.S_ISREG(os.lstat(file).st_mode):
+            return
         # Not through a link, not waiting at a pipe: anybody can give a file such a name.
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:

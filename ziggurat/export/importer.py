@@ -9,13 +9,13 @@ from typing import Any
 from ziggurat.config import dump
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
-from ziggurat.data.workspace import building
+from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.import_fairseq import read_fairseq
 from ziggurat.export.import_huggingface import read_huggingface
 from ziggurat.export.imported import ForeignModel
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, write_tensors
+from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, is_half_written, load_weights, write_tensors
 
 __all__ = ["import_checkpoint", "write_imported"]
 
@@ -39,7 +39,8 @@ def import_checkpoint(
 
     Raises ExportError: no plain Transformer (with all reasons). ConfigError, DataError: for what is given.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    tidy(out)
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_half_written(out))):
         raise ConfigError(f"{out}: is there already; give another folder")
     pair: tuple[str, str] | None = None
     if languages is not None:
@@ -49,6 +50,7 @@ def import_checkpoint(
         pair = (source, target)
     if len(dictionaries) > 2 or len(models) > 2:
         raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
+    recover(checkpoint)
     if not checkpoint.exists():
         raise DataError(f"{checkpoint}: no such file or folder")
     if checkpoint.is_dir():

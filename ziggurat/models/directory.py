@@ -2,54 +2,48 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
 
 import torch
-import xxhash
 from torch import Tensor, nn
 
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
-from ziggurat.data.subword import copy_tokenizers, load_tokenizers
-from ziggurat.data.workspace import building
+from ziggurat.data.subword import VOCABULARY_FILE, copy_tokenizers, load_tokenizers
+from ziggurat.data.temporary import TEMPORARY
+from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
+from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, META_FILE, MODEL_FILE, mend_links, read_meta
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import placed_as, read_tensors, write_tensors
 
 __all__ = [
+    "CHECKPOINTS",
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
     "fill_model_directory",
+    "is_half_written",
     "load_weights",
     "locate_weights",
     "may_become_model_directory",
-    "meta_checksum",
     "open_model",
-    "read_meta",
     "read_tensors",
     "read_weights",
     "verify",
     "weights",
     "weights_origin",
-    "write_meta",
     "write_model_directory",
     "write_tensors",
 ]
 
-MODEL_FILE = "model.safetensors"
-CONFIG_FILE = "config.yaml"
-META_FILE = "meta.json"
-CHECKPOINTS = "checkpoints"
 ENVIRONMENT_FILE = "environment.json"
 
 
@@ -72,14 +66,30 @@ class OpenedModel:
     origin: str
 
 
-_MODEL_DIRECTORY_FILES = re.compile(r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)")
+_MODEL_DIRECTORY_FILES = re.compile(
+    r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)|" + TEMPORARY.pattern
+)
 
 
 def may_become_model_directory(path: Path) -> bool:
-    """Whether nothing would be lost: there is nothing at `path`, an empty folder, or a model directory alone."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    """Whether nothing would be lost: there is nothing at `path`, an empty folder, or a model directory alone.
+
+    Raises DataError: another process is building it.
+    """
+    tidy(path)
+    if not path.exists():
         return True
-    return (path / MODEL_FILE).is_file() and holds_only(path, _MODEL_DIRECTORY_FILES)
+    return holds_only(path, _MODEL_DIRECTORY_FILES) and ((path / MODEL_FILE).is_file() or is_half_written(path))
+
+
+def is_half_written(path: Path) -> bool:
+    """Whether a folder holds no more than an earlier version left when it was killed before it wrote the weights.
+
+    A folder of somebody's SentencePiece models, or with a configuration alone, is none.
+    """
+    if not holds_only(path, _MODEL_DIRECTORY_FILES) or (path / MODEL_FILE).exists():
+        return False
+    return (path / VOCABULARY_FILE).is_file() or all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -95,38 +105,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
     if (path.parent / META_FILE).is_file():
         verify(path, read_meta(path.parent)["checksums"][path.name])
     return read_tensors(path)
-
-
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's `meta.json`, whatever its format version.
-
-    Raises CheckpointError when the file is missing or damaged: from format 3 on it has a checksum of its own.
-    """
-    path = folder / META_FILE
-    try:
-        document = json.loads(path.read_text("utf-8"))
-        whole = "progress" in document and MODEL_FILE in document["checksums"]
-        if document["format"] in (3, 4):
-            whole = whole and document["checksum"] == meta_checksum(document)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError):
-        whole = False
-    if not whole:
-        raise CheckpointError(f"{path}: damaged")
-    return cast(dict[str, Any], document)
-
-
-def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a checkpoint's `meta.json` with a checksum of its own, atomically. Raises OSError."""
-    content = {**document, "checksum": meta_checksum(document)}
-    write_atomically(folder / META_FILE, json.dumps(content, indent=1).encode())
-
-
-def meta_checksum(document: Mapping[str, Any]) -> str:
-    """Return the checksum of the content of a `meta.json`, its own `checksum` left out."""
-    content = {key: value for key, value in document.items() if key != "checksum"}
-    return str(xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest())
 
 
 def verify(path: Path, expected: str) -> None:
@@ -204,9 +182,11 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
 
     Raises CheckpointError when there is none.
     """
+    recover(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run or model directory")
     if (path / CHECKPOINTS).is_dir():
+        mend_links(path)
         if which is None:
             candidates = [path / "averaged", path / "best", path / "last"]
         elif which.isdecimal():
@@ -216,6 +196,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         else:
             candidates = [path / which]
         for candidate in candidates:
+            recover(candidate)
             if (candidate / MODEL_FILE).is_file():
                 return candidate / MODEL_FILE, path
         steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
