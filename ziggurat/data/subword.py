@@ -15,7 +15,7 @@ from ziggurat.data.files import write_atomically
 from ziggurat.data.normalise import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = [
     "VOCABULARY_FILE",

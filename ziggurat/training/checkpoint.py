@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from ziggurat.data.workspace import Staging, staged
+from ziggurat.data.staging import Staging, staged
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.directory import verify
 from ziggurat.models.run_folder import (
