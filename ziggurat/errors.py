@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
     "ExportError",
+    "MachineError",
     "TrainingError",
     "ZigguratError",
     "out_of_memory",
     "printable",
+    "refuse_passing",
 ]
 
 
@@ -36,6 +41,30 @@ class ExportError(ZigguratError):
 
 class TrainingError(ZigguratError):
     """Training cannot go on (for example: too many non-finite updates in a row)."""
+
+
+class MachineError(ZigguratError):
+    """The system refused to open a file for a reason that says nothing about the file: it may well be whole."""
+
+
+_PASSING = {
+    errno.EMFILE: "; raise the limit (`ulimit -n 65536`)",
+    errno.ENFILE: "; the whole machine has too many open",
+    errno.ENOMEM: "",
+    errno.EACCES: "",
+    errno.EPERM: "",
+    errno.ESTALE: "; the network file system changed, try again",
+    errno.ETIMEDOUT: "; the network file system does not answer, try again",
+}
+
+
+def refuse_passing(path: object, error: BaseException) -> None:
+    """Raise MachineError when `error`, from reading `path`, is the machine's and not the file's; else return.
+
+    Else too many open files would be taken for damage, and whole data be made anew or set aside.
+    """
+    if isinstance(error, OSError) and error.errno in _PASSING:
+        raise MachineError(f"{path}: cannot be read: {os.strerror(error.errno)}{_PASSING[error.errno]}") from None
 
 
 def out_of_memory(error: BaseException) -> bool:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -13,12 +16,13 @@ from rich.console import Console
 
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes
-from ziggurat.config import Experiment
+from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.train import CheckpointConfig
-from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import meta_checksum, open_model
+from ziggurat.errors import CheckpointError, DataError, MachineError
+from ziggurat.models.directory import open_model
+from ziggurat.models.run_folder import locked, meta_checksum, read_meta, write_meta
 from ziggurat.models.tensors import read_tensors, write_tensors
-from ziggurat.training.average import mean_weights
+from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import (
     Checkpoint,
     Progress,
@@ -192,3 +196,80 @@ def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), 2)
     prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
     assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]
+
+
+def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(
+    experiment: Experiment, whole: Path, tmp_path: Path
+) -> None:
+    """And a checkpoint that should have been deleted goes when the run is resumed."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    newest = run / "checkpoints" / "step-00000006"
+    scores = {"step-00000002": 7.0, "step-00000004": 3.0, "step-00000006": 5.0}  # losses
+    meta = read_meta(newest)
+    write_meta(newest, {**meta, "progress": {**meta["progress"], "scores": scores, "best": 3.0, "best_update": 4}})
+
+    def behind() -> None:
+        for name in ("last", "best"):
+            (run / name).unlink(missing_ok=True)
+            (run / name).symlink_to("checkpoints/step-00000002")
+
+    def lead() -> list[str]:
+        return [(run / name).resolve().name for name in ("last", "best")]
+
+    behind()
+    assert open_model(run, which="best").origin.endswith("best, update 4")
+    assert lead() == ["step-00000006", "step-00000004"]
+    behind()
+    average_run(run, last=2, out=tmp_path / "out")
+    assert lead() == ["step-00000006", "step-00000004"]
+    behind()
+    with locked(run):  # who trains there mends them himself
+        assert open_model(run, which="best").origin.endswith("best, update 2")
+    assert lead() == ["step-00000002", "step-00000002"]
+    (newest / "meta.json").write_text("{")  # damaged: no reason to refuse another one
+    open_model(run, which="4")
+    assert lead()[0] == "step-00000004"
+
+
+def test_a_checkpoint_too_many_goes_when_the_run_is_resumed(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    (run / "last").unlink()
+    (run / "last").symlink_to("checkpoints/step-00000004")
+    for name in (".environment.json.abcdefgh.tmp", "checkpoints/step-00000006/.meta.json.abcdefgh.tmp", ".shared"):
+        (run / name).write_text("half")
+    (run / ".last.linking_.tmp").symlink_to("nowhere")
+    settings = load_experiment(run / "config.yaml", ["training.checkpoint.keep_last=2"])
+    train(run, settings, resume=True, console=QUIET)
+    assert [f.name for f in checkpoint_folders(run)] == ["step-00000004", "step-00000006"]
+    assert (run / "last").resolve().name == "step-00000006"
+    assert {p.name for p in run.rglob(".*")} == {".lock", ".job"}
+
+
+def test_errors_of_the_machine_are_no_damage(
+    experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Too many open files must not set the newest checkpoint aside."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    original = Path.open
+
+    def opened(path: Path, *args: Any, **options: Any) -> Any:
+        if path.name == "model.safetensors":
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return original(path, *args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "open", opened)
+        for work in (
+            lambda: train(run, experiment, resume=True, console=QUIET),
+            lambda: open_model(run, which="last"),
+        ):
+            with pytest.raises(MachineError, match=r"model\.safetensors: cannot be read: Too many open files;"):
+                work()
+    with monkeypatch.context() as patch:
+        patch.setattr("fcntl.flock", lambda *_: (_ for _ in ()).throw(OSError(errno.ENOLCK, "No locks available")))
+        with pytest.raises(DataError, match="the file system there cannot lock files"):
+            train(run, experiment, resume=True, console=QUIET)
+    assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(whole)]

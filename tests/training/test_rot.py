@@ -18,7 +18,8 @@ from ziggurat.config.load import change_section
 from ziggurat.data.arrow_shard import Shard
 from ziggurat.data.verification import Verification
 from ziggurat.errors import CheckpointError, ConfigError, DataError
-from ziggurat.models.directory import meta_checksum, open_model
+from ziggurat.models.directory import open_model
+from ziggurat.models.run_folder import meta_checksum
 from ziggurat.training.checkpoint import checkpoint_folders
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run

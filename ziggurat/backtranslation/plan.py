@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ziggurat.backtranslation.shards import count_lines
 from ziggurat.config.load import change_section
 from ziggurat.data.files import find_files, fingerprint, write_atomically
 from ziggurat.data.provenance import differences
+from ziggurat.data.temporary import TEMPORARY
 from ziggurat.errors import DataError
 from ziggurat.models.directory import OpenedModel, open_model
 
@@ -22,7 +22,6 @@ __all__ = ["PLAN_FILE", "Plan", "make_plan"]
 
 PLAN_FILE = "plan.json"
 _FORMAT = 1
-_LEFTOVER = re.compile(r"\.plan\.json\..*\.tmp")  # of a process that was killed while it wrote the first file
 
 
 @dataclass(frozen=True)
@@ -125,7 +124,7 @@ def _known(path: Path) -> dict[str, Any] | None:
     """Return the plan that is in the folder, None in a new or empty one. Raises DataError for anything else."""
     if not path.exists():
         folder = path.parent
-        if folder.exists() and (not folder.is_dir() or any(not _LEFTOVER.fullmatch(p.name) for p in folder.iterdir())):
+        if folder.exists() and (not folder.is_dir() or any(not TEMPORARY.fullmatch(p.name) for p in folder.iterdir())):
             raise DataError(f"{path.parent}: exists and is no back-translation; give `--out` another folder")
         return None
     try:

@@ -19,6 +19,8 @@ from ziggurat.backtranslation.merge import Report, merge, merged
 from ziggurat.backtranslation.plan import Plan, make_plan
 from ziggurat.backtranslation.shards import Manifest, StageFiles, cut
 from ziggurat.backtranslation.stages import make_shard
+from ziggurat.data.temporary import lock_missing
+from ziggurat.data.workspace import sweep
 from ziggurat.decoding.pool import worker_pool
 from ziggurat.errors import DataError
 
@@ -68,14 +70,14 @@ def back_translate(
     """
     plan = make_plan(job)
     with _at_work(job.out, alone=part[1] == 1):
-        if part[1] == 1:
-            _remove_leftovers(job.out)
+        sweep(job.out, deep=True)
         report = merged(job.out, plan)
         if report is not None:
             return Outcome(plan, report)
         if not only_merge:
             with _Signals() as signals:
                 _work(job, plan, workers, part, progress, signals)
+            sweep(job.out, deep=True)  # of workers that were stopped
             if signals.received is not None or part[1] > 1:
                 return Outcome(plan, None, signals.received)
         return Outcome(plan, merge(job.out, plan))
@@ -148,15 +150,11 @@ def _at_work(folder: Path, *, alone: bool) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
-        yield
     except BlockingIOError:
         raise DataError(f"{folder}: another backtranslate is at work here; wait for it to end") from None
+    except OSError as error:
+        raise lock_missing(folder, error) from None
+    else:
+        yield
     finally:
         os.close(descriptor)
-
-
-def _remove_leftovers(folder: Path) -> None:
-    """Remove the unfinished files of killed processes; nobody else is at work here."""
-    for place in (folder, folder / "translated", folder / "filtered"):
-        for path in place.glob(".*.tmp"):
-            path.unlink()

@@ -142,7 +142,7 @@ class StageFiles:
         """
         content = "".join("\t".join(row) + "\n" for row in rows).encode()
         self.folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(self.path(index), content)
+        write_atomically(self.path(index), content, sweeps=False)
         manifest = Manifest(
             stage=self.stage,
             shard=index,
@@ -153,7 +153,7 @@ class StageFiles:
             **counts,
         )
         document = json.dumps(asdict(manifest), indent=1, sort_keys=True) + "\n"
-        write_atomically(self.path(index).with_suffix(".json"), document.encode())
+        write_atomically(self.path(index).with_suffix(".json"), document.encode(), sweeps=False)
         return manifest
 
     def read(self, manifest: Manifest) -> list[list[str]]:

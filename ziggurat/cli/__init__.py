@@ -9,6 +9,7 @@ import sys
 import threading
 import traceback
 from collections.abc import Iterator, Sequence
+from types import FrameType
 
 import typer
 
@@ -30,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = given.index("--") if "--" in given else len(given)
     options, rest = given[:end], given[end:]
     debug = "--debug" in options
-    with _quiet() if {"--quiet", "-q"} & set(options) else contextlib.nullcontext():
+    with _unwinding(), _quiet() if {"--quiet", "-q"} & set(options) else contextlib.nullcontext():
         status = _run([option for option in options if option not in ("--debug", "--quiet", "-q")] + rest, debug)
     sys.exit(status)
 
@@ -58,6 +59,8 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _fail(str(error), 2, debug)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped", 130, False)
+    except _Ended as ended:
+        return _fail(f"stopped by {signal.Signals(ended.number).name}", 128 + ended.number, False)
     except BrokenPipeError:
         return _reader_gone()
     except SystemExit as stop:  # Typer and rich turn a broken pipe into exit status 1
@@ -85,20 +88,58 @@ def _run(arguments: list[str], debug: bool) -> int:
         return _fail(f"{text} and report what it prints.", 1, debug)
 
 
+class _Ended(BaseException):
+    """SIGTERM came; not an Exception, so that nobody takes it for an error to go on after."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.number = number
+
+
+@contextlib.contextmanager
+def _unwinding() -> Iterator[None]:
+    """Context in which SIGTERM goes the way of Ctrl-C, so that temporary files go; a second one ends at once.
+
+    Under torchrun it ends the process as ever: one that waits for others in C++ would not hear it.
+    """
+    if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
+        yield
+        return
+
+    def end(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        raise _Ended(number)
+
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # somebody else's: ziggurat is called in his program
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 @contextlib.contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Context for importing: Ctrl-C ends the process there and then, with status 130.
+    """Context for importing: Ctrl-C and SIGTERM end the process there and then, with status 130 and 143.
 
     Modules half loaded would otherwise show a traceback, or Python would lose the KeyboardInterrupt among them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGINT, lambda *_: (os.write(2, b"ziggurat: stopped\n"), os._exit(130)))
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        os.write(2, b"ziggurat: stopped\n")
+        os._exit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _reader_gone() -> int:

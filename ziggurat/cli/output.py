@@ -169,7 +169,9 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
 
 
 def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
-    """Raise ConfigError when the file `output` is one of those that are read."""
+    """Raise ConfigError when the file `output` is one of those that are read; `-` is none, even if there is one."""
+    if not output or output == "-" or not os.path.isfile(output):
+        return
     for path in inputs:
-        if output and path and os.path.isfile(output) and os.path.isfile(path) and os.path.samefile(output, path):
+        if path and path != "-" and os.path.isfile(path) and os.path.samefile(output, path):
             raise ConfigError(f"{output}: is an input; write the translations to another file")

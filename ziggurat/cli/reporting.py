@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ziggurat.cli.output import OUT, check_input, check_output, console, counted, print_json
+from ziggurat.cli.output import OUT, check_input, check_output, console, counted, output_stream, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.data.files import write_atomically
@@ -27,7 +27,9 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Folders of runs, at most 8; the first has the first colour.")],
     out: Annotated[
         Path | None,
-        typer.Option(*OUT, help="HTML file; default: RUN/report.html, of several runs report.html here."),
+        typer.Option(
+            *OUT, help="HTML file, or - for standard output; default: RUN/report.html, of several report.html."
+        ),
     ] = None,
     translations: Annotated[
         int, typer.Option("--translations", min=0, help="Sentences of the dev set that are translated; 0: none.")
@@ -65,6 +67,9 @@ def report(
     for path in (source, reference):
         if path is not None:
             check_input(path)
+    piped = out is not None and str(out) == "-"
+    if piped and json:
+        raise ConfigError("`--out -` and `--json` both write to standard output; name a file")
     read = read_runs(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     check_output(str(target))
@@ -74,16 +79,19 @@ def report(
         shown.print(text, markup=False, highlight=False, soft_wrap=True)
 
     content = gather(read, _sentences(read, translations, source, reference), say)
-    write_atomically(target, page(content).encode())
+    with output_stream(str(target)) as file:
+        file.write(page(content).encode())
     written = _figure_files(content.figures, figures, formats) if figures is not None else []
     if json:
         print_json({"report": str(target), "files": [str(path) for path in written], **as_record(content)})
         return
-    for run, standing in zip(content.runs, content.standings, strict=True):
-        print(f"{run.name}: {standing.verdict}")
+    told = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
     if figures:
-        print(f"{counted(len(content.figures), 'figure')} in {figures}")
-    print(f"report: {target.resolve()}")
+        told.append(f"{counted(len(content.figures), 'figure')} in {figures}")
+    if piped:  # standard output is the page's
+        say("\n".join(told))
+    else:
+        print("\n".join([*told, f"report: {target.resolve()}"]))
 
 
 def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:

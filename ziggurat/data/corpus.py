@@ -18,7 +18,8 @@ from ziggurat.data.arrow_shard import refuse_damaged
 from ziggurat.data.checksums import has_checksum, is_intact
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
-from ziggurat.errors import DataError
+from ziggurat.data.workspace import recover
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
 
@@ -63,6 +64,7 @@ class Store:
             DataError: no store, one of another format version, or one with missing or damaged files.
         """
         path = Path(path)
+        recover(path)
         manifest = read_manifest(path)
         with _described_in(path):
             later = {shard["file"] for shard in manifest["tables"]["train"]["shards"]}
@@ -128,7 +130,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         version = manifest["format"]
         whole = "checksum" not in manifest or version != STORE_FORMAT or has_checksum(manifest)
         whole = whole and all(name == Path(name).name for name in manifest.get("files", {}))
-    except OSError:
+    except OSError as error:
+        refuse_passing(file, error)
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -16,7 +16,8 @@ from typing import BinaryIO, Protocol
 import xxhash
 import zstandard
 
-from ziggurat.errors import DataError
+from ziggurat.data.temporary import make_temporary, remove_dead, sync_folder
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = [
     "COMPRESSIONS",
@@ -185,30 +186,44 @@ def fingerprint(path: Path) -> str:
             while block := file.read(1 << 20):
                 digest.update(block)
     except OSError as error:
+        refuse_passing(path, error)
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
     return str(digest.hexdigest())
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """Write `content` so that `path` has either its old content or all of the new, even after a power cut."""
-    with atomic_file(path) as file:
+def write_atomically(path: Path, content: bytes, *, sweeps: bool = True) -> None:
+    """Write `content` so that `path` has either its old content or all of the new, even after a power cut.
+
+    `sweeps` is as in atomic_file.
+    """
+    with atomic_file(path, sweeps=sweeps) as file:
         file.write(content)
 
 
 @contextlib.contextmanager
-def atomic_file(path: Path) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it."""
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
+def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
+    """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it.
+
+    A killed process leaves a temporary file, which the next one to write `path` removes; `sweeps` is False where it
+    would have to look through very many files, and ziggurat.data.workspace.sweep does it once for all.
+    """
+    if sweeps:
+        remove_dead(path)
+    descriptor, temporary = make_temporary(path)
     try:
-        with os.fdopen(handle, "wb") as file:
+        # Closed after the rename: until then the lock says that the writer lives.
+        with os.fdopen(descriptor, "wb") as file:
             yield file
             file.flush()
             os.fchmod(file.fileno(), 0o666 & ~_UMASK)
-            os.fsync(file.fileno())
-        os.replace(name, path)
+            os.fsync(file.fileno())  # before it has its name: else a power cut could leave an empty file under it
+            os.replace(temporary, path)
+        # Without this the new name may come to the disk seconds later. Until then a power cut would bring the old
+        # content back, though we have said that we wrote it, and what was written after it may be there already.
+        sync_folder(path.parent)
     except BaseException:
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
+            os.unlink(temporary)
         raise
 
 

@@ -30,7 +30,8 @@ from ziggurat.data.passes import (
 from ziggurat.data.provenance import differences, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
-from ziggurat.data.workspace import building, recover
+from ziggurat.data.temporary import TEMPORARY
+from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
 __all__ = ["CorpusReport", "PrepareReport", "prepare"]
@@ -115,7 +116,7 @@ def prepare(
     corpora = find_corpora(config)
     settings = provenance(config, corpora, progress)
     store = Path(config.store).expanduser().absolute()
-    recover(store)
+    tidy(store)
     manifest = _reusable(store, settings, force)
     if manifest is not None:
         manifest = _with_labels(store, manifest, config, corpora)
@@ -218,6 +219,7 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
         return None
     if not holds_only(store, _STORE_FILES):  # nothing else is ever replaced
         raise DataError(f"{store}: exists and holds other things than a store; set data.store to another folder")
+    sweep(store)
     if not any(store.iterdir()):
         return None
     try:
@@ -240,7 +242,9 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     )
 
 
-_STORE_FILES = re.compile(r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)")
+_STORE_FILES = re.compile(
+    r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|" + TEMPORARY.pattern
+)
 
 
 def _with_labels(

@@ -16,9 +16,10 @@ from ziggurat.data.files import write_atomically
 from ziggurat.data.normalise import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = [
+    "VOCABULARY_FILE",
     "VOCABULARY_FORMAT",
     "SentencePieceTokenizer",
     "Tokenizer",
@@ -32,7 +33,7 @@ __all__ = [
 VOCABULARY_FORMAT = 1
 """Version of `vocabulary.json`."""
 
-_DESCRIPTION = "vocabulary.json"
+VOCABULARY_FILE = "vocabulary.json"
 # SentencePiece writes a blank as U+2581, so a U+2581 of the text would come back as a blank. It is spelt with
 # an escape character, a noncharacter that Unicode reserves for use inside programs; text that holds the
 # escape character itself is escaped too, so that decode(encode(text)) is the text whatever it holds.
@@ -218,7 +219,7 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
             "size": tokenizer.size,
         }
     document = {"format": VOCABULARY_FORMAT, "joint": joint, **described}
-    write_atomically(directory / _DESCRIPTION, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
+    write_atomically(directory / VOCABULARY_FILE, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
 
 
 def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
@@ -234,7 +235,7 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
         sides = ["joint"] if document["joint"] else ["source", "target"]
         loaded = [_load(directory, document[side]) for side in sides]
     except (KeyError, TypeError):
-        raise DataError(f"{directory / _DESCRIPTION}: damaged; run `ziggurat prepare` again") from None
+        raise DataError(f"{directory / VOCABULARY_FILE}: damaged; run `ziggurat prepare` again") from None
     return loaded[0], loaded[-1]
 
 
@@ -255,13 +256,14 @@ def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> Non
 
 
 def _description(directory: Path) -> dict[str, Any]:
-    path = directory / _DESCRIPTION
+    path = directory / VOCABULARY_FILE
     check_file(path)
     try:
         document = json.loads(path.read_text("utf-8"))
         version = document["format"]
-    except OSError:
-        raise DataError(f"{directory}: no {_DESCRIPTION}: not a store, run or model directory") from None
+    except OSError as error:
+        refuse_passing(path, error)
+        raise DataError(f"{directory}: no {VOCABULARY_FILE}: not a store, run or model directory") from None
     except (ValueError, KeyError, TypeError):
         raise DataError(f"{path}: damaged; run `ziggurat prepare` again") from None
     if version != VOCABULARY_FORMAT:
@@ -283,9 +285,10 @@ def _load(directory: Path, described: Mapping[str, Any]) -> Tokenizer:
         else:
             tokenizer = VocabularyTokenizer(content, described["unicode"], described["tags"])
     except OSError as error:
+        refuse_passing(path, error)
         raise DataError(f"{path}: cannot be read: {error.strerror}") from None
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
     if tokenizer.size != described["size"]:
-        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described['size']} of {_DESCRIPTION}")
+        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described['size']} of {VOCABULARY_FILE}")
     return tokenizer

@@ -19,7 +19,7 @@ import pyarrow as pa
 from numpy.typing import ArrayLike, NDArray
 
 from ziggurat.data.arrow_shard import Shard, ShardBatch, refuse_damaged
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
 
@@ -261,8 +261,11 @@ def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
         return np.zeros(0, dtype)
     try:
         array = np.load(path, mmap_mode="r", allow_pickle=False)
+    except OSError as error:
+        refuse_passing(path, error)
+        raise refuse_damaged(path, error) from None
     # numpy reads the header as Python text, and lets out what Python says of broken text.
-    except (OSError, ValueError, SyntaxError, TokenError, OverflowError, MemoryError, RecursionError) as error:
+    except (ValueError, SyntaxError, TokenError, OverflowError, MemoryError, RecursionError) as error:
         raise refuse_damaged(path, error) from None
     if array.shape != (pairs,) or array.dtype != dtype:
         raise refuse_damaged(path, f"not {pairs} numbers")

@@ -1,129 +1,137 @@
-"""Building a folder that appears whole or not at all, by one process at a time."""
+"""Folders that appear whole or not at all, written by one process at a time, and the sweep of what the dead left.
+
+How a folder is built, and what lies beside it meanwhile: ziggurat.data.staging. `.NAME.deleting.tmp` is a folder on its
+way out, of no use to anybody.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from ziggurat.data.staging import (
+    BUILDING,
+    DELETING,
+    Staging,
+    beside,
+    of_earlier_versions,
+    real_path,
+    remove,
+    unmade,
+)
+from ziggurat.data.temporary import TEMPORARY, remove_if_dead
 from ziggurat.errors import DataError
 
-__all__ = ["building", "recover"]
+__all__ = ["building", "discard", "recover", "sweep", "tidy"]
+
+_WAIT_SECONDS = 1.0
 
 
 @contextlib.contextmanager
-def building(store: Path) -> Iterator[Path]:
-    """Give an empty folder `<store>.partial`; when the block ends without an error it becomes `store`.
+def building(target: Path) -> Iterator[Path]:
+    """Give an empty folder; when the block ends without an error it becomes `target`, in place of what was there.
 
-    What an interrupted process left there is removed. A whole folder already at `store` is replaced only at
-    the end. Between the two renames that takes, a killed process leaves the old one as `<store>.replaced`;
-    `recover` puts it back.
+    Its content is on the disk before it has its name. After an error nothing of it is left, and `target` is as it was.
 
     Raises:
-        DataError: another process is building the same store, or the folder cannot be made.
+        DataError: another process is building the same folder, or the folder cannot be made, or not be put there.
     """
-    partial, replaced = _beside(store, "partial"), _beside(store, "replaced")
-    lock = _make_and_lock(partial)
     try:
-        _recover(store, replaced)
-        _empty(partial)
-        yield partial
-        _sync_folder(partial)
-        if store.exists():
-            os.rename(store, replaced)
-        os.rename(partial, store)
-        _sync_folder(store.parent)
-        shutil.rmtree(replaced, ignore_errors=True)
-    except BaseException:
-        if _is_same(partial, lock):
-            shutil.rmtree(partial, ignore_errors=True)
-        raise
-    finally:
-        os.close(lock)
-
-
-def recover(store: Path) -> None:
-    """Put the store back that a process left aside when it was killed between its two renames.
-
-    Raises:
-        DataError: another process is building the same store.
-    """
-    partial, replaced = _beside(store, "partial"), _beside(store, "replaced")
-    if not replaced.exists():
-        return
-    lock = _make_and_lock(partial)
-    try:
-        _recover(store, replaced)
-        shutil.rmtree(partial, ignore_errors=True)
-    finally:
-        os.close(lock)
-
-
-def _beside(store: Path, ending: str) -> Path:
-    return store.with_name(f"{store.name}.{ending}")
-
-
-def _make_and_lock(folder: Path) -> int:
-    """Make `folder` and its parents and lock it. Raises DataError when that cannot be done."""
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        return _locked_folder(folder)
+        staging = Staging(target)
     except OSError as error:
-        raise DataError(f"{folder}: cannot be made: {error.strerror}") from None
-
-
-def _locked_folder(folder: Path) -> int:
-    """Make `folder` and lock it; return the descriptor that holds the lock."""
-    while True:
-        folder.mkdir(exist_ok=True)
-        try:
-            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        except FileNotFoundError:  # another process finished just now
-            continue
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(descriptor)
-            raise DataError(
-                f"{folder}: another process of ziggurat is building this folder; wait for it to end"
-            ) from None
-        if _is_same(folder, descriptor):
-            return descriptor
-        os.close(descriptor)  # it was renamed between opening and locking
-
-
-def _is_same(folder: Path, descriptor: int) -> bool:
-    """Whether `folder` is (still) the one that `descriptor` was opened on."""
+        raise unmade(target, error) from None
     try:
-        return os.path.samestat(os.stat(folder), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
-
-
-def _recover(store: Path, replaced: Path) -> None:
-    """Put back what a process killed between the two renames moved away; remove what it did not come to remove."""
-    if replaced.exists():
-        if store.exists():
-            shutil.rmtree(replaced)
-        else:
-            os.rename(replaced, store)
-
-
-def _empty(folder: Path) -> None:
-    for entry in folder.iterdir():
-        if entry.is_dir() and not entry.is_symlink():
-            shutil.rmtree(entry)
-        else:
-            entry.unlink()
-
-
-def _sync_folder(folder: Path) -> None:
-    """Put the folder's entries on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
+        yield staging.begin()
+        staging.put_in_place()
     finally:
-        os.close(descriptor)
+        staging.close()
+
+
+def recover(target: str | Path) -> None:
+    """Put a folder back that a process left aside when it was killed between its two renames; call it before reading.
+
+    Where `target` is there it costs one look. A living process is waited for: it is about to put the new one there.
+
+    Raises DataError when the folder lies aside and cannot be put back, on a file system that is read-only, say.
+    """
+    path = real_path(Path(target))
+    end = time.monotonic() + _WAIT_SECONDS
+    while not path.exists():
+        aside = [old for old in (beside(path, BUILDING) / "old", of_earlier_versions(path, "replaced")) if old.exists()]
+        if not aside:
+            return
+        try:
+            Staging(path).close()
+        except DataError:  # between the two renames just now
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.01)
+        except OSError as error:
+            raise DataError(
+                f"{path}: a process was killed while it replaced this folder, which lies at {aside[0]} and cannot be "
+                f"put back ({error.strerror}); rename it back"
+            ) from None
+
+
+def tidy(target: str | Path) -> None:
+    """Put back or remove what a dead process left beside `target`; for verbs that may find it whole and write nothing.
+
+    Raises DataError: another process is building it, or the remains cannot be removed.
+    """
+    path = real_path(Path(target))
+    remains = [
+        beside(path, BUILDING),
+        beside(path, DELETING),
+        *(of_earlier_versions(path, e) for e in ("partial", "replaced")),
+    ]
+    if not any(map(os.path.lexists, remains)):
+        return
+    try:
+        Staging(path).close()
+    except OSError as error:
+        raise DataError(f"{path}: what a killed process left beside it cannot be removed: {error}") from None
+
+
+def discard(folder: Path) -> None:
+    """Delete a folder, renamed first: a kill on the way leaves no half of it under its name. Raises OSError.
+
+    Nothing is made for it, so it can be done on a disk that is full.
+    """
+    folder = real_path(folder)
+    doomed = beside(folder, DELETING)
+    remove(doomed)
+    os.rename(folder, doomed)
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def sweep(folder: Path, name: str | None = None, *, deep: bool = False) -> None:
+    """Remove what dead processes left of temporary files and folders; what a living one holds stays.
+
+    Args:
+        folder: a folder of ours; with `name` any folder.
+        name: of a file or folder; only what was to be this is removed, since others name their files so too.
+        deep: also in all folders under it.
+
+    Nothing is raised: what cannot be removed is in nobody's way.
+    """
+    for place, folders, files in os.walk(folder):
+        found = [*folders, *files]
+        folders[:] = [other for other in folders if deep and not TEMPORARY.fullmatch(other)]
+        for entry in found:
+            match = TEMPORARY.fullmatch(entry)
+            if match is None or name not in (None, match["name"]):
+                continue
+            path = Path(place, entry)
+            if path.is_symlink():  # cannot be locked
+                continue
+            if not path.is_dir():
+                remove_if_dead(path)
+            elif match["kind"] == DELETING:
+                shutil.rmtree(path, ignore_errors=True)
+            elif match["kind"] == BUILDING:
+                with contextlib.suppress(DataError, OSError):
+                    Staging(Path(place, match["name"])).close()

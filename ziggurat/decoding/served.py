@@ -19,6 +19,7 @@ from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
+from ziggurat.data.workspace import recover
 from ziggurat.decoding.lines import WINDOW_LINES, one_line, split_long, windows
 from ziggurat.decoding.notices import Notices
 from ziggurat.decoding.parts import side_by_side
@@ -37,6 +38,7 @@ _PATIENCE = 2.0  # with a length penalty: at its default, 1, BLEU fell by 0.3 on
 
 def is_served(path: str | Path) -> bool:
     """Whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
+    recover(path)
     return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
 
 

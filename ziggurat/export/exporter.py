@@ -15,7 +15,7 @@ from ziggurat.data.babel import generate
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
-from ziggurat.data.workspace import building
+from ziggurat.data.workspace import building, tidy
 from ziggurat.decoding.lines import read_lines
 from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError, DataError, ExportError
@@ -119,6 +119,7 @@ def export_model(
 
 
 def _refuse_other_folder(out: Path) -> None:
+    tidy(out)
     if out.exists() and not (out / REPORT_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is there already and no earlier export; give another folder")
 

@@ -10,12 +10,13 @@ from ziggurat.config import dump
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
+from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.import_fairseq import read_fairseq
 from ziggurat.export.import_huggingface import read_huggingface
 from ziggurat.export.imported import ForeignModel
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, write_tensors
+from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, is_half_written, load_weights, write_tensors
 
 __all__ = ["import_checkpoint", "write_imported"]
 
@@ -39,7 +40,8 @@ def import_checkpoint(
 
     Raises ExportError: no plain Transformer (with all reasons). ConfigError, DataError: for what is given.
     """
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    tidy(out)
+    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_half_written(out))):
         raise ConfigError(f"{out}: is there already; give another folder")
     pair: tuple[str, str] | None = None
     if languages is not None:
@@ -49,6 +51,7 @@ def import_checkpoint(
         pair = (source, target)
     if len(dictionaries) > 2 or len(models) > 2:
         raise ConfigError("`--dictionary` and `--sentencepiece` are given once, or once for each side")
+    recover(checkpoint)
     if not checkpoint.exists():
         raise DataError(f"{checkpoint}: no such file or folder")
     if checkpoint.is_dir():
@@ -66,9 +69,9 @@ def write_imported(model: ForeignModel, out: Path, again: str) -> int:
     """
     experiment, tensors = model.experiment(str(out)), model.tensors()
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
-    out.mkdir(parents=True, exist_ok=True)
-    save_tokenizers(out, model.source, model.target)
-    write_atomically(out / CONFIG_FILE, dump(experiment).encode())
-    checksum = write_tensors(out / MODEL_FILE, tensors)
-    write_checksums(out, again, known={MODEL_FILE: checksum})
+    with building(out) as folder:
+        save_tokenizers(folder, model.source, model.target)
+        write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+        checksum = write_tensors(folder / MODEL_FILE, tensors)
+        write_checksums(folder, again, known={MODEL_FILE: checksum})
     return sum(tensor.numel() for tensor in tensors.values())

@@ -21,7 +21,7 @@ from ziggurat.export.model import ExportedModel
 from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import load_onnx
 from ziggurat.export.plain import not_plain, unlike_plain
-from ziggurat.models.directory import CONFIG_FILE, write_model_directory
+from ziggurat.models.directory import CONFIG_FILE, fill_model_directory
 
 __all__ = ["TARGETS", "Target", "Translations", "target_named"]
 
@@ -69,7 +69,7 @@ def _huggingface_reasons(experiment: Experiment) -> list[str]:
 
 
 def _write_ziggurat(folder: Path, model: ExportedModel, quantization: str | None) -> None:
-    write_model_directory(folder, model.tensors, model.experiment, model.directory, again="export the model again")
+    fill_model_directory(folder, model.tensors, model.experiment, model.directory, again="export the model again")
 
 
 def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -> None:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 from pydantic import ValidationError
@@ -16,40 +15,39 @@ from torch import Tensor, nn
 
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.changes import changed, shown
-from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, content_checksum, write_checksums
+from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
-from ziggurat.data.subword import copy_tokenizers, load_tokenizers
+from ziggurat.data.subword import VOCABULARY_FILE, copy_tokenizers, load_tokenizers
+from ziggurat.data.temporary import TEMPORARY
+from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
+from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, META_FILE, MODEL_FILE, mend_links, read_meta
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import placed_as, read_tensors, write_tensors
 
 __all__ = [
+    "CHECKPOINTS",
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
+    "fill_model_directory",
+    "is_half_written",
     "load_weights",
     "locate_weights",
     "may_become_model_directory",
-    "meta_checksum",
     "open_model",
-    "read_meta",
     "read_tensors",
     "read_weights",
     "verify",
     "weights",
     "weights_origin",
-    "write_meta",
     "write_model_directory",
     "write_tensors",
 ]
 
-MODEL_FILE = "model.safetensors"
-CONFIG_FILE = "config.yaml"
-META_FILE = "meta.json"
-CHECKPOINTS = "checkpoints"
 ENVIRONMENT_FILE = "environment.json"
 
 
@@ -73,14 +71,28 @@ class OpenedModel:
 
 
 _LISTED = r"model\.safetensors|config\.yaml|vocabulary\.json|\w+\.(spm|vocab)"
-_MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{re.escape(CHECKSUMS_FILE)}")
+_MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{re.escape(CHECKSUMS_FILE)}|{TEMPORARY.pattern}")
 
 
 def may_become_model_directory(path: Path) -> bool:
-    """Whether nothing would be lost: there is nothing at `path`, an empty folder, or a model directory alone."""
-    if not path.exists() or (path.is_dir() and not any(path.iterdir())):
+    """Whether nothing would be lost: there is nothing at `path`, an empty folder, or a model directory alone.
+
+    Raises DataError: another process is building it.
+    """
+    tidy(path)
+    if not path.exists():
         return True
-    return (path / MODEL_FILE).is_file() and holds_only(path, _MODEL_DIRECTORY_FILES)
+    return holds_only(path, _MODEL_DIRECTORY_FILES) and ((path / MODEL_FILE).is_file() or is_half_written(path))
+
+
+def is_half_written(path: Path) -> bool:
+    """Whether a folder holds no more than an earlier version left when it was killed before it wrote the weights.
+
+    A folder of somebody's SentencePiece models, or with a configuration alone, is none.
+    """
+    if not holds_only(path, _MODEL_DIRECTORY_FILES) or (path / MODEL_FILE).exists():
+        return False
+    return (path / VOCABULARY_FILE).is_file() or all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -97,37 +109,6 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         verify(path, read_meta(path.parent)["checksums"][path.name])
     check_file(path)
     return read_tensors(path)
-
-
-def read_meta(folder: Path) -> dict[str, Any]:
-    """Return the content of a checkpoint's `meta.json`, whatever its format version.
-
-    Raises CheckpointError when the file is missing or damaged: from format 3 on it has a checksum of its own.
-    """
-    path = folder / META_FILE
-    try:
-        document = json.loads(path.read_text("utf-8"))
-        whole = "progress" in document and MODEL_FILE in document["checksums"]
-        if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):  # 5 flipped
-            whole = whole and document["checksum"] == meta_checksum(document)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, RecursionError):
-        whole = False
-    if not whole:
-        raise CheckpointError(f"{path}: damaged")
-    return cast(dict[str, Any], document)
-
-
-def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a checkpoint's `meta.json` with a checksum of its own, atomically. Raises OSError."""
-    content = {**document, "checksum": meta_checksum(document)}
-    write_atomically(folder / META_FILE, json.dumps(content, indent=1).encode())
-
-
-def meta_checksum(document: Mapping[str, Any]) -> str:
-    """Return the checksum of the content of a `meta.json`, its own `checksum` left out."""
-    return content_checksum(document)
 
 
 def verify(path: Path, expected: str) -> None:
@@ -167,15 +148,26 @@ def write_model_directory(
     *,
     again: str = "write the folder anew",
 ) -> None:
-    """Write a model directory: vocabularies, configuration, weights and, last, the list of their checksums.
+    """Write a model directory; it appears whole or not at all, in place of what was there.
 
-    `again` says how to get the folder anew (ziggurat.data.checksums.write_checksums).
+    `again` says how to get the folder anew (ziggurat.data.checksums.write_checksums). Raises DataError: the folder
+    cannot be made, or another process is building it.
     """
-    directory.mkdir(parents=True, exist_ok=True)
-    copy_tokenizers(vocabularies, directory)
-    write_atomically(directory / CONFIG_FILE, dump(experiment).encode())
-    checksum = write_tensors(directory / MODEL_FILE, tensors)
-    write_checksums(directory, again, only=re.compile(_LISTED), known={MODEL_FILE: checksum})
+    with building(directory) as folder:
+        fill_model_directory(folder, tensors, experiment, vocabularies, again=again)
+
+
+def fill_model_directory(
+    folder: Path, tensors: Mapping[str, Tensor], experiment: Experiment, vocabularies: Path, *, again: str
+) -> None:
+    """Write the files of a model directory into `folder`, which ziggurat.data.workspace.building has made.
+
+    The list of their checksums comes last; for `again` see ziggurat.data.checksums.write_checksums.
+    """
+    copy_tokenizers(vocabularies, folder)
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
+    checksum = write_tensors(folder / MODEL_FILE, tensors)
+    write_checksums(folder, again, only=re.compile(_LISTED), known={MODEL_FILE: checksum})
 
 
 def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu") -> OpenedModel:
@@ -206,9 +198,11 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
 
     Raises CheckpointError when there is none.
     """
+    recover(path)
     if not path.is_dir():
         raise CheckpointError(f"{path}: no such run or model directory")
     if (path / CHECKPOINTS).is_dir():
+        mend_links(path)
         if which is None:
             candidates = [path / "averaged", path / "best", path / "last"]
         elif which.isdecimal():
@@ -218,6 +212,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         else:
             candidates = [path / which]
         for candidate in candidates:
+            recover(candidate)
             if (candidate / MODEL_FILE).is_file():
                 return candidate / MODEL_FILE, path
         steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 from ziggurat.data.files import atomic_file
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, refuse_passing
 
 __all__ = ["WEIGHTS_FORMAT", "local", "placed_as", "read_tensors", "whole", "write_tensors"]
 
@@ -102,6 +102,8 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
     try:
+        with path.open("rb"):  # safetensors says of every file that it cannot open that there is none
+            pass
         with safe_open(path, framework="pt", device="cpu") as file:
             version = (file.metadata() or {}).get("format")
             if version != WEIGHTS_FORMAT:
@@ -112,4 +114,5 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError) as error:
+        refuse_passing(path, error)
         raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None

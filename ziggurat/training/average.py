@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
+from ziggurat.data.workspace import sweep
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import (
     CHECKPOINTS,
@@ -18,7 +19,8 @@ from ziggurat.models.directory import (
     read_weights,
     write_model_directory,
 )
-from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.models.run_folder import checkpoint_folders, mend_links
+from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.stopping import finished
 
@@ -69,6 +71,8 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
+    sweep(run / CHECKPOINTS)
+    mend_links(run)
     experiment = load_experiment(run / CONFIG_FILE)
     folders = regular_checkpoints(run, experiment.training)[-last:]
     if len(folders) < last:
@@ -76,9 +80,12 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
             f"{run}: {len(folders)} of the {last} checkpoints wanted are kept (those that an interruption left, or of "
             "another depth, do not count); average fewer, or raise `training.checkpoint.keep_last` and train on"
         )
-    if out is not None and not may_become_model_directory(out):
-        raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
     out = out or run / "averaged"
+    if not may_become_model_directory(out):
+        raise ConfigError(
+            f"{out}: exists and holds other things than a model directory; move them away, or choose another folder "
+            "by `--out`"
+        )
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = stage_experiment(experiment, read_progress(folders[-1]).stage)
     where = "" if out == run / "averaged" else f" --out {out}"

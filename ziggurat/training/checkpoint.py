@@ -14,7 +14,6 @@ and no checksum of `meta.json`; 1 no growth.
 from __future__ import annotations
 
 import contextlib
-import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
@@ -23,8 +22,18 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS, META_FILE, MODEL_FILE, read_meta, verify, write_meta
+from ziggurat.data.staging import Staging, staged
+from ziggurat.errors import CheckpointError, DataError
+from ziggurat.models.directory import verify
+from ziggurat.models.run_folder import (
+    CHECKPOINTS,
+    META_FILE,
+    MODEL_FILE,
+    checkpoint_folders,
+    link,
+    read_meta,
+    write_meta,
+)
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.processes import Processes
 from ziggurat.training.shards import read_shards, write_shards
@@ -34,9 +43,7 @@ __all__ = [
     "Checkpoint",
     "Progress",
     "checkpoint_folders",
-    "delete_checkpoint",
     "latest_checkpoint",
-    "link",
     "load_checkpoint",
     "read_progress",
     "same_for_all",
@@ -137,35 +144,37 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, proc
     """
     processes = processes or Processes()
     folder = run / CHECKPOINTS / f"step-{checkpoint.progress.update:08d}"
-    building = folder.with_name(f".{folder.name}.tmp")
+    place: list[Staging] = []  # of the first process
 
     def begin() -> None:
-        shutil.rmtree(building, ignore_errors=True)
-        (building / _OPTIMISER).mkdir(parents=True)
+        place.append(Staging(folder))
+        (place[0].begin() / _OPTIMISER).mkdir(parents=True)
 
     def end() -> None:
-        _complete(building, folder, checkpoint, encoder_layers, shards)
+        _write_rest(staged(folder), checkpoint, encoder_layers, shards)
+        place[0].put_in_place()
+        link(run / "last", folder)
 
     try:
         processes.first_does(begin)
-        shards = write_shards(building / _OPTIMISER, checkpoint.optimiser, processes.group)
+        shards = write_shards(staged(folder) / _OPTIMISER, checkpoint.optimiser, processes.group)
         processes.first_does(end)
+    except DataError as error:
+        raise CheckpointError(str(error)) from None
     except OSError as error:
         size = sum(
             t.numel() * t.element_size() for part in (checkpoint.weights, checkpoint.optimiser) for t in part.values()
         )
         raise CheckpointError(_unwritten(folder, size, error)) from None
     finally:
-        if processes.first:
-            shutil.rmtree(building, ignore_errors=True)
+        for staging in place:
+            staging.close()
     return folder
 
 
-def _complete(
-    building: Path, folder: Path, checkpoint: Checkpoint, encoder_layers: int, shards: Mapping[str, str]
-) -> None:
-    """Write all but the moments, and give the folder its name."""
-    checksums = {MODEL_FILE: write_tensors(building / MODEL_FILE, checkpoint.weights)}
+def _write_rest(folder: Path, checkpoint: Checkpoint, encoder_layers: int, shards: Mapping[str, str]) -> None:
+    """Write all but the moments."""
+    checksums = {MODEL_FILE: write_tensors(folder / MODEL_FILE, checkpoint.weights)}
     checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
     meta = {
         "format": CHECKPOINT_FORMAT,
@@ -175,14 +184,7 @@ def _complete(
         "configuration": checkpoint.configuration,
         "checksums": checksums,
     }
-    write_meta(building, meta)
-    for part in (_OPTIMISER, _STATE, ""):
-        _sync_folder(building / part)
-    if folder.exists():  # the same update again, after a resume from an older checkpoint
-        delete_checkpoint(folder)
-    os.replace(building, folder)
-    _sync_folder(folder.parent)
-    link(folder.parents[1] / "last", folder)
+    write_meta(folder, meta)
 
 
 def _unwritten(folder: Path, size: int, error: OSError) -> str:
@@ -194,11 +196,6 @@ def _unwritten(folder: Path, size: int, error: OSError) -> str:
         f"{folder}: cannot be written: {error.strerror or error}. A checkpoint takes {size / 1e6:,.1f} MB{free}. "
         "The checkpoints before it are whole: make room (or lower `training.checkpoint.keep_last`), then `--resume`"
     )
-
-
-def checkpoint_folders(run: Path) -> list[Path]:
-    """Return the checkpoints of a run, oldest first."""
-    return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
 
 
 def read_progress(folder: Path) -> Progress:
@@ -253,23 +250,6 @@ def same_for_all(run: Path, find: Callable[[], Checkpoint | None], processes: Pr
     return found[0] if found else load_checkpoint(run / CHECKPOINTS / f"step-{update:08d}")
 
 
-def delete_checkpoint(folder: Path) -> None:
-    """Remove a checkpoint; renamed first, so that a kill on the way leaves no half checkpoint under its name."""
-    doomed = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(doomed, ignore_errors=True)
-    os.replace(folder, doomed)
-    shutil.rmtree(doomed, ignore_errors=True)
-
-
-def link(name: Path, folder: Path) -> None:
-    """Point the link `name` at `folder`, atomically, relative so that a run can be moved."""
-    temporary = name.with_name(f".{name.name}.tmp")
-    with contextlib.suppress(FileNotFoundError):
-        temporary.unlink()
-    temporary.symlink_to(os.path.relpath(folder, name.parent), target_is_directory=True)
-    os.replace(temporary, name)
-
-
 class _Meta(NamedTuple):
     """Content of `meta.json`."""
 
@@ -290,11 +270,3 @@ def _read_meta(folder: Path) -> _Meta:
         return _Meta(version, Progress(**document["progress"]), document["store"], dict(document["checksums"]))
     except (ValueError, KeyError, TypeError):
         raise CheckpointError(f"{path}: damaged") from None
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

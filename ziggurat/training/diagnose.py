@@ -13,10 +13,10 @@ from ziggurat.diagnosis.probe import measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
+from ziggurat.models.run_folder import locked
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.diagnostics import measured, probe_batch
 from ziggurat.training.objective import probe_loss
-from ziggurat.training.run import locked
 
 __all__ = ["diagnose"]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from functools import partial
 from pathlib import Path
@@ -14,8 +13,9 @@ from ziggurat.config import Experiment
 from ziggurat.config.notices import notices
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import LoaderState
+from ziggurat.data.workspace import discard
 from ziggurat.duration import duration
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
 from ziggurat.threads import share_cores
@@ -33,7 +33,7 @@ from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.processes import Processes, joined, lost
 from ziggurat.training.progress import ProgressLine, Reporter, Window, introduction
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
-from ziggurat.training.retention import clear_leftovers, set_aside
+from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, elsewhere, held, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
@@ -261,7 +261,6 @@ class _Training:
 
     def _resume(self) -> bool:
         """Go back to the newest whole checkpoint; False when there is none yet."""
-        self.processes.first_does(lambda: clear_leftovers(self.run))
         # Graphs depend on the batch that is seen first: the same as in a new run. Processes may be fewer than before.
         if self.config.compile == "layers" or self.processes.count > 1:
             refuse_too_large(self.learner, self.loader, self.experiment, epoch=0)
@@ -290,10 +289,14 @@ class _Training:
     def _remove_average(self) -> None:
         if (self.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
-            shutil.rmtree(self.run / "averaged")
+            discard(self.run / "averaged")
 
     def _average(self) -> None:
         wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))
         if wanted:
-            out, updates = average_run(self.run, last=wanted)
-            self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")
+            try:
+                out, updates = average_run(self.run, last=wanted)
+            except ConfigError as error:  # somebody put things of his own there, which training leaves alone
+                self.log.say(f"NOT AVERAGED: {error}", "bold red")
+            else:
+                self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")

@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from ziggurat.config.train import CheckpointConfig
-from ziggurat.models.directory import CHECKPOINTS
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, delete_checkpoint, link
+from ziggurat.data.workspace import discard, sweep, tidy
+from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, link, ranked
+from ziggurat.training.checkpoint import Progress
 
 __all__ = ["clear_leftovers", "prune", "set_aside"]
 
@@ -22,17 +23,17 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     """
     folders = checkpoint_folders(run)
     regular = [folder for folder in folders if folder.name not in progress.interim]
-    scores = {folder: progress.scores[folder.name] for folder in folders if folder.name in progress.scores}
-    ranked = sorted(scores, key=lambda f: (scores[f] if smaller_is_better else -scores[f], f.name))
-    staying = {folder for folder in folders if folder.name == progress.good}
-    staying |= {*regular[-kept.keep_last :], *folders[-1:], *ranked[: kept.keep_best]}
+    names = {folder.name for folder in folders}
+    best = ranked({n: s for n, s in progress.scores.items() if n in names}, smaller_is_better=smaller_is_better)
+    staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
+    staying |= {*regular[-kept.keep_last :], *folders[-1:]}
     if kept.keep_every is not None:
         staying |= {folder for folder in regular if _update(folder) % kept.keep_every == 0}
+    if best and kept.keep_best:  # before the one that it leads to is deleted
+        link(run / "best", run / CHECKPOINTS / best[0])
     for folder in folders:
         if folder not in staying:
-            delete_checkpoint(folder)
-    if ranked and kept.keep_best:
-        link(run / "best", ranked[0])
+            discard(folder)
     names = {folder.name for folder in staying}
     progress.scores = {name: score for name, score in progress.scores.items() if name in names}
     progress.interim = [name for name in progress.interim if name in names]
@@ -42,25 +43,41 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename the checkpoints newer than update `after` to `damaged-step-...`; return their new names.
 
     For a run that resumes from `after` because those are damaged: counted among the newest, they would push whole
-    ones out. The link `last` is mended.
+    ones out. The link `last` is mended, whoever left it behind.
     """
-    moved = []
+    moved: list[Path] = []
     for folder in checkpoint_folders(run):
         if _update(folder) > after:
             damaged = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(damaged, ignore_errors=True)
             os.replace(folder, damaged)
             moved.append(damaged)
-    if moved:
-        link(run / "last", checkpoint_folders(run)[-1])
+    if folders := checkpoint_folders(run):
+        link(run / "last", folders[-1])
     return moved
 
 
 def clear_leftovers(run: Path) -> None:
-    """Remove what a process that was killed while writing or deleting a checkpoint left behind."""
-    for pattern in (".step-*.tmp", ".step-*.old"):
-        for folder in (run / CHECKPOINTS).glob(pattern):
-            shutil.rmtree(folder, ignore_errors=True)
+    """Remove what processes that were killed left in a run and beside it; only for who has locked the run.
+
+    Raises DataError: another process is making this folder.
+    """
+    tidy(run)
+    sweep(run, deep=True)
+    for pattern in _UNLOCKED:
+        for path in run.glob(pattern):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+_UNLOCKED = (
+    ".shared",  # ziggurat.training.run.refuse_unshared
+    ".*.linking_.tmp",  # ziggurat.models.run_folder.link
+    *(".last.tmp", ".best.tmp", f"{CHECKPOINTS}/.step-*.tmp", f"{CHECKPOINTS}/.step-*.old"),  # of earlier versions
+)
+"""What nobody can lock, so that the lock of the run has to do."""
 
 
 def _update(folder: Path) -> int:

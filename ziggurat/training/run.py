@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,17 +23,16 @@ from ziggurat.data.subword import copy_tokenizers
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.device import usable_device
-from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, read_meta
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_folders, locked, read_meta
 from ziggurat.training.environment import keep_environment
 from ziggurat.training.processes import Processes
+from ziggurat.training.retention import clear_leftovers
 
 __all__ = [
     "create_run",
     "elsewhere",
     "held",
     "keep_configuration",
-    "locked",
     "owned",
     "refuse_existing",
     "refuse_idle",
@@ -57,7 +55,7 @@ _JOB = ".job"
 
 
 def refuse_existing(run: Path) -> None:
-    """Raise ConfigError when there is a run in the folder already."""
+    """Raise ConfigError when there is a run in the folder already, DataError when one is being made there."""
     if (run / CHECKPOINTS).exists():
         raise ConfigError(
             f"{run} already holds a run; go on with it by `ziggurat train --run {run} --resume`, "
@@ -230,17 +228,6 @@ def _job() -> list[str]:
 
 
 @contextlib.contextmanager
-def locked(run: Path) -> Iterator[None]:
-    """Keep everybody else from training in the run. Raises CheckpointError when another process does."""
-    with (run / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            raise CheckpointError(f"{run}: another process is training in this folder") from None
-        yield
-
-
-@contextlib.contextmanager
 def owned(run: Path) -> Iterator[None]:
     """Hold the run for this job. Raises CheckpointError when another process trains in it."""
     with locked(run):
@@ -257,6 +244,7 @@ def held(run: Path, experiment: Experiment, processes: Processes) -> Iterator[No
     """
     with contextlib.ExitStack() as stack:
         processes.first_does(lambda: stack.enter_context(owned(run)))
+        processes.first_does(lambda: clear_leftovers(run))
         refuse_unshared(run, processes)
         processes.first_does(lambda: _refuse_edited(run, experiment))
         processes.first_does(lambda: keep_configuration(run, experiment))

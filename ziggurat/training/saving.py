@@ -18,7 +18,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
 from ziggurat.errors import CheckpointError
-from ziggurat.models.directory import CHECKPOINTS, read_meta, write_meta
+from ziggurat.models.run_folder import CHECKPOINTS, read_meta, write_meta
 from ziggurat.models.tensors import local
 from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from ziggurat.training.learner import Learner
@@ -101,6 +101,8 @@ class Saver:
         self._failed: CheckpointError | None = None
 
     def __enter__(self) -> Self:
+        if self._saved_update >= 0:  # a resumed run: a kill may have come before the old checkpoints were deleted
+            self._prune(self._progress)
         return self
 
     def __exit__(

@@ -31,7 +31,7 @@ from torch.distributed.checkpoint.state_dict_saver import save
 from torch.distributed.checkpoint.storage import StorageWriter, WriteResult
 from torch.futures import Future
 
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, refuse_passing
 from ziggurat.models.tensors import write_tensors
 
 __all__ = ["read_shards", "write_shards"]
@@ -75,8 +75,10 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
             load(tensors, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as error:
+        refuse_passing(folder, _cause(error))
         raise CheckpointError(f"{folder}: damaged ({_cause(error)})") from None
     except (SafetensorError, OSError, ValueError, KeyError) as error:
+        refuse_passing(folder, error)
         raise CheckpointError(f"{folder}: damaged or missing ({error})") from None
     return tensors
 

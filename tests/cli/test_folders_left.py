@@ -1,0 +1,64 @@
+"""What verbs leave in folders when they are ended, and what earlier ones left there."""
+
+from __future__ import annotations
+
+import io
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat
+
+
+def test_sigterm_leaves_no_temporary_file(trained: Path, tmp_path: Path) -> None:
+    """`translate -o` is ended in the middle, as Ctrl-C ends it."""
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "ziggurat", "translate", str(trained), "--window", "1", "-o", str(output)]
+    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
+        while not list(tmp_path.iterdir()):
+            assert process.poll() is None
+            time.sleep(0.05)
+        process.terminate()
+        said = process.communicate()[1]
+    assert process.returncode == 128 + signal.SIGTERM, said
+    assert said.endswith("ziggurat: stopped by SIGTERM\n")
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_goes_with_the_next(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "results"
+    folder.mkdir()
+    (folder / ".out.abcdefgh.tmp").write_text("half")
+    assert ziggurat("translate", trained, "max_length.limit=2", "-i", text, "-o", folder / "out").status == 0
+    assert [path.name for path in folder.iterdir()] == ["out"]
+    for name in ("vocabulary.json", "joint.spm", "config.yaml"):  # as an earlier version left it when it was killed
+        (folder / "model").mkdir(exist_ok=True)
+        (folder / "model" / name).write_text("half")
+    assert ziggurat("average", trained, "--last", 1, "--out", folder / "model").status == 0
+    (folder / "spm").mkdir()
+    (folder / "spm" / "joint.spm").write_text("somebody's")
+    refused = ziggurat("average", trained, "--last", 1, "--out", folder / "spm")
+    assert refused.status == 2
+    assert "holds other things than a model directory" in refused.err
+    assert [path.name for path in (folder / "spm").iterdir()] == ["joint.spm"]
+
+
+def test_a_file_called_minus_is_no_standard_output(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = ziggurat("report", trained, "--translations", 0, "--out", "-")
+    assert result.status == 0, result.err
+    assert result.out.startswith("<!")
+    assert result.out.rstrip().endswith("</html>")
+    assert not Path("-").exists()
+    Path("-").touch()
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.read_bytes())))
+    assert ziggurat("translate", trained, "max_length.limit=2").status == 0

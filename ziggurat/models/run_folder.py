@@ -1,0 +1,152 @@
+"""What all verbs know of a run's folder: its lock, its checkpoints, what they say of themselves, the links to them."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from ziggurat.config import load_experiment
+from ziggurat.data.checksums import content_checksum
+from ziggurat.data.files import write_atomically
+from ziggurat.data.temporary import lock_missing, sync_folder, try_lock
+from ziggurat.errors import CheckpointError, ZigguratError, refuse_passing
+
+__all__ = [
+    "CHECKPOINTS",
+    "CONFIG_FILE",
+    "META_FILE",
+    "MODEL_FILE",
+    "checkpoint_folders",
+    "link",
+    "locked",
+    "mend_links",
+    "meta_checksum",
+    "ranked",
+    "read_meta",
+    "write_meta",
+]
+
+MODEL_FILE = "model.safetensors"
+CONFIG_FILE = "config.yaml"
+META_FILE = "meta.json"
+CHECKPOINTS = "checkpoints"
+_LOCK = ".lock"
+_PATIENCE_SECONDS = 0.5
+
+
+@contextlib.contextmanager
+def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
+    """Keep everybody else from training in the run.
+
+    Raises CheckpointError when another process does, DataError where the file system has no locks. `patience` is how
+    many seconds to wait for it: whoever mends the links holds the lock for a moment too.
+    """
+    with (run / _LOCK).open("w") as file:
+        end = time.monotonic() + patience
+        try:
+            while not try_lock(file.fileno()):
+                if time.monotonic() > end:
+                    raise CheckpointError(f"{run}: another process is training in this folder")
+                time.sleep(0.02)
+        except OSError as error:
+            raise lock_missing(run, error) from None
+        yield
+
+
+def checkpoint_folders(run: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first."""
+    return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
+
+
+def read_meta(folder: Path) -> dict[str, Any]:
+    """Return the content of a checkpoint's `meta.json`, whatever its format version.
+
+    Raises CheckpointError when the file is missing or damaged: from format 3 on it has a checksum of its own.
+    """
+    path = folder / META_FILE
+    try:
+        document = json.loads(path.read_text("utf-8"))
+        whole = "progress" in document and MODEL_FILE in document["checksums"]
+        if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):  # 5 flipped
+            whole = whole and document["checksum"] == meta_checksum(document)
+    except OSError as error:
+        refuse_passing(path, error)
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, RecursionError):
+        whole = False
+    if not whole:
+        raise CheckpointError(f"{path}: damaged")
+    return cast(dict[str, Any], document)
+
+
+def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write a checkpoint's `meta.json` with a checksum of its own, atomically. Raises OSError."""
+    content = {**document, "checksum": meta_checksum(document)}
+    write_atomically(folder / META_FILE, json.dumps(content, indent=1).encode())
+
+
+def meta_checksum(document: Mapping[str, Any]) -> str:
+    """Return the checksum of the content of a `meta.json`, its own `checksum` left out."""
+    return content_checksum(document)
+
+
+def link(name: Path, folder: Path) -> None:
+    """Point the link `name` at `folder`, atomically, relative so that a run can be moved.
+
+    Only who has locked the run may: a link cannot be locked itself, so it has one temporary name, which the next one
+    takes over.
+    """
+    wanted = os.path.relpath(folder, name.parent)
+    if name.is_symlink() and os.readlink(name) == wanted:
+        return
+    temporary = name.with_name(f".{name.name}.linking_.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(wanted, target_is_directory=True)
+    os.replace(temporary, name)
+    sync_folder(name.parent)
+
+
+def ranked(scores: Mapping[str, float], *, smaller_is_better: bool) -> list[str]:
+    """Return the names of checkpoints by their validation metric, the best first; of equal ones the oldest."""
+    return sorted(scores, key=lambda name: (scores[name] if smaller_is_better else -scores[name], name))
+
+
+def mend_links(run: Path) -> None:
+    """Point `last` at the newest checkpoint and `best` at that with the best score, where a kill left them behind.
+
+    Whoever trains in the run does it himself, and where nothing may be written the links stay as they are: nothing is
+    raised.
+    """
+    with contextlib.suppress(OSError, ZigguratError):
+        if any(not _leads(name, folder) for name, folder in _wanted(run).items()):
+            with locked(run, patience=0):
+                for name, folder in _wanted(run).items():
+                    link(name, folder)
+
+
+def _leads(name: Path, folder: Path) -> bool:
+    return name.is_symlink() and os.path.realpath(name) == os.path.realpath(folder)
+
+
+def _wanted(run: Path) -> dict[Path, Path]:
+    """Return where the links are to lead, by the newest checkpoint that can be read: it holds the scores of all."""
+    folders = {folder.name: folder for folder in checkpoint_folders(run)}
+    for newest in reversed(folders.values()):
+        try:
+            progress: dict[str, Any] = read_meta(newest)["progress"]
+        except CheckpointError:
+            continue
+        wanted = {run / "last": newest}
+        scores = {name: score for name, score in progress.get("scores", {}).items() if name in folders}
+        if scores:
+            config = load_experiment(run / CONFIG_FILE).training
+            if config.checkpoint.keep_best:
+                smaller = config.validation.metric == "loss"
+                wanted[run / "best"] = folders[ranked(scores, smaller_is_better=smaller)[0]]
+        return wanted
+    return {}
