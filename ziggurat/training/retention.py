@@ -7,8 +7,9 @@ import shutil
 from pathlib import Path
 
 from ziggurat.config.train import CheckpointConfig
+from ziggurat.errors import CheckpointError
 from ziggurat.models.directory import CHECKPOINTS
-from ziggurat.training.checkpoint import Progress, checkpoint_folders, delete_checkpoint, link
+from ziggurat.training.checkpoint import Progress, checkpoint_folders, delete_checkpoint, link, read_progress
 
 __all__ = ["clear_leftovers", "prune", "set_aside"]
 
@@ -16,18 +17,20 @@ __all__ = ["clear_leftovers", "prune", "set_aside"]
 def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
     """Delete the checkpoints that `kept` does not ask for, and mend the link `best`.
 
-    The newest always stays, and the one that the run would roll back to.
+    The newest always stays, and the one that the run would roll back to. Those that the clock asked for come on top:
+    which ones there are is chance, and what an average is made of must not depend on it.
 
     `progress.scores` and `progress.interim` lose the names that are gone.
     """
     folders = checkpoint_folders(run)
     regular = [folder for folder in folders if folder.name not in progress.interim]
+    counted = [folder for folder in regular if not _by_clock(folder)]
     scores = {folder: progress.scores[folder.name] for folder in folders if folder.name in progress.scores}
     ranked = sorted(scores, key=lambda f: (scores[f] if smaller_is_better else -scores[f], f.name))
     staying = {folder for folder in folders if folder.name == progress.good}
-    staying |= {*regular[-kept.keep_last :], *folders[-1:], *ranked[: kept.keep_best]}
+    staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:], *ranked[: kept.keep_best]}
     if kept.keep_every is not None:
-        staying |= {folder for folder in regular if _update(folder) % kept.keep_every == 0}
+        staying |= {folder for folder in counted if _update(folder) % kept.keep_every == 0}
     for folder in folders:
         if folder not in staying:
             delete_checkpoint(folder)
@@ -61,6 +64,13 @@ def clear_leftovers(run: Path) -> None:
     for pattern in (".step-*.tmp", ".step-*.old"):
         for folder in (run / CHECKPOINTS).glob(pattern):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _by_clock(folder: Path) -> bool:
+    try:
+        return read_progress(folder).by_clock
+    except CheckpointError:
+        return False
 
 
 def _update(folder: Path) -> int:
