@@ -30,6 +30,7 @@ __all__ = [
     "outcome",
     "records",
     "same_records",
+    "timeless_progress",
     "train_part",
 ]
 
@@ -53,7 +54,7 @@ def final_bytes(run: Path, updates: int) -> dict[str, bytes]:
 _TIMES = ("seconds", "data_wait", "checkpoint_wait")
 
 
-def _progress(folder: Path) -> dict[str, Any]:
+def timeless_progress(folder: Path) -> dict[str, Any]:
     """Return the progress of a checkpoint without what the clock decides."""
     found = {**asdict(read_progress(folder)), "seconds": 0}
     return {**found, "window": {key: value for key, value in found["window"].items() if key not in _TIMES}}
@@ -84,7 +85,7 @@ def outcome(run: Path) -> dict[str, Any]:
     tensors = [path for folder in (*kept, run / "averaged") for path in sorted(folder.rglob("*.safetensors"))]
     return {
         "tensors": {str(path.relative_to(run)): fingerprint(path) for path in tensors},
-        "progress": {folder.name: _progress(folder) for folder in kept},
+        "progress": {folder.name: timeless_progress(folder) for folder in kept},
         "links": {name: os.readlink(run / name) for name in ("best", "last") if (run / name).is_symlink()},
         "records": [{key: value for key, value in r.items() if key not in CLOCK_FIELDS} for r in records(run)],
     }

@@ -17,6 +17,7 @@ from ziggurat.errors import DataError
 
 __all__ = ["in_order", "worker_pool"]
 
+_FOR_THE_PARENT = (signal.SIGINT, signal.SIGHUP)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
 
@@ -26,7 +27,7 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
     """Give `submit(function, *arguments)`, which has one of `workers` new processes do it; at the end none is left.
 
     The processes are started as they are needed. Whatever ends the block, an interrupt too, ends them, at once and in
-    the middle of what they do. Ctrl-C is left to this process.
+    the middle of what they do. Ctrl-C and the end of the terminal are left to this process.
 
     Raises DataError, with `when_killed` at its end, where a worker died.
     """
@@ -35,13 +36,13 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
 
     def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
         others = set(multiprocessing.active_children())
-        # A process inherits what is blocked when it is started: Ctrl-C reaches all, but only the parent acts on it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+        # A process inherits what is blocked when it is started: these reach all, but only the parent acts on them.
+        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
         try:
             return pool.submit(function, *arguments)
         finally:
             started.update(set(multiprocessing.active_children()) - others)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_PARENT)
 
     try:
         yield submit

@@ -18,6 +18,7 @@ from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
+from ziggurat.terminal import safe
 from ziggurat.threads import share_cores
 from ziggurat.tracking.open import open_trackers, refuse_missing_trackers
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
@@ -53,7 +54,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     """
     settings = experiment.training
     with joined(settings.distributed.timeout_minutes, settings.device) as processes:
-        console = (console or Console(stderr=True)) if processes.first else Console(quiet=True)
+        console = safe(console or Console(stderr=True)) if processes.first else Console(quiet=True)
         try:
             return _train(run.absolute(), experiment, resume, console, processes)
         except RuntimeError as error:

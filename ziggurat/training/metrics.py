@@ -13,6 +13,7 @@ from typing import TextIO
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
+from ziggurat.terminal import safe
 from ziggurat.tracking.heat import draw
 from ziggurat.tracking.listener import Listener
 
@@ -145,19 +146,34 @@ def _stays(line: bytes, last: Mapping[str, int], taken_back: int | None) -> bool
 class RunLog:
     """Says what happens, to the console (standard error) and to `log.txt` with the time.
 
-    A full disk does not end a run here: the console is told once that the file has gaps. Without `run` nothing is
-    written.
+    Neither a full disk nor a terminal that is gone ends a run here: the console is told once that the file has gaps,
+    the file that the console has. Without `run` nothing is written.
     """
 
     def __init__(self, run: Path | None, console: Console) -> None:
-        path = Path(os.devnull) if run is None else run / "log.txt"
-        self._file = path.open("a", encoding="utf-8")
-        self._console = console
-        self._gaps = False
+        self._path = Path(os.devnull) if run is None else run / "log.txt"
+        self._console = safe(console)
+        self._gaps = self._deaf = False
+        self._file = self._open()
+
+    def _open(self) -> TextIO:
+        # A path may hold bytes that are no text: they are no reason to end a run.
+        try:
+            return self._path.open("a", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            self._complain(error)
+            return Path(os.devnull).open("a", encoding="utf-8")
 
     def say(self, message: str, style: str | None = None) -> None:
         """Print and log one line; markup in it has no meaning."""
         self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._write(message)
+        reason = getattr(self._console.file, "failure", None)
+        if reason is not None and not self._deaf:
+            self._deaf = True
+            self._write(f"standard error cannot be written ({reason}): from here on messages may be in this file alone")
+
+    def _write(self, message: str) -> None:
         try:
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
             self._file.flush()
@@ -167,7 +183,7 @@ class RunLog:
     def _complain(self, error: OSError) -> None:
         if not self._gaps:
             self._gaps = True
-            self._console.print(f"{self._file.name} cannot be written: {error.strerror}", style="bold red")
+            self._console.print(f"{self._path} cannot be written: {error.strerror}", style="bold red", markup=False)
 
     def close(self) -> None:
         """Close the file."""
