@@ -73,7 +73,7 @@ class GracefulStop:
             say_at_once(f"\n{signal.Signals(number).name}: {_HEARD}\n")
 
 
-_watched: list[int] = []
+_watching: list[int] = []
 _GONE: list[str] = []
 
 
@@ -88,10 +88,10 @@ def leave_with_launcher() -> None:
     not of the parent, and is lost where it died before it was asked for. Does nothing where torchrun did not start
     this process, since other parents, a shell with `nohup`, may leave it behind.
     """
-    if _watched or "TORCHELASTIC_RUN_ID" not in os.environ:
+    if os.getpid() in _watching or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    _watched.append(os.getppid())
-    threading.Thread(target=_watch, args=(_watched[0],), name="ziggurat-launcher", daemon=True).start()
+    _watching.append(os.getpid())  # a thread does not outlive a fork
+    threading.Thread(target=_watch, args=(os.getppid(),), name="ziggurat-launcher", daemon=True).start()
 
 
 def _watch(launcher: int) -> None:
