@@ -17,9 +17,22 @@ from ziggurat.errors import DataError
 
 __all__ = ["in_order", "worker_pool"]
 
-_FOR_THE_PARENT = (signal.SIGINT, signal.SIGHUP)
 Task = TypeVar("Task")
 Result = TypeVar("Result")
+
+
+@contextlib.contextmanager
+def _left_to_parent() -> Iterator[None]:
+    """Have processes that are started here take no notice of Ctrl-C or of a terminal that goes away.
+
+    Both reach all processes of a terminal, but only the parent acts on them. What is blocked is inherited.
+    """
+    blocked = (signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
 
 
 @contextlib.contextmanager
@@ -31,18 +44,17 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
 
     Raises DataError, with `when_killed` at its end, where a worker died.
     """
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
+    with _left_to_parent():  # multiprocessing's own process, which tracks semaphores, is started here
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
     started: set[Any] = set()
 
     def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
         others = set(multiprocessing.active_children())
-        # A process inherits what is blocked when it is started: these reach all, but only the parent acts on them.
-        signal.pthread_sigmask(signal.SIG_BLOCK, _FOR_THE_PARENT)
-        try:
-            return pool.submit(function, *arguments)
-        finally:
-            started.update(set(multiprocessing.active_children()) - others)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, _FOR_THE_PARENT)
+        with _left_to_parent():
+            try:
+                return pool.submit(function, *arguments)
+            finally:
+                started.update(set(multiprocessing.active_children()) - others)
 
     try:
         yield submit
