@@ -179,7 +179,7 @@ def test_killed_twenty_times_it_makes_the_same_corpus(reverse: Path, long_text: 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
     number: signal.Signals, reverse: Path, long_text: Path, tmp_path: Path
 ) -> None:
@@ -190,7 +190,7 @@ def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
     process = start(reverse, long_text, out, "--workers", "3")
     while len(list(out.rglob("filtered/*.json"))) < 3:
         time.sleep(0.01)
-    if number == signal.SIGINT:
+    if number != signal.SIGTERM:
         os.killpg(process.pid, number)  # as a terminal does
     else:
         process.send_signal(number)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator
@@ -10,6 +12,7 @@ from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.conftest import Ziggurat
@@ -134,6 +137,39 @@ def test_whatever_ends_the_block_ends_the_workers(ending: type[BaseException]) -
     with pytest.raises(ending):
         work()
     assert not running(seen[0])
+
+
+WORKING = """
+import time
+from ziggurat.decoding.pool import worker_pool
+if __name__ == "__main__":
+    with worker_pool(2) as submit:
+        asked = [submit(time.sleep, seconds) for seconds in (0.0, 0.0, 600.0, 600.0)]
+        {then}
+        print("now", flush=True)
+        time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("then", ["pass", "asked[0].result()"], ids=["while they start", "at work"])
+def test_none_outlives_a_process_that_is_killed(then: str, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WORKING.replace("{then}", then))
+    root = Path(__file__).resolve().parents[2]
+    parent = subprocess.Popen(
+        [sys.executable, str(program)], stdout=subprocess.PIPE, env={**os.environ, "PYTHONPATH": str(root)}
+    )
+    assert parent.stdout is not None
+    with parent.stdout:
+        assert parent.stdout.readline() == b"now\n"
+        children = psutil.Process(parent.pid).children(recursive=True)
+        assert len(children) >= 2
+        parent.kill()
+        parent.wait()
+    left = psutil.wait_procs(children, timeout=20)[1]
+    for child in left:
+        child.kill()
+    assert left == []
 
 
 def test_the_verb_takes_them(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:

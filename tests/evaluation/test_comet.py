@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from ziggurat.errors import ConfigError, DataError
@@ -43,6 +46,9 @@ def program(folder: Path, text: str) -> str:
 def environment(python: str, said: list[str] | None = None, **settings: object) -> CometEnvironment:
     say: Callable[[str], None] = (said if said is not None else []).append
     return CometEnvironment(python, say=say, **settings)  # type: ignore[arg-type]
+
+
+ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_scores_come_back_in_order(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -107,6 +113,27 @@ def test_our_own_python_lacks_the_package() -> None:
     pytest.importorskip("torch")
     with pytest.raises(ConfigError, match=r"No module named 'comet'; install it there: pip install unbabel-comet"):
         TestSet([REFERENCE], SOURCES).metric("comet", environment(sys.executable)).statistics(OUTPUTS)
+
+
+def test_it_ends_with_the_process_that_asked(tmp_path: Path) -> None:
+    """Killed, that cannot tell it; the program here hangs in its import of the package, in a process of its own."""
+    (tmp_path / "comet.py").write_text("open('began', 'w').close()\nimport time\ntime.sleep(600)")
+    request = tmp_path / "request.json"
+    request.write_text('{"protocol": 1}')
+    folders = f"import sys; sys.path[:0] = ['.', {str(ROOT)!r}]"
+    score = f"from ziggurat.evaluation.comet_program import main; main({str(request)!r}, 'answer')"
+    command = [sys.executable, "-c", f"{folders}; {score}"]
+    asker = subprocess.Popen([sys.executable, "-c", f"import subprocess; subprocess.run({command})"], cwd=tmp_path)
+    end = time.monotonic() + 60
+    while not (tmp_path / "began").exists() and time.monotonic() < end:
+        time.sleep(0.02)
+    (program,) = psutil.Process(asker.pid).children()
+    asker.kill()
+    asker.wait()
+    left = psutil.wait_procs([program], timeout=20)[1]
+    for process in left:
+        process.kill()
+    assert left == []
 
 
 FAKE_COMET = """

@@ -16,10 +16,23 @@ from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.files import fingerprint
+from ziggurat.diagnosis.records import DEPTH_FILE
+from ziggurat.diagnosis.watch import WARNINGS_FILE
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.loop import train
+from ziggurat.training.metrics import CLOCK_FIELDS
 
-__all__ = ["QUIET", "Case", "assert_resumed_equals_whole", "final_bytes", "outcome", "records", "train_part"]
+__all__ = [
+    "QUIET",
+    "Case",
+    "assert_resumed_equals_whole",
+    "final_bytes",
+    "outcome",
+    "records",
+    "same_records",
+    "timeless_progress",
+    "train_part",
+]
 
 QUIET = Console(file=io.StringIO())
 """Takes what a run would print."""
@@ -38,8 +51,31 @@ def final_bytes(run: Path, updates: int) -> dict[str, bytes]:
     return {str(p.relative_to(last)): p.read_bytes() for p in sorted(last.rglob("*.safetensors"))}
 
 
-_CLOCK = {"time", "seconds", "data_wait_share", "checkpoint_wait"}
-_CLOCK |= {"target_tokens_per_second", "source_tokens_per_second"}
+_TIMES = ("seconds", "data_wait", "checkpoint_wait")
+
+
+def timeless_progress(folder: Path) -> dict[str, Any]:
+    """Return the progress of a checkpoint without what the clock decides."""
+    found = {**asdict(read_progress(folder)), "seconds": 0}
+    return {**found, "window": {key: value for key, value in found["window"].items() if key not in _TIMES}}
+
+
+def same_records(expected: Path, found: Path) -> None:
+    """Assert that two runs have the same records, one by one and in order, but for the values that the clock decides.
+
+    Looks at `metrics.jsonl` and at warnings and measures of depth (those are the same only with
+    `training.diagnostics.max_share: null`).
+    """
+    for name in ("metrics.jsonl", str(DEPTH_FILE), str(WARNINGS_FILE)):
+        files = [run / name for run in (expected, found)]
+        lines = [file.read_text(encoding="utf-8").splitlines() if file.exists() else [] for file in files]
+        ours, theirs = ([json.loads(line) for line in read] for read in lines)
+        for number, (mine, other) in enumerate(zip(ours, theirs, strict=False), start=1):
+            assert mine.keys() == other.keys(), f"{files[1]}, line {number}: {mine.keys() ^ other.keys()}"
+            unlike = {key: (mine[key], other[key]) for key in mine.keys() - CLOCK_FIELDS if mine[key] != other[key]}
+            assert not unlike, f"{files[1]}, line {number}, update {other['update']}: expected and found {unlike}"
+        assert len(ours) == len(theirs), f"{files[1]}: {len(theirs)} records instead of {len(ours)}"
+    assert (expected / "metrics.jsonl").stat().st_size > 0
 
 
 def outcome(run: Path) -> dict[str, Any]:
@@ -49,9 +85,9 @@ def outcome(run: Path) -> dict[str, Any]:
     tensors = [path for folder in (*kept, run / "averaged") for path in sorted(folder.rglob("*.safetensors"))]
     return {
         "tensors": {str(path.relative_to(run)): fingerprint(path) for path in tensors},
-        "progress": {folder.name: {**asdict(read_progress(folder)), "seconds": 0} for folder in kept},
+        "progress": {folder.name: timeless_progress(folder) for folder in kept},
         "links": {name: os.readlink(run / name) for name in ("best", "last") if (run / name).is_symlink()},
-        "records": [{key: value for key, value in r.items() if key not in _CLOCK} for r in records(run)],
+        "records": [{key: value for key, value in r.items() if key not in CLOCK_FIELDS} for r in records(run)],
     }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -139,7 +140,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     with ProgressLine(console, CONFIG) as bar:
-        report = Reporter(bar, metrics, log, CONFIG, lambda: Window(waits, waits), depth)
+        report = Reporter(bar, metrics, log, CONFIG, partial(Window, waits, waits), depth)
         report.updated(Progress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
         report.updated(Progress(update=2, seconds=2.0), _update(), 1e-3)
@@ -157,7 +158,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
 def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     _, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
-    report = Reporter(ProgressLine(Console(quiet=True), CONFIG), metrics, log, CONFIG, lambda: Window(waits, waits))
+    report = Reporter(ProgressLine(Console(quiet=True), CONFIG), metrics, log, CONFIG, partial(Window, waits, waits))
     report.updated(Progress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -13,11 +14,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.training.runs import final_bytes
+from tests.training.runs import final_bytes, records
 from tests.training.test_parallel import tiny, together
 from ziggurat.config import dump
 from ziggurat.data.prepare import prepare
-from ziggurat.training.checkpoint import checkpoint_folders
+from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.run import owned, restarted
 
 UPDATES = 80
@@ -71,6 +72,50 @@ def test_a_killed_worker_leads_to_the_weights_of_a_run_that_was_not(data: Path, 
     log = (run / "log.txt").read_text(encoding="utf-8")
     assert len(re.findall("resumed after update", log)) == 1, log
     assert final_bytes(run, UPDATES) == final_bytes(tmp_path / "whole", UPDATES)
+
+
+@pytest.mark.slow
+def test_workers_end_when_torchrun_is_killed(data: Path, tmp_path: Path) -> None:
+    """Within seconds, and as after SIGTERM: with a checkpoint of the update that they were at, from which all go on."""
+    experiment = tiny(
+        data,
+        batch={"max_tokens": 200, "accumulate": 2},
+        stop={"updates": 10**6},
+        validation={"every_updates": 10**6},
+        checkpoint={"every_updates": 10**6},
+    )
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(dump(experiment), encoding="utf-8")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    agent = subprocess.Popen(
+        [*torchrun, "-m", "ziggurat", "train", str(config), "-r", str(run)],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    orphans = []
+    try:
+        until = time.monotonic() + 120
+        while len(metrics_of(run)) < 3 and agent.poll() is None and time.monotonic() < until:
+            time.sleep(0.02)
+        assert agent.poll() is None
+        orphans = [psutil.Process(pid) for pid in workers(agent.pid)]
+        assert len(orphans) == 2
+        agent.kill()
+        agent.wait()
+        assert psutil.wait_procs(orphans, timeout=20)[1] == [], "they train on"
+    finally:
+        agent.kill()
+        for orphan in orphans:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                orphan.kill()
+    log = (run / "log.txt").read_text(encoding="utf-8")
+    assert f"SIGTERM, since torchrun (process {agent.pid}) is gone" in log
+    assert load_checkpoint(run / "last").progress.update == int(metrics_of(run)[-1]["update"])
+
+
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    return records(run) if (run / "metrics.jsonl").exists() else []
 
 
 def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

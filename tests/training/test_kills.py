@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import tiny_config
-from tests.training.runs import final_bytes
+from tests.training.runs import final_bytes, same_records
 from ziggurat.cli import main
 from ziggurat.training.checkpoint import checkpoint_folders
 
@@ -83,6 +83,7 @@ def test_kills_of_runs_that_write_their_checkpoints_asynchronously(
         assert status == 0, said
         assert "DAMAGED" not in said, "a kill leaves no damaged checkpoint, only whole ones"
         assert final_bytes(run, UPDATES) == expected, f"run {count}, after {killed} kills"
+        same_records(tmp_path / "whole", run)
         assert [f.name for f in checkpoint_folders(run)] == [f.name for f in checkpoint_folders(tmp_path / "whole")]
         assert not list((run / "checkpoints").glob(".*"))
     assert killed == len(SEEDS[number])

@@ -19,7 +19,7 @@ import torch
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, train_part
+from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, same_records, train_part
 from ziggurat.config import Experiment
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
@@ -143,6 +143,7 @@ def test_sigkill_at_twenty_random_moments(
         has_run = (run / "checkpoints").is_dir()
         go(run, experiment, resume=has_run)
         assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
+        same_records(uninterrupted[1], run)
         if kills == 20:
             return
     pytest.fail(f"only {kills} of 40 processes were alive when they were killed")
@@ -169,7 +170,7 @@ def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Pat
     go(run, experiment, resume=True)
     updates = [r["update"] for r in records(run, "train") if "partial" not in r]
     assert updates == list(range(5, UPDATES + 1, 5))
-    assert [r["update"] for r in records(run, "train") if r.get("partial")] == [17]
+    assert not [r for r in records(run, "train") if r.get("partial")], "the one of update 17 is taken back"
     assert {r["update"] for r in records(run, "validation")} == {10, 17, 20, 30, 40}  # 17: the first end
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,6 +13,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from tests.cli.conftest import tiny_config
@@ -253,6 +255,42 @@ def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: 
     progress = load_checkpoint(checkpoint_folders(run)[-1]).progress
     assert progress.update == [unit for unit, _ in work].count("update")
     assert progress.validation_due == (place != "update")
+
+
+WORKER = """
+import os, sys, time
+from pathlib import Path
+from ziggurat.training.signals import GracefulStop, leave_with_launcher
+with GracefulStop() as stop:
+    leave_with_launcher()
+    Path("began").touch()
+    while stop.received is None:
+        time.sleep(0.01)
+    stop.heeded = stop.received
+    Path("reason.part").write_text(stop.reason)
+os.replace("reason.part", "reason")
+"""
+
+
+@pytest.mark.parametrize("torchrun_s", [True, False])
+def test_a_worker_whose_torchrun_is_killed_is_told_to_stop(torchrun_s: bool, tmp_path: Path) -> None:
+    """No other parent: a shell may leave behind what it started."""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)} | ({"TORCHELASTIC_RUN_ID": "x"} if torchrun_s else {})
+    start = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {WORKER!r}])"
+    launcher = subprocess.Popen([sys.executable, "-c", start], cwd=tmp_path, env=environment)
+    end = time.monotonic() + 60
+    while not (tmp_path / "began").exists() and time.monotonic() < end:
+        time.sleep(0.01)
+    (worker,) = psutil.Process(launcher.pid).children()
+    launcher.kill()
+    launcher.wait()
+    try:
+        assert bool(psutil.wait_procs([worker], timeout=20 if torchrun_s else 2)[0]) == torchrun_s
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            worker.kill()
+    if torchrun_s:
+        assert (tmp_path / "reason").read_text() == f"SIGTERM, since torchrun (process {launcher.pid}) is gone"
 
 
 def test_of_processes_of_torchrun_a_signal_that_comes_twice_at_once_is_one() -> None:

@@ -23,6 +23,7 @@ from ziggurat.data.temporary import lock_missing
 from ziggurat.data.workspace import sweep
 from ziggurat.decoding.pool import worker_pool
 from ziggurat.errors import DataError
+from ziggurat.terminal import stop_signals
 
 __all__ = ["Outcome", "back_translate"]
 
@@ -62,7 +63,7 @@ def back_translate(
         only_merge: Only put complete shards together.
         progress: Told about each shard.
 
-    SIGINT and SIGTERM end it within a second; the shards that were under way are begun anew by the next call.
+    SIGINT, SIGTERM and SIGHUP end it within a second; the shards that were under way are begun anew by the next call.
 
     Raises:
         DataError: inputs that cannot be used, a folder that is in the way or in use, shards missing for the merge.
@@ -119,7 +120,7 @@ def _pool(workers: int) -> Iterator[Callable[..., Future[Manifest]]]:
 
 
 class _Signals:
-    """Context in which SIGINT and SIGTERM are remembered; a second one ends the process at once.
+    """Context in which SIGINT, SIGTERM and SIGHUP are remembered; a second one ends the process at once.
 
     Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
     """
@@ -130,7 +131,7 @@ class _Signals:
 
     def __enter__(self) -> _Signals:
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in stop_signals():
                 self._previous[number] = signal.signal(number, self._handle)
         return self
 
@@ -140,6 +141,8 @@ class _Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
+            if number == signal.SIGHUP:  # the shell and the kernel both tell that the terminal is gone
+                return
             os._exit(128 + number)
         self.received = number
 

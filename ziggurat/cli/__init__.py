@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import sys
@@ -15,6 +16,7 @@ import typer
 
 from ziggurat.cli.hints import option_hint
 from ziggurat.errors import ZigguratError, out_of_memory
+from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 
 __all__ = ["leaving_at_once", "main"]
 
@@ -31,7 +33,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     end = given.index("--") if "--" in given else len(given)
     options, rest = given[:end], given[end:]
     debug = "--debug" in options
-    with _unwinding(), _quiet() if {"--quiet", "-q"} & set(options) else contextlib.nullcontext():
+    quiet = {"--quiet", "-q"} & set(options)
+    with _unwinding(), standard_streams(), _quiet() if quiet else contextlib.nullcontext():
         status = _run([option for option in options if option not in ("--debug", "--quiet", "-q")] + rest, debug)
     sys.exit(status)
 
@@ -73,6 +76,11 @@ def _run(arguments: list[str], debug: bool) -> int:
             raise
         return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
     except OSError as error:
+        if error.filename is None and (reason := _unwritten_results()):
+            let_go(sys.stdout)
+            return _fail(f"standard output cannot be written: {reason}", 2, debug)
+        if error.filename is None and error.errno == errno.EBADF:
+            return _fail("standard input is closed; give it something to read, or name a file", 2, debug)
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:
@@ -129,12 +137,7 @@ def leaving_at_once() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-
-    def leave(number: int, frame: FrameType | None) -> None:
-        os.write(2, b"ziggurat: stopped\n")
-        os._exit(128 + number)
-
-    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {number: signal.signal(number, _leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
     finally:
@@ -142,12 +145,24 @@ def leaving_at_once() -> Iterator[None]:
             signal.signal(number, handler)
 
 
+def _leave(number: int, frame: FrameType | None) -> None:
+    say_at_once("ziggurat: stopped\n")
+    os._exit(128 + number)
+
+
 def _reader_gone() -> int:
-    """Let what is still buffered go nowhere, or Python complains about it on its way out."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (sys.stdout, sys.stderr):
-        os.dup2(nowhere, stream.fileno())
+    """End as SIGPIPE would: nobody reads the results any more."""
+    let_go(sys.stdout)
     return 128 + signal.SIGPIPE
+
+
+def _unwritten_results() -> str | None:
+    """Return why standard output does not take what it still holds; None when it does, or holds nothing."""
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError) as error:
+        return why(error)
+    return None
 
 
 def _fail(message: str, status: int, debug: bool) -> int:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from ziggurat.data.files import atomic_file, byte_blocks, compression_of
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.terminal import safe
 
 __all__ = [
     "OUT",
@@ -43,8 +44,8 @@ _COUNTED_BYTES = 1 << 28  # counting the lines of a larger file would keep peopl
 
 
 def console() -> Console:
-    """Return the console for people: standard error; nothing is shown with `--quiet`."""
-    return Console(stderr=True, quiet=QUIET in os.environ)
+    """Return the console for people: standard error, which never fails; nothing is shown with `--quiet`."""
+    return safe(Console(stderr=True, quiet=QUIET in os.environ))
 
 
 class _Rate(ProgressColumn):

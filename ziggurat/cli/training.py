@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import sys
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, cast, get_args
+from typing import Annotated, Any, cast, get_args
 
 import typer
 
@@ -14,6 +16,8 @@ from ziggurat.cli.preparation import Json
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, printable
+from ziggurat.terminal import let_go, why
+from ziggurat.training.signals import leave_with_launcher
 
 __all__ = ["average", "grow", "train"]
 
@@ -47,6 +51,7 @@ def train(
     if not resume and (not given or "=" in given[0]):
         raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
     named = None if resume else load_named(given[0], given[1:])  # its mistakes are told before PyTorch is loaded
+    leave_with_launcher()
     with leaving_at_once():
         from ziggurat.training.loop import train as train_run
         from ziggurat.training.run import reopen_run, restarted
@@ -58,9 +63,25 @@ def train(
     experiment = named or reopen_run(run, given)
     result = train_run(run, experiment, resume=resume, console=console())
     if json and is_first_process():
-        print_json(asdict(result))
+        _tell(asdict(result), ends_well=result.signal is None)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
+
+
+def _tell(result: dict[str, Any], *, ends_well: bool) -> None:
+    """Print the result. Training is over: where nobody reads it any more, the exit status is that of the training.
+
+    Raises OSError when a training that `ends_well` has left only a part of the result in a file.
+    """
+    try:
+        print_json(result)
+        sys.stdout.flush()
+    except OSError as error:
+        if ends_well and error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
+            raise
+        let_go(sys.stdout)
+        said = f"the result cannot be written to standard output ({why(error)}); the run is as it should be"
+        console().print(said, highlight=False, soft_wrap=True)
 
 
 def grow(

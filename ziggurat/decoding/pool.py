@@ -22,26 +22,39 @@ Result = TypeVar("Result")
 
 
 @contextlib.contextmanager
+def _left_to_parent() -> Iterator[None]:
+    """Have processes that are started here take no notice of Ctrl-C or of a terminal that goes away.
+
+    Both reach all processes of a terminal, but only the parent acts on them. What is blocked is inherited.
+    """
+    blocked = (signal.SIGINT, signal.SIGHUP)
+    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+
+
+@contextlib.contextmanager
 def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[..., Future[Any]]]:
     """Give `submit(function, *arguments)`, which has one of `workers` new processes do it; at the end none is left.
 
     The processes are started as they are needed. Whatever ends the block, an interrupt too, ends them, at once and in
-    the middle of what they do. Ctrl-C is left to this process.
+    the middle of what they do. Ctrl-C and the end of the terminal are left to this process.
 
     Raises DataError, with `when_killed` at its end, where a worker died.
     """
-    pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
+    with _left_to_parent():  # multiprocessing's own process, which tracks semaphores, is started here
+        pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
     started: set[Any] = set()
 
     def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
         others = set(multiprocessing.active_children())
-        # A process inherits what is blocked when it is started: Ctrl-C reaches all, but only the parent acts on it.
-        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-        try:
-            return pool.submit(function, *arguments)
-        finally:
-            started.update(set(multiprocessing.active_children()) - others)
-            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+        with _left_to_parent():
+            try:
+                return pool.submit(function, *arguments)
+            finally:
+                started.update(set(multiprocessing.active_children()) - others)
 
     try:
         yield submit

@@ -24,7 +24,7 @@ from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.stopping import finished
 
-__all__ = ["average_run", "mean_weights", "regular_checkpoints"]
+__all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
 
 
 def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
@@ -48,23 +48,26 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     """Return the checkpoints of the current stage that a run has however often it was stopped, oldest first.
 
-    Those that a schedule asked for and, when training is over, the last; where the model grew, those of its present
-    depth. Raises CheckpointError when the newest
-    one's `meta.json` cannot be read.
+    Those that the count of updates asked for, not the clock, and, when training is over, the last; where the model
+    grew, those of its present depth. Raises CheckpointError when the `meta.json` of one cannot be read.
     """
     folders = checkpoint_folders(run)
     if not folders:
         return []
     progress = read_progress(folders[-1])
     over = finished(progress, config) is not None
-    folders = [f for f in folders if read_progress(f).stage == progress.stage]
-    return [f for f in folders if f.name not in progress.interim or (over and f == folders[-1])]
+    known = {f: read_progress(f) for f in folders}
+    passing = {f for f, p in known.items() if f.name in progress.interim or p.by_clock}
+    if over:
+        passing.discard(folders[-1])
+    return [f for f in folders if known[f].stage == progress.stage and f not in passing]
 
 
 def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
-    Checkpoints that only an interruption left behind do not count, so an interrupted run gives the same average.
+    Checkpoints that only an interruption left behind or the clock asked for do not count, so that the average is a
+    function of configuration, data and seed.
 
     Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept, ConfigError when
     `out` holds anything but a model directory.
@@ -77,8 +80,9 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
     folders = regular_checkpoints(run, experiment.training)[-last:]
     if len(folders) < last:
         raise CheckpointError(
-            f"{run}: {len(folders)} of the {last} checkpoints wanted are kept (those that an interruption left, or of "
-            "another depth, do not count); average fewer, or raise `training.checkpoint.keep_last` and train on"
+            f"{run}: {len(folders)} of the {last} checkpoints wanted are kept (those that an interruption left or the "
+            "clock asked for, and those of another depth, do not count); average fewer, or raise "
+            "`training.checkpoint.keep_last` and train on"
         )
     out = out or run / "averaged"
     if not may_become_model_directory(out):
@@ -92,3 +96,12 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
     again = f"`ziggurat average {run} --last {last}{where}` writes the folder anew"
     write_model_directory(out, tensors, stage, run, again=again)
     return out, [int(folder.name.removeprefix("step-")) for folder in folders]
+
+
+def average_newest(run: Path, config: TrainingConfig) -> list[int]:
+    """Average as many of the newest checkpoints as `training.checkpoint.average_last` asks for and are kept.
+
+    Returns the updates that went into `<run>/averaged`; none where none is asked for or kept. Raises as `average_run`.
+    """
+    wanted = min(config.checkpoint.average_last, len(regular_checkpoints(run, config)))
+    return average_run(run, last=wanted)[1] if wanted else []

@@ -69,8 +69,7 @@ class Progress:
         skipped_in_a_row: of these, the latest in a row.
         fault: what the first of the latest in a row suffered from, in words; None when there is none.
         spikes: of the updates skipped, those with a loss spike (training.divergence.loss_spike).
-        losses: nats per target token of the latest updates taken, at most `training.divergence.window`; empty unless
-            spikes are looked for.
+        losses: nats per target token of the latest updates taken, where spikes are looked for.
         roll_backs: times that the run went back to a good checkpoint.
         rate_factor: what the schedule's rate is multiplied by since then.
         good: name of the checkpoint to roll back to; None unless the run is to do so.
@@ -85,8 +84,9 @@ class Progress:
         scores: validation metric by name of the checkpoints kept.
         stage: stage of growth that is trained now, from 0 (training.growth).
         schedule_update: the learning rate's counter t; behind `update` where growing set it back.
-        interim: names of the checkpoints kept that no schedule asked for, written when training stopped. They make
-            way for the next one, so that a run keeps the same checkpoints however often it was stopped.
+        interim: names of the checkpoints kept that no schedule asked for, only a stop; they make way for the next one.
+        by_clock: whether this checkpoint is there only because the clock asked for it (`every_minutes`).
+        window: sums of the updates since the last record (ziggurat.training.progress.Window).
     """
 
     update: int = 0
@@ -114,6 +114,8 @@ class Progress:
     schedule_update: int = 0
     scores: dict[str, float] = field(default_factory=dict)
     interim: list[str] = field(default_factory=list)
+    by_clock: bool = False
+    window: dict[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

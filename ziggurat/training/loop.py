@@ -18,10 +18,11 @@ from ziggurat.duration import duration
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.build import count_parameters
 from ziggurat.models.device import usable_device
+from ziggurat.terminal import safe
 from ziggurat.threads import share_cores
 from ziggurat.tracking.open import open_trackers, refuse_missing_trackers
 from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
-from ziggurat.training.average import average_run, regular_checkpoints
+from ziggurat.training.average import average_newest
 from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
 from ziggurat.training.depth import Depth
 from ziggurat.training.diagnostics import Diagnostics
@@ -54,7 +55,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     """
     settings = experiment.training
     with joined(settings.distributed.timeout_minutes, settings.device) as processes:
-        console = (console or Console(stderr=True)) if processes.first else Console(quiet=True)
+        console = safe(console or Console(stderr=True)) if processes.first else Console(quiet=True)
         try:
             return _train(run.absolute(), experiment, resume, console, processes)
         except RuntimeError as error:
@@ -148,7 +149,9 @@ class _Training:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun, overdue = self.progress.update, self.progress.validation_due
         trackers = open_trackers(self.writes_to, self.experiment, begun) if self.writes_to else []
-        metrics = MetricsWriter(self.writes_to, self.log, update=begun, trackers=trackers, validated=not overdue)
+        more = overdue or finished(self.progress, self.config) is None
+        cut = {"validated": not overdue, "goes_on": more and bool(self.progress.window)}
+        metrics = MetricsWriter(self.writes_to, self.log, update=begun, trackers=trackers, **cut)
         try:
             bar = ProgressLine(self.console, self.config)
             writer = Saver(self.run, self.experiment, self.store, self.progress, self.log, self.processes, self.trust)
@@ -173,13 +176,14 @@ class _Training:
     def _train(self, stop: GracefulStop, line: ProgressLine, metrics: MetricsWriter, saver: Saver) -> str:
         p, config = self.progress, self.config
         started = time.perf_counter() - p.seconds
-        last_save_seconds = p.seconds
         depth = Depth(self.writes_to, metrics, self.log, config, update=p.update)
-        report = Reporter(line, metrics, self.log, config, lambda: Window(self.loader, saver), depth)
+        report = Reporter(line, metrics, self.log, config, partial(Window, self.loader, saver), depth, p)
         if p.validation_due:  # nothing may come before it: it decides which weights are the best, and when to stop
             self._validate(report, stop)
             saver.amend()
             self._hear(p.seconds, stop, saver)
+            if p.validation_due or finished(p, config) is not None:
+                report.ended(p)
         groups = fed(self.loader, LoaderState(p.epoch, p.batch), self.device)
         reason = stop.reason if p.validation_due else finished(p, config)
         if reason is None:
@@ -203,21 +207,19 @@ class _Training:
                 self._validate(report, stop)
             self._hear(time.perf_counter() - started, stop, saver)
             reason = finished(p, config)
-            if reason is not None or stop.heeded:
-                report.ended(p, rate)
             if reason is not None and self.validator is not None and not validates:
                 self._validate(report, stop)
                 self._hear(p.seconds, stop, saver)
             if reason is None or p.validation_due:
                 reason = stop.reason
-            minutes = config.checkpoint.every_minutes
-            due = minutes is not None and p.seconds - last_save_seconds >= 60 * minutes
+            if reason is not None:
+                report.ended(p)
+            due = saver.due
             counted = validates or p.update % config.checkpoint.every_updates == 0
             if counted or due or reason is not None:
                 # A run must roll back to the same weights however often it was stopped, whatever the clock says.
                 good = counted and p.skipped_in_a_row == 0 and recovery.rolls_back
-                saver.save(self.learner, interim=not (counted or due), good=good)
-                last_save_seconds = p.seconds
+                saver.save(self.learner, interim=not (counted or due), by_clock=due and not counted, good=good)
             refuse_to_go_on(p, config, self.run, saver.wait)
         return reason
 
@@ -292,11 +294,8 @@ class _Training:
             discard(self.run / "averaged")
 
     def _average(self) -> None:
-        wanted = min(self.config.checkpoint.average_last, len(regular_checkpoints(self.run, self.config)))
-        if wanted:
-            try:
-                out, updates = average_run(self.run, last=wanted)
-            except ConfigError as error:  # somebody put things of his own there, which training leaves alone
-                self.log.say(f"NOT AVERAGED: {error}", "bold red")
-            else:
-                self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {out}")
+        try:
+            if updates := average_newest(self.run, self.config):
+                self.log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {self.run / 'averaged'}")
+        except ConfigError as error:  # somebody put things of his own there, which training leaves alone
+            self.log.say(f"NOT AVERAGED: {error}", "bold red")

@@ -13,10 +13,20 @@ from typing import TextIO
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
+from ziggurat.terminal import safe
 from ziggurat.tracking.heat import draw
 from ziggurat.tracking.listener import Listener
 
-__all__ = ["MetricsWriter", "RunLog"]
+__all__ = ["CLOCK_FIELDS", "MetricsWriter", "RunLog"]
+
+CLOCK_FIELDS = frozenset(
+    (
+        *("time", "seconds", "target_tokens_per_second", "source_tokens_per_second"),
+        *("data_wait_share", "checkpoint_wait"),
+    )
+)
+"""What depends on the clock in a record; all else is the same in any run of one configuration, data and seed, however
+often it was stopped or killed."""
 
 _METRICS = "metrics.jsonl"
 _CLOSING_SECONDS = 30.0
@@ -33,6 +43,7 @@ class MetricsWriter:
         trackers: who listen; one that fails is left out from then on.
         validated: False when the validation of `update` is still to be done; a record of it, left by a run that was
             killed right after, is removed too.
+        goes_on: whether the window of a partial record of `update` goes on, so that the record is taken back.
     """
 
     def __init__(
@@ -43,18 +54,30 @@ class MetricsWriter:
         update: int,
         trackers: Sequence[Listener] = (),
         validated: bool = True,
+        goes_on: bool = False,
     ) -> None:
         self._log, self._gaps = log, False
         self._trackers = list(trackers)
         path = Path(os.devnull) if run is None else run / _METRICS
         if run is not None and path.exists():
             last = {"train": update, "validation": update if validated else update - 1}
-            kept = [line for line in path.read_bytes().splitlines(keepends=True) if _is_until(line, last)]
-            write_atomically(path, b"".join(kept))
+            lines = path.read_bytes().splitlines(keepends=True)
+            write_atomically(path, b"".join(line for line in lines if _stays(line, last, update if goes_on else None)))
         self._file: TextIO = path.open("a", encoding="utf-8")
 
-    def write(self, kind: str, update: int, values: Mapping[str, float | int | None], *, partial: bool = False) -> None:
-        """Add one record; `kind` is `train` or `validation`, `partial` marks one that its cadence did not ask for."""
+    def write(
+        self,
+        kind: str,
+        update: int,
+        values: Mapping[str, float | int | None],
+        *,
+        partial: bool = False,
+        told: bool = True,
+    ) -> None:
+        """Add one record; `kind` is `train` or `validation`, `partial` marks one that its cadence did not ask for.
+
+        `told`: trackers are told, too.
+        """
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
         record |= {"partial": True} if partial else {}
         try:
@@ -62,7 +85,8 @@ class MetricsWriter:
             self._file.flush()
         except OSError as error:
             self._complain(error)
-        self.tell(kind, update, {name: value for name, value in values.items() if value is not None})
+        if told:
+            self.tell(kind, update, {name: value for name, value in values.items() if value is not None})
 
     def tell(self, kind: str, update: int, values: Mapping[str, float | int]) -> None:
         """Tell trackers alone: figures `kind/name`."""
@@ -106,11 +130,15 @@ class MetricsWriter:
         self._working()
 
 
-def _is_until(line: bytes, last: Mapping[str, int]) -> bool:
-    """Whether a record is of the last update of its kind or before; a line cut off by a kill is not."""
+def _stays(line: bytes, last: Mapping[str, int], taken_back: int | None) -> bool:
+    """Whether a record is of the last update of its kind or before; a line cut off by a kill is not.
+
+    A partial one of update `taken_back` goes, too.
+    """
     try:
         record = json.loads(line)
-        return bool(record["update"] <= last[record["kind"]])
+        back = record["update"] == taken_back and "partial" in record
+        return line.endswith(b"\n") and bool(record["update"] <= last[record["kind"]]) and not back
     except (ValueError, KeyError, TypeError):
         return False
 
@@ -118,19 +146,34 @@ def _is_until(line: bytes, last: Mapping[str, int]) -> bool:
 class RunLog:
     """Says what happens, to the console (standard error) and to `log.txt` with the time.
 
-    A full disk does not end a run here: the console is told once that the file has gaps. Without `run` nothing is
-    written.
+    Neither a full disk nor a terminal that is gone ends a run here: the console is told once that the file has gaps,
+    the file that the console has. Without `run` nothing is written.
     """
 
     def __init__(self, run: Path | None, console: Console) -> None:
-        path = Path(os.devnull) if run is None else run / "log.txt"
-        self._file = path.open("a", encoding="utf-8")
-        self._console = console
-        self._gaps = False
+        self._path = Path(os.devnull) if run is None else run / "log.txt"
+        self._console = safe(console)
+        self._gaps = self._deaf = False
+        self._file = self._open()
+
+    def _open(self) -> TextIO:
+        # A path may hold bytes that are no text: they are no reason to end a run.
+        try:
+            return self._path.open("a", encoding="utf-8", errors="backslashreplace")
+        except OSError as error:
+            self._complain(error)
+            return Path(os.devnull).open("a", encoding="utf-8")
 
     def say(self, message: str, style: str | None = None) -> None:
         """Print and log one line; markup in it has no meaning."""
         self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
+        self._write(message)
+        reason = getattr(self._console.file, "failure", None)
+        if reason is not None and not self._deaf:
+            self._deaf = True
+            self._write(f"standard error cannot be written ({reason}): from here on messages may be in this file alone")
+
+    def _write(self, message: str) -> None:
         try:
             self._file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')}  {message}\n")
             self._file.flush()
@@ -140,7 +183,7 @@ class RunLog:
     def _complain(self, error: OSError) -> None:
         if not self._gaps:
             self._gaps = True
-            self._console.print(f"{self._file.name} cannot be written: {error.strerror}", style="bold red")
+            self._console.print(f"{self._path} cannot be written: {error.strerror}", style="bold red", markup=False)
 
     def close(self) -> None:
         """Close the file."""

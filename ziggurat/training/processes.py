@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from ziggurat.errors import ConfigError, TrainingError, ZigguratError
+from ziggurat.training.signals import leave_with_launcher
 
 __all__ = ["Processes", "joined", "lost"]
 
@@ -132,7 +134,8 @@ class Processes:
         """Say that this process is about to talk with the others, so that `hanging` can name those that are not."""
         if self.count > 1 and self.group is None:
             self._arrivals += 1
-            _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
+            with contextlib.suppress(RuntimeError):  # where torchrun is gone, the others may still be there
+                _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
 
     def hanging(self, error: Exception) -> TrainingError:
         """Return what to say when communication failed with `error`: which processes are behind the others."""
@@ -217,6 +220,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
     Raises ConfigError when torchrun's variables are incomplete, more processes than GPUs share a machine, or `device`
     names one GPU for all.
     """
+    leave_with_launcher()
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield Processes()
         return

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from ziggurat.config.train import CheckpointConfig
 from ziggurat.data.workspace import discard, sweep, tidy
+from ziggurat.errors import CheckpointError
 from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, link, ranked
-from ziggurat.training.checkpoint import Progress
+from ziggurat.training.checkpoint import Progress, read_progress
 
 __all__ = ["clear_leftovers", "prune", "set_aside"]
 
@@ -17,7 +18,8 @@ __all__ = ["clear_leftovers", "prune", "set_aside"]
 def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
     """Delete the checkpoints that `kept` does not ask for, and mend the link `best`.
 
-    The newest always stays, and the one that the run would roll back to.
+    The newest always stays, and the one that the run would roll back to. Those that the clock asked for come on top:
+    which ones there are is chance, and what an average is made of must not depend on it.
 
     `progress.scores` and `progress.interim` lose the names that are gone.
     """
@@ -25,10 +27,11 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     regular = [folder for folder in folders if folder.name not in progress.interim]
     names = {folder.name for folder in folders}
     best = ranked({n: s for n, s in progress.scores.items() if n in names}, smaller_is_better=smaller_is_better)
+    counted = [folder for folder in regular if not _by_clock(folder)]
     staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
-    staying |= {*regular[-kept.keep_last :], *folders[-1:]}
+    staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
     if kept.keep_every is not None:
-        staying |= {folder for folder in regular if _update(folder) % kept.keep_every == 0}
+        staying |= {folder for folder in counted if _update(folder) % kept.keep_every == 0}
     if best and kept.keep_best:  # before the one that it leads to is deleted
         link(run / "best", run / CHECKPOINTS / best[0])
     for folder in folders:
@@ -78,6 +81,13 @@ _UNLOCKED = (
     *(".last.tmp", ".best.tmp", f"{CHECKPOINTS}/.step-*.tmp", f"{CHECKPOINTS}/.step-*.old"),  # of earlier versions
 )
 """What nobody can lock, so that the lock of the run has to do."""
+
+
+def _by_clock(folder: Path) -> bool:
+    try:
+        return read_progress(folder).by_clock
+    except CheckpointError:
+        return False
 
 
 def _update(folder: Path) -> int:

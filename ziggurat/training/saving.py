@@ -95,6 +95,7 @@ class Saver:
         self._replaced: str | None = None
         there = (run / CHECKPOINTS / f"step-{progress.update:08d}").is_dir()
         self._saved_update = progress.update if self._processes.of_first(there) else -1
+        self._saved_seconds = progress.seconds
         self._buffers = Buffers(), Buffers()
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
         self._writing: tuple[Progress, Future[Progress]] | None = None
@@ -118,10 +119,16 @@ class Saver:
         finally:
             self._writer.shutdown()
 
-    def save(self, learner: Learner, *, interim: bool, good: bool = False) -> None:
+    @property
+    def due(self) -> bool:
+        """Whether the clock asks for a checkpoint (`training.checkpoint.every_minutes`)."""
+        minutes = self._kept.every_minutes
+        return minutes is not None and self._progress.seconds - self._saved_seconds >= 60 * minutes
+
+    def save(self, learner: Learner, *, interim: bool, by_clock: bool = False, good: bool = False) -> None:
         """Take a checkpoint, unless there is one of this update; `interim`: no schedule asked for it.
 
-        `good`: the run may roll back to it.
+        `by_clock`: nothing but the clock did. `good`: the run may roll back to it.
 
         Raises CheckpointError when the one before, or without `asynchronous` this one, could not be written and
         `training.checkpoint.on_error` is `stop`; DataError when a file of the store has been changed.
@@ -130,10 +137,12 @@ class Saver:
         if good:
             self._progress.good = f"step-{self._progress.update:08d}"
         self._judge(self._settle())
+        self._saved_seconds = self._progress.seconds
         if self._saved_update != self._progress.update:
             if self._trust is not None:
                 self._trust.settle()
             self._check_store()
+            self._progress.by_clock = by_clock
             if interim:
                 self._progress.interim.append(f"step-{self._progress.update:08d}")
             snapshot = self._snapshot(learner)

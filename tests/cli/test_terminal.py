@@ -1,0 +1,268 @@
+"""Where messages and results go may break, be full or go away: the work goes on, and its exit status is its own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import multiprocessing
+import os
+import pty
+import signal
+import subprocess
+import sys
+import termios
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import tiny_config
+from tests.training.runs import same_records
+from ziggurat.cli import main
+from ziggurat.terminal import Messages, standard_streams
+from ziggurat.training.checkpoint import load_checkpoint
+
+UPDATES = 6
+SETTINGS = {"threads": 1, "stop": {"updates": UPDATES}, "validation": {"every_updates": 3, "decode": False}}
+
+
+def broken(number: int) -> None:
+    """Make `number` a pipe that nobody reads."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    os.dup2(writing, number)
+
+
+def full(number: int) -> None:
+    """Make `number` a file on a full disk."""
+    os.dup2(os.open("/dev/full", os.O_WRONLY), number)
+
+
+FAULTS: dict[str, Callable[[int], None]] = {"full": full, "broken": broken, "closed": os.close}
+
+
+def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored: list[int]) -> None:
+    """Be `ziggurat` with these arguments; standard output goes to a file, streams have `faults`."""
+    os.dup2(os.open(f"{output}.out", os.O_WRONLY | os.O_CREAT), 1)
+    os.dup2(os.open(f"{output}.err", os.O_WRONLY | os.O_CREAT), 2)
+    for number, fault in faults.items():
+        FAULTS[fault](number)
+    for number in ignored:
+        signal.signal(number, signal.SIG_IGN)
+    _fresh_streams()
+    main(arguments)
+
+
+def _fresh_streams() -> None:
+    """Have Python's streams be as at the start of a process, where one that is closed is None."""
+    for number, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(number)
+            stream = os.fdopen(number, mode, closefd=False, buffering=1 if number == 2 else -1)
+            setattr(sys, name, stream)
+        except OSError:
+            setattr(sys, name, None)
+
+
+def started(arguments: list[str], output: Path, faults: dict[int, str], ignored: list[int]) -> multiprocessing.Process:
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    child = context.Process(target=_ziggurat, args=(arguments, str(output), faults, ignored))
+    child.start()
+    return child  # type: ignore[return-value]
+
+
+def ended(arguments: list[str], output: Path, faults: dict[int, str]) -> tuple[int | None, str, str]:
+    """Run `ziggurat`; return its status, what it printed and what it said."""
+    child = started(arguments, output, faults, [])
+    child.join(120)
+    return child.exitcode, Path(f"{output}.out").read_text(), Path(f"{output}.err").read_text()
+
+
+@pytest.fixture(scope="module")
+def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nothing happened to."""
+    folder = tmp_path_factory.mktemp("whole")
+    config = tiny_config(folder, tiny_folder, **SETTINGS)
+    assert ended(["train", str(config), "--run", str(folder / "run")], folder / "said", {})[0] == 0
+    return folder / "run"
+
+
+@pytest.mark.parametrize(
+    ("fault", "reason"),
+    [("full", "No space left on device"), ("broken", "Broken pipe"), ("closed", "it is closed")],
+)
+def test_training_goes_on_without_standard_error(
+    fault: str, reason: str, whole: Path, tiny_folder: Path, tmp_path: Path
+) -> None:
+    config, run = tiny_config(tmp_path, tiny_folder, **SETTINGS), tmp_path / "run"
+    status, printed, _ = ended(["train", str(config), "--run", str(run), "--json"], tmp_path / "said", {2: fault})
+    assert status == 0
+    assert json.loads(printed)["update"] == UPDATES
+    log = (run / "log.txt").read_text()
+    assert log.count(f"standard error cannot be written ({reason})") == 1
+    assert f"stopped after update {UPDATES}" in log
+    same_records(whole, run)
+    weights = [folder / "last" / "model.safetensors" for folder in (run, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()
+
+
+@pytest.mark.parametrize(("fault", "status"), [("broken", 0), ("closed", 0), ("full", 2)])
+def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
+    """Where nobody wants the result, the status is that of the training; a result cut off in a file is an error."""
+    config = tiny_config(tmp_path, tiny_folder, **{**SETTINGS, "stop": {"updates": 1}})
+    found, _, said = ended(
+        ["train", str(config), "--run", str(tmp_path / "run"), "--json"], tmp_path / "said", {1: fault}
+    )
+    assert found == status, said
+    assert "internal error" not in said
+    assert ("the run is as it should be" if status == 0 else "standard output cannot be written: No space") in said
+    quiet = ["train", "--run", str(tmp_path / "run"), "--resume"]
+    assert ended(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
+    """What they print and write is whole, whatever became of standard error; an error still has its status."""
+    source = tmp_path / "source"
+    source.write_text("".join(f"{line}\n" for line in (tiny_folder / "dev.qlo").read_text().splitlines()[:3]))
+    verbs = {
+        "translate": ["translate", str(whole), "-i", str(source)],
+        "explain": ["explain", "training.schedule"],
+        "prepare": ["prepare", str(tiny_config(tmp_path, tiny_folder)), f"data.store={tmp_path / 'store'}", "--json"],
+        "wrong": ["translate", str(tmp_path / "nothing"), "-i", str(source)],
+    }
+    for name, arguments in verbs.items():
+        status, printed, _ = ended(arguments, tmp_path / name, {2: fault})
+        assert status == (2 if name == "wrong" else 0), name
+        assert bool(printed) == (name != "wrong"), name
+        if name == "translate":
+            assert printed.count("\n") == 3
+    assert (tmp_path / "store" / "manifest.json").is_file()
+    status, _, said = ended(verbs["explain"], tmp_path / "results", {1: fault})
+    assert status == {"full": 2, "broken": 128 + signal.SIGPIPE, "closed": 2}[fault]
+    assert "internal error" not in said
+    assert {"full": "No space left", "broken": "", "closed": "it is closed"}[fault] in said
+
+
+def test_a_closed_standard_input_is_named(whole: Path, tmp_path: Path) -> None:
+    status, _, said = ended(["translate", str(whole)], tmp_path / "said", {0: "closed"})
+    assert (status, "standard input is closed" in said) == (2, True), said
+
+
+def endless(folder: Path, data: Path) -> Path:
+    """Write the configuration of a run that has to be stopped, and writes no checkpoint before."""
+    settings = {**SETTINGS, "stop": {"updates": 10**6}, "validation": {"every_updates": 10**6}, "log_every_updates": 1}
+    return tiny_config(folder, data, **settings, checkpoint={"every_updates": 10**6})
+
+
+def wait_for(done: Callable[[], bool], child: multiprocessing.Process) -> None:
+    end = time.monotonic() + 60
+    while not done() and child.is_alive() and time.monotonic() < end:
+        time.sleep(0.02)
+    assert done()
+    assert child.is_alive()
+
+
+def updates_of(run: Path) -> int:
+    metrics = run / "metrics.jsonl"
+    return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
+
+
+def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said", {}, [])
+    wait_for(lambda: updates_of(run) >= 2, child)
+    assert child.pid is not None
+    for _ in range(20):  # as many as come until it has ended
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(child.pid, signal.SIGHUP)
+        time.sleep(0.002)
+    child.join(60)
+    assert child.exitcode == 128 + signal.SIGHUP
+    assert load_checkpoint(run / "last").progress.update >= 2
+
+
+def test_with_nohup_sighup_stays_ignored(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    arguments = ["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)]
+    child = started(arguments, tmp_path / "said", {}, [signal.SIGHUP])
+    wait_for(lambda: updates_of(run) >= 1, child)
+    assert child.pid is not None
+    os.kill(child.pid, signal.SIGHUP)
+    seen = updates_of(run)
+    wait_for(lambda: updates_of(run) >= seen + 5, child)
+    os.kill(child.pid, signal.SIGTERM)
+    child.join(60)
+    assert child.exitcode == 128 + signal.SIGTERM
+
+
+def in_a_terminal(arguments: list[str], slave: str) -> None:
+    """Be `ziggurat` as the first process of a terminal of its own, as after `ssh -t host ziggurat train`."""
+    os.setsid()
+    terminal = os.open(slave, os.O_RDWR)
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    for number in (0, 1, 2):
+        os.dup2(terminal, number)
+    os.close(terminal)
+    os.environ["TERM"] = "xterm"
+    _fresh_streams()
+    main(arguments)
+
+
+def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
+    """With a bar on it. The kernel tells by SIGHUP, every message fails with EIO, and the checkpoint is written."""
+    run = tmp_path / "run"
+    master, slave = pty.openpty()
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    arguments = ["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)]
+    child = context.Process(target=in_a_terminal, args=(arguments, os.ttyname(slave)))
+    child.start()
+    os.set_blocking(master, False)
+
+    def drawn() -> bool:
+        with contextlib.suppress(BlockingIOError, OSError):
+            os.read(master, 1 << 16)
+        return updates_of(run) >= 3
+
+    wait_for(drawn, child)  # type: ignore[arg-type]
+    os.close(slave)
+    os.close(master)
+    child.join(60)
+    assert child.exitcode == 128 + signal.SIGHUP
+    assert load_checkpoint(run / "last").progress.update >= 3
+    log = (run / "log.txt").read_text()
+    assert log.count("standard error cannot be written (Input/output error)") == 1
+    assert "to go on: `ziggurat train --run" in log
+
+
+def test_python_itself_ends_with_the_status_of_the_verb(tmp_path: Path) -> None:
+    """On its way out it writes again what was left in a stream; a process of its own, through its very end."""
+    command = f"{sys.executable} -m ziggurat explain training.schedule"
+    for redirection, status in (("2>/dev/full", 0), ("2>&-", 0), (">/dev/full", 2), (">&-", 2)):
+        assert subprocess.run(["sh", "-c", f"{command} {redirection}"], capture_output=True).returncode == status
+    wrong = f"{sys.executable} -m ziggurat explain nothing.of.that.name"
+    for redirection in ("2>/dev/full", "2>&-"):
+        assert subprocess.run(["sh", "-c", f"{wrong} {redirection}"], capture_output=True).returncode == 2
+
+
+def test_a_stream_that_never_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    with Path("/dev/full").open("w", buffering=1) as stream:
+        messages = Messages(stream)
+        assert messages.write("a\n") == 2
+        messages.flush()
+        assert messages.failure == "No space left on device"
+        os.dup2(2, stream.fileno())  # there is room again
+        messages.write("heard\n")
+    assert "heard" in capfd.readouterr().err
+    assert Messages(None).failure == "it is closed"
+    messages.write("after it was closed")
+    with pytest.raises(TypeError):
+        messages.write(b"bytes")  # type: ignore[arg-type]
+    before = sys.stderr
+    with standard_streams():
+        assert isinstance(sys.stderr, Messages)
+    assert sys.stderr is before
