@@ -53,8 +53,7 @@ def train(run: Path, experiment: Experiment, *, resume: bool = False, console: C
     same weights, bit for bit on one machine and with as many processes. Under torchrun every process calls this; the
     folder must be the same for all of them. Raises ConfigError, DataError, CheckpointError, TrainingError.
     """
-    settings = experiment.training
-    with joined(settings.distributed.timeout_minutes, settings.device) as processes:
+    with joined(experiment.training.distributed.timeout_minutes, experiment.training.device) as processes:
         console = safe(console or Console(stderr=True)) if processes.first else Console(quiet=True)
         try:
             return _train(run.absolute(), experiment, resume, console, processes)
