@@ -15,13 +15,13 @@ from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ziggurat.decoding.translator import Translator
     from ziggurat.evaluation.comet import CometEnvironment
     from ziggurat.evaluation.metrics import TestSet
 
-__all__ = ["CompareOptions", "compare_systems", "parse_systems", "translated"]
+__all__ = ["CompareOptions", "check_test_set", "compare_systems", "parse_systems", "translated"]
 
 
 @dataclass(frozen=True)
@@ -59,10 +59,12 @@ def compare_systems(
     files, sources = _read(asked, [path for _, paths in parsed for path in paths if path not in models], models)
     if not models and (settings or asked.output):
         raise ConfigError("decoding settings and `--output` are for models; all systems are files of translations")
-    for metric in asked.metrics:  # what one lacks is to be said before anything is translated
-        replace(asked.test_set, sources=sources).metric(metric, asked.comet)
+    language = asked.test_set.target_language
+    needed = dict.fromkeys((*asked.metrics, "bleu", "chrf"))  # the tables of sentences take the latter two
+    if language or not models:  # else the first model says which it is
+        check_test_set(replace(asked.test_set, sources=sources), needed, asked.comet, tables=True)
     folder = _output_folder(asked.output)
-    systems, language = [], asked.test_set.target_language
+    systems = []
     for name, paths in parsed:
         outputs, origins = [], []
         for number, path in enumerate(paths, start=1):
@@ -73,9 +75,12 @@ def compare_systems(
             assert sources is not None
             with notices():
                 translator = open_model([path], which, device, threads, settings)
+                if not language:
+                    language = translator.target_language
+                    asked = replace(asked, test_set=replace(asked.test_set, target_language=language))
+                    check_test_set(replace(asked.test_set, sources=sources), needed, asked.comet, tables=True)
                 kept = None if folder is None else str(folder / f"{name}.{number}.txt")
                 outputs.append(translated(translator, sources, kept))
-            language = language or translator.target_language
             origins.append(translator.origin)
         systems.append(System(name, outputs, origins))
     comparison = compare(
@@ -91,6 +96,28 @@ def compare_systems(
         say=lambda said: console().print(said, markup=False, highlight=False, soft_wrap=True),
     )
     print_json(comparison.as_record()) if json else print(text(comparison))
+
+
+def check_test_set(
+    test_set: TestSet, metrics: Iterable[str], comet: CometEnvironment | None, *, tables: bool = False
+) -> None:
+    """Say how lines are split where that is out of the ordinary; `tables`: BLEU's words are needed whatever is asked.
+
+    Raises ConfigError: a metric cannot be had. It is told before anything is translated.
+    """
+    from ziggurat.evaluation.scores import MissingTokenizerError
+
+    how = test_set.splitting
+    names = list(metrics)
+    for metric in names:
+        try:
+            test_set.metric(metric, comet)
+        except MissingTokenizerError as error:
+            way = f"{error}. Or name another by `--bleu-tokenizer`, such as `char` (single characters)"
+            raise ConfigError(way if tables else f"{way}, or leave BLEU out: `--metrics chrf,ter`") from None
+    said = [how.bleu_notice if {"bleu", "meteor"} & set(names) else None, how.ter_notice if "ter" in names else None]
+    for notice in filter(None, said):
+        console().print(f"warning: {notice}", markup=False, highlight=False, soft_wrap=True)
 
 
 def _read(

@@ -13,7 +13,7 @@ from ziggurat import __version__
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.files import byte_stream, fingerprint, write_atomically
 from ziggurat.data.workspace import building
 from ziggurat.decoding.lines import read_lines
 from ziggurat.decoding.translator import Translator
@@ -153,11 +153,9 @@ def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[lis
 
 
 def _read(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as stream:
-            return list(read_lines(stream, str(path)))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+    """Return the lines of a text file, compressed or not. Raises DataError when it cannot be read."""
+    with byte_stream(path) as stream:
+        return list(read_lines(stream, str(path)))
 
 
 def _verified(

@@ -19,7 +19,7 @@ import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -73,6 +73,7 @@ class Progress:
         gradient_norms: running sums of their logarithms (ziggurat.training.clipping).
         best: best value of the validation metric so far.
         best_update: its update.
+        best_by: how it is measured (ziggurat.training.validate.rank_anew).
         validations_since_best: in a row without a better one.
         validation_due: whether the validation of this update was interrupted; it is the next thing to do.
         scores: validation metric by name of the checkpoints kept.
@@ -101,6 +102,7 @@ class Progress:
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     best: float | None = None
     best_update: int | None = None
+    best_by: dict[str, Any] = field(default_factory=dict)
     validations_since_best: int = 0
     validation_due: bool = False
     stage: int = 0

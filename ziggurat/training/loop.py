@@ -39,7 +39,7 @@ from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
-from ziggurat.training.validate import Validator, position_limit
+from ziggurat.training.validate import Validator, position_limit, rank_anew
 
 __all__ = ["TrainingResult", "train"]
 
@@ -132,6 +132,8 @@ class _Training:
 
     def _go(self, resume: bool) -> TrainingResult:
         resumed = resume and self._resume()
+        if said := rank_anew(self.progress, self.experiment):
+            self.log.say(said, "yellow")
         if self.origin:
             self.log.say(f"starting from the weights of {self.origin}")
         for said in introduction(self.experiment, self.learner, len(self.store.train), self.run):
@@ -141,7 +143,8 @@ class _Training:
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
-        for notice in (*notices(self.experiment), *elsewhere(self.experiment.data, self.store)):
+        of_validation = self.validator.notices if self.validator is not None else []
+        for notice in (*notices(self.experiment), *elsewhere(self.experiment.data, self.store), *of_validation):
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")

@@ -26,6 +26,8 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     ranked = sorted(scores, key=lambda f: (scores[f] if smaller_is_better else -scores[f], f.name))
     staying = {folder for folder in folders if folder.name == progress.good}
     staying |= {*regular[-kept.keep_last :], *folders[-1:], *ranked[: kept.keep_best]}
+    if not ranked and (best := run / "best").is_symlink():  # until something compares with it
+        staying |= {folder for folder in folders if folder.name == Path(os.readlink(best)).name}
     if kept.keep_every is not None:
         staying |= {folder for folder in regular if _update(folder) % kept.keep_every == 0}
     for folder in folders:
