@@ -97,5 +97,5 @@ def test_a_language_that_is_none_gets_the_nearest_one(code: str, meant: str) -> 
     with pytest.raises(ConfigError) as caught:
         check_language_code(code, "--language")
     assert meant in str(caught.value)
-    with pytest.raises(ConfigError, match="depends on. It takes codes"):
+    with pytest.raises(ConfigError, match=r"depends on\. It takes codes"):
         check_language_code("xx", "--language")

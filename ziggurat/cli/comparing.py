@@ -12,6 +12,7 @@ from ziggurat.cli.engine import open_model
 from ziggurat.cli.output import check_input, console, line_progress, output_stream, print_json
 from ziggurat.cli.translated import notices
 from ziggurat.cli.translation import pair_up, read_text
+from ziggurat.data.resemblance import Trigrams, resembles_more
 from ziggurat.errors import ConfigError, printable
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
     from ziggurat.evaluation.comet import CometEnvironment
     from ziggurat.evaluation.metrics import TestSet
 
-__all__ = ["CompareOptions", "check_test_set", "compare_systems", "parse_systems", "translated"]
+__all__ = ["CompareOptions", "check_test_set", "compare_systems", "parse_systems", "translated", "warn_of_sides"]
+
+_LOOKED_AT = 2000  # lines that tell whether the output is in the right language
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ def compare_systems(
                 kept = None if folder is None else str(folder / f"{name}.{number}.txt")
                 outputs.append(translated(translator, sources, kept))
             origins.append(translator.origin)
+        warn_of_sides(outputs[0], replace(asked.test_set, sources=sources), f"the output of {printable(name)}")
         systems.append(System(name, outputs, origins))
     comparison = compare(
         systems,
@@ -118,6 +122,21 @@ def check_test_set(
     said = [how.bleu_notice if {"bleu", "meteor"} & set(names) else None, how.ter_notice if "ter" in names else None]
     for notice in filter(None, said):
         console().print(f"warning: {notice}", markup=False, highlight=False, soft_wrap=True)
+
+
+def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the output") -> None:
+    """Say on standard error where `outputs` are in the language of the source text rather than of the reference."""
+    if test_set.sources is None:
+        return
+    source, reference = (Trigrams(lines[:_LOOKED_AT]) for lines in (test_set.sources, test_set.references[0]))
+    if resembles_more(Trigrams(outputs[:_LOOKED_AT]), source, reference):
+        console().print(
+            f"warning: {name} looks like the source text, not like the reference: are `--source` and `--reference` "
+            "swapped, or does the system copy its input?",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _read(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ziggurat.cli.comparing import CompareOptions, check_test_set, compare_systems, translated
+from ziggurat.cli.comparing import CompareOptions, check_test_set, compare_systems, translated, warn_of_sides
 from ziggurat.cli.engine import open_model
 from ziggurat.cli.output import OUT, check_output, console, print_json, refuse_overwriting
 from ziggurat.cli.preparation import Json
@@ -152,6 +152,7 @@ def evaluate(
     test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
     if hypothesis is not None:
         check_test_set(test_set, wanted, comet)
+    warn_of_sides(hypotheses, test_set)
     scores = _scores(test_set, hypotheses, wanted, comet, confidence)
     scores += _tokenised_scores(test_set, hypotheses, tokenised, compound_split, confidence)
     if json:

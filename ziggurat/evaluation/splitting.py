@@ -1,7 +1,7 @@
 """How BLEU and TER split a test set into words: by its language, and by whether it is written with blanks.
 
-sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without blanks it has no rules
-of its own; characters (`char`) need no download and are what its chrF counts too.
+sacreBLEU recommends `zh`, `ja-mecab` and `ko-mecab` for their languages. For other scripts without blanks it has no
+rules of its own; characters (`char`) need no download.
 """
 
 from __future__ import annotations
