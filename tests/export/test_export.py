@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -53,7 +54,9 @@ def test_the_result_translates_alike(
     assert found["identical"] + found["ties"] == len(SENTENCES)
     assert json.loads((out / "export.json").read_text()) == report
     assert not list(tmp_path.glob("out.*"))
-    again = export_model(tmp_path / "model", to, out, verify=text)  # an earlier export is replaced
+    with pytest.raises(ConfigError, match=rf"already holds an export \({to}, fp32\); `--force` replaces it"):
+        export_model(tmp_path / "model", to, out, verify=text)
+    again = export_model(tmp_path / "model", to, out, verify=text, force=True)
     assert again == report
 
 
@@ -107,8 +110,11 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
     path = written()
     reference = tmp_path / "reference"
     reference.write_text("".join(f"{t.text}\n" for t in load_translator(path).translate(SENTENCES)))
-    gate = Gate(text, reference, tolerance=100.0)
-    report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=text, gate=gate)
+    packed = [tmp_path / "text.gz", tmp_path / "reference.gz"]  # texts are unpacked, as everywhere
+    for plain, path_of_packed in zip((text, reference), packed, strict=True):
+        path_of_packed.write_bytes(gzip.compress(plain.read_bytes()))
+    gate = Gate(packed[0], packed[1], tolerance=100.0)
+    report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=packed[0], gate=gate)
     assert report["quantized"]["lines"] == len(SENTENCES)
     assert report["gate"]["before"] == pytest.approx(100.0)  # quantisation left the model itself alone
     fp32 = export_model(path, "ctranslate2", tmp_path / "fp32", verify=text)

@@ -166,7 +166,9 @@ def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="holds other things than a model directory"):
         average_run(run, last=1, out=mine)
     average_run(run, last=1, out=tmp_path / "mean")
-    average_run(run, last=1, out=tmp_path / "mean")  # a model directory may be replaced
+    with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):
+        average_run(run, last=1, out=tmp_path / "mean")
+    average_run(run, last=1, out=tmp_path / "mean", force=True)
 
 
 def test_patience_without_a_dev_set_would_never_end(

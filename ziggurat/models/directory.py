@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
-from ziggurat.errors import CheckpointError, DataError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
@@ -36,6 +36,7 @@ __all__ = [
     "read_meta",
     "read_tensors",
     "read_weights",
+    "refuse_replacing",
     "verify",
     "weights",
     "weights_origin",
@@ -78,6 +79,17 @@ def may_become_model_directory(path: Path) -> bool:
     if not path.exists() or (path.is_dir() and not any(path.iterdir())):
         return True
     return (path / MODEL_FILE).is_file() and holds_only(path, _MODEL_DIRECTORY_FILES)
+
+
+def refuse_replacing(path: Path, *, force: bool) -> None:
+    """Raise ConfigError where a model directory written to `path` would replace another, or anything else.
+
+    `force` replaces a model, never other things.
+    """
+    if not may_become_model_directory(path):
+        raise ConfigError(f"{path}: exists and holds other things than a model directory; choose another folder")
+    if not force and (path / MODEL_FILE).exists():
+        raise ConfigError(f"{path}: already holds a model; `--force` replaces it, or choose another folder")
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:

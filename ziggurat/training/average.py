@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError
 from ziggurat.models.directory import (
     CHECKPOINTS,
     CONFIG_FILE,
     MODEL_FILE,
-    may_become_model_directory,
     read_weights,
+    refuse_replacing,
     write_model_directory,
 )
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
@@ -59,13 +59,13 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     return [f for f in folders if f.name not in progress.interim or (over and f == folders[-1])]
 
 
-def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path, list[int]]:
+def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = False) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
     Checkpoints that only an interruption left behind do not count, so an interrupted run gives the same average.
 
     Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept, ConfigError when
-    `out` holds anything but a model directory.
+    `out` holds anything but a model directory or, without `force`, a model; `<run>/averaged` is always replaced.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
@@ -76,8 +76,8 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
             f"{run}: {len(folders)} of the {last} checkpoints wanted are kept (those that an interruption left, or of "
             "another depth, do not count); average fewer, or raise `training.checkpoint.keep_last` and train on"
         )
-    if out is not None and not may_become_model_directory(out):
-        raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
+    if out is not None:
+        refuse_replacing(out, force=force)
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     write_model_directory(out, tensors, stage_experiment(experiment, read_progress(folders[-1]).stage), run)
