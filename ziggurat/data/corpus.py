@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ziggurat.data.files import fingerprint
+from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.errors import DataError
@@ -82,6 +83,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         manifest = json.loads(file.read_text("utf-8"))
         version = manifest["format"]
     except OSError:
+        if kind := folder_kind(path):
+            raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError):

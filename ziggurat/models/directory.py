@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
+from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
@@ -223,16 +224,28 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
         raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
-    if not (path / MODEL_FILE).is_file():
-        raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
+    if not ((path / MODEL_FILE).is_file() and _has_config(path)):
+        if kind := folder_kind(path):
+            raise CheckpointError(f"{path}: no run or model directory, but {kind}")
+        if not (path / MODEL_FILE).is_file():
+            raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
     if which is not None:
         raise CheckpointError(f"{path}: is a model directory, it has no checkpoint `{which}`")
     if (path / CONFIG_FILE).is_file():
         return path / MODEL_FILE, path
-    run = Path(os.path.realpath(path)).parents[1]  # a checkpoint inside a run
-    if (run / CONFIG_FILE).is_file():
-        return path / MODEL_FILE, run
+    if _has_config(path):
+        return path / MODEL_FILE, _run_of(path)
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """Return the folder of the run that a checkpoint would be in."""
+    return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
+
+
+def _has_config(path: Path) -> bool:
+    """Whether a model directory, or the run of a checkpoint, has its configuration."""
+    return (path / CONFIG_FILE).is_file() or (_run_of(path) / CONFIG_FILE).is_file()
 
 
 def _experiment(folder: Path, root: Path) -> Experiment:
