@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import gzip
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -146,6 +147,23 @@ def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypa
     with pytest.raises(ExportError, match=r"BLEU falls from 100\.00 to"):
         export_model(path, "ctranslate2", tmp_path / "out", verify=text, gate=Gate(text, reference))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=[] if to == "huggingface" else pytest.mark.slow) for to in TARGETS]
+)
+def test_exporting_says_nothing_that_its_libraries_think(
+    to: str, written: Written, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(decoder={"layers": 1}, encoder={"layers": 1})
+    capfd.readouterr()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.resetwarnings()
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)  # as Python does
+        export_model(path, to, tmp_path / "out", verify=text)
+    assert [str(warning.message) for warning in found] == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_ties_are_told_from_differences(written: Written) -> None:

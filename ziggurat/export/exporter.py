@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.files import byte_stream, fingerprint, write_atomically
 from ziggurat.data.workspace import building
 from ziggurat.decoding.lines import read_lines
-from ziggurat.decoding.translator import Translator
+from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
@@ -105,7 +106,8 @@ def export_model(
         "positions": model.positions,
         "quantization": quantization,
     }
-    with building(out) as folder:
+    with building(out) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TranslationWarning)  # what is cut is counted in the report
         target.write(folder, model, None)
         _write_report(folder, report)
         report["verification"] = {"text": origin, **_verified(ours, target, folder, model, texts)}
