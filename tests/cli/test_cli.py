@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
+from ziggurat.cli.demo import _next_steps
 
 VERBS = (
     "demo",
@@ -188,6 +189,28 @@ def test_demo_refuses_a_folder_that_is_not_its_own(ziggurat, tmp_path: Path) -> 
     assert result.status == 2
     assert "is not a demo of ziggurat" in result.err
     assert (tmp_path / "mine.txt").read_text() == "keep"
+
+
+def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:
+    folder = Path("my demo")
+    test = folder / "test.qlo", folder / "test.qhi"
+    script = (
+        f'head() {{ :; }}; ziggurat() {{ printf "%s|" "$@" >> calls; echo >> calls; }}\n{_next_steps(folder, test)}\n'
+    )
+    subprocess.run(["bash", "-eu"], input=script, text=True, check=True, cwd=tmp_path)
+    assert (tmp_path / "calls").read_text().splitlines() == [
+        "translate|my demo/run|",
+        "evaluate|my demo/run|--source|my demo/test.qlo|--reference|my demo/test.qhi|--confidence|",
+        "train|my demo/demo.yaml|--run|my demo/deep|model.encoder.layers=12|",
+        "report|my demo/run|my demo/deep|",
+        "recipes|",
+        "recipes|multi30k-de-en|",
+        "prepare|my.yaml|",
+        "train|my.yaml|--run|runs/mine|",
+    ]
+    demo = Path("demo")
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    assert _next_steps(demo, (demo / "corpus" / "test.qlo", demo / "corpus" / "test.qhi")) in readme
 
 
 def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]

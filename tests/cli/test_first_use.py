@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,6 +24,9 @@ from ziggurat.config.recipes import load_named
 from ziggurat.training.loop import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
+
+
+VERBS = cast(Any, typer.main.get_command(app))
 
 
 @pytest.mark.parametrize("prefix", ["", "decoding."])
@@ -104,6 +108,18 @@ def test_threads_reach_torch(ziggurat: Ziggurat, trained: Path, text: Path, monk
 @pytest.mark.parametrize("verb", ["translate", "score"])
 def test_help_shows_angle_brackets(ziggurat: Ziggurat, verb: str) -> None:
     assert "<bt>" in ziggurat(verb, "--help")[1]
+
+
+@pytest.mark.parametrize("verb", sorted(VERBS.commands))
+def test_help_shows_every_word(ziggurat: Ziggurat, verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rich takes what is in angle brackets for HTML, and some in square ones for a style: both vanish."""
+    monkeypatch.setenv("COLUMNS", "1000")
+    shown = " ".join(ziggurat(verb, "--help").out.split())
+    command = VERBS.commands[verb]
+    texts = [getattr(parameter, "help", None) for parameter in command.params]
+    texts += (command.help or "").split("\n\n")
+    for text in filter(None, texts):
+        assert " ".join(text.replace("`", "").split()) in shown
 
 
 def test_a_section_is_explained_without_an_empty_default(ziggurat: Ziggurat) -> None:

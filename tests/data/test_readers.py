@@ -283,6 +283,18 @@ def test_globs_are_paired_in_sorted_order(tmp_path: Path) -> None:
         read(**patterns)
 
 
+def test_a_glob_takes_packed_and_unpacked_files(tmp_path: Path) -> None:
+    (tmp_path / "web-1.tsv").write_text("eins\tone\n")
+    (tmp_path / "web-2.tsv.gz").write_bytes(gzip.compress(b"zwei\ttwo\n"))
+    assert read(path=str(tmp_path / "web-*.tsv*")) == (["eins", "zwei"], ["one", "two"])
+    (tmp_path / "web-2.jsonl").write_text("{}\n")
+    with pytest.raises(ConfigError, match=r"several formats, .*web-1\.tsv and .*web-2\.jsonl"):
+        read(path=str(tmp_path / "web-*"))
+    (tmp_path / "web-1.tsv.xz").write_bytes(lzma.compress(b"eins\tone\n"))
+    with pytest.raises(DataError, match=r"names .*web-1\.tsv\.xz and .*web-1\.tsv; remove one"):
+        read(path=str(tmp_path / "web-*.tsv*"))
+
+
 def test_missing_files_name_the_key(tmp_path: Path) -> None:
     (tmp_path / "a.de").write_text("a\n")
     with pytest.raises(DataError, match=r"data\.train\.0\.target: no such file: .*nothing\.en"):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import gzip
 import json
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -53,7 +55,9 @@ def test_the_result_translates_alike(
     assert found["identical"] + found["ties"] == len(SENTENCES)
     assert json.loads((out / "export.json").read_text()) == report
     assert not list(tmp_path.glob("out.*"))
-    again = export_model(tmp_path / "model", to, out, verify=text)  # an earlier export is replaced
+    with pytest.raises(ConfigError, match=rf"already holds an export \({to}, fp32\); `--force` replaces it"):
+        export_model(tmp_path / "model", to, out, verify=text)
+    again = export_model(tmp_path / "model", to, out, verify=text, force=True)
     assert again == report
 
 
@@ -107,8 +111,11 @@ def test_int8_is_verified_in_fp32_first_and_passes_the_gate(written: Written, te
     path = written()
     reference = tmp_path / "reference"
     reference.write_text("".join(f"{t.text}\n" for t in load_translator(path).translate(SENTENCES)))
-    gate = Gate(text, reference, tolerance=100.0)
-    report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=text, gate=gate)
+    packed = [tmp_path / "text.gz", tmp_path / "reference.gz"]  # texts are unpacked, as everywhere
+    for plain, path_of_packed in zip((text, reference), packed, strict=True):
+        path_of_packed.write_bytes(gzip.compress(plain.read_bytes()))
+    gate = Gate(packed[0], packed[1], tolerance=100.0)
+    report = export_model(path, "ctranslate2", tmp_path / "out", quantization="int8", verify=packed[0], gate=gate)
     assert report["quantized"]["lines"] == len(SENTENCES)
     assert report["gate"]["before"] == pytest.approx(100.0)  # quantisation left the model itself alone
     fp32 = export_model(path, "ctranslate2", tmp_path / "fp32", verify=text)
@@ -140,6 +147,23 @@ def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypa
     with pytest.raises(ExportError, match=r"BLEU falls from 100\.00 to"):
         export_model(path, "ctranslate2", tmp_path / "out", verify=text, gate=Gate(text, reference))
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "to", [pytest.param(to, marks=[] if to == "huggingface" else pytest.mark.slow) for to in TARGETS]
+)
+def test_exporting_says_nothing_that_its_libraries_think(
+    to: str, written: Written, text: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = written(decoder={"layers": 1}, encoder={"layers": 1})
+    capfd.readouterr()
+    with warnings.catch_warnings(record=True) as found:
+        warnings.resetwarnings()
+        for kind in (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning):
+            warnings.simplefilter("ignore", kind)  # as Python does
+        export_model(path, to, tmp_path / "out", verify=text)
+    assert [str(warning.message) for warning in found] == []
+    assert capfd.readouterr() == ("", "")
 
 
 def test_ties_are_told_from_differences(written: Written) -> None:

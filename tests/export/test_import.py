@@ -101,6 +101,8 @@ def test_there_and_back(written: Written, text: Path, tmp_path: Path, transforme
     path = written(residual="post", embedding={"zero_start": True}, decoding=decoding)
     export_model(path, "huggingface", tmp_path / "out", verify=text)
     import_checkpoint(tmp_path / "out", tmp_path / "back")
+    with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):
+        import_checkpoint(tmp_path / "out", tmp_path / "back")
     back = load_translator(tmp_path / "back", max_length={"ratio": 0.0, "extra": 20, "limit": 20})
     assert back.target_language == "en"
     texts = [t.text for t in load_translator(path).translate(SENTENCES)]

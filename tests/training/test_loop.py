@@ -26,6 +26,7 @@ from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folder
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.progress import Window
 from ziggurat.training.retention import prune
+from ziggurat.training.run import reopen_run
 from ziggurat.training.step import UpdateResult, train_update
 from ziggurat.training.stopping import time_left
 from ziggurat.training.validate import Validation, Validator, position_limit
@@ -165,7 +166,9 @@ def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path
     with pytest.raises(ConfigError, match="holds other things than a model directory"):
         average_run(run, last=1, out=mine)
     average_run(run, last=1, out=tmp_path / "mean")
-    average_run(run, last=1, out=tmp_path / "mean")  # a model directory may be replaced
+    with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):
+        average_run(run, last=1, out=tmp_path / "mean")
+    average_run(run, last=1, out=tmp_path / "mean", force=True)
 
 
 def test_patience_without_a_dev_set_would_never_end(
@@ -188,6 +191,55 @@ def test_learned_positions_must_reach_over_the_dev_set_too(tiny_folder: Path) ->
     learned = experiment.model_copy(update={"model": experiment.model.model_copy(update={"embedding": embedding})})
     with pytest.raises(ConfigError, match="501 tokens"):
         position_limit(learned, store)
+
+
+@pytest.mark.parametrize("metric", ["loss", "chrf", "bleu"])
+def test_a_missing_tokenizer_costs_bleu_only_where_nothing_goes_by_it(
+    metric: str, tiny_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    experiment = tiny_experiment(tiny_folder, validation={"metric": metric})
+    store = Store.open(experiment.data.store)
+    store.manifest["config"]["target_language"] = "ja"
+    if metric == "bleu":
+        with pytest.raises(ConfigError, match=r"validation\.metric: bleu.*ziggurat-mt\[ja\].*metric=chrf"):
+            Validator(store, experiment.training, experiment.decoding)
+        return
+    validator = Validator(store, experiment.training, experiment.decoding)
+    assert "leaves BLEU out" in validator.notices[0]
+    assert list(validator._scores(validator.references)) == ["chrf"]
+    assert "BLEU" not in Validation(1.0, None, 50.0, 0).line()
+
+
+@pytest.mark.parametrize(("sentences", "best"), [(4, (60.0, 2)), (6, (10.0, 3))])
+def test_scores_of_other_sentences_do_not_compete_for_best(
+    sentences: int, best: tuple[float, int], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left, run = iter([50.0, 60.0, 10.0]), tmp_path / "run"
+    monkeypatch.setattr(
+        "ziggurat.training.validate.Validator.measure", lambda *_: Validation(1.0, chrf=next(left), unfinished=0)
+    )
+    validation = {"every_updates": 1, "metric": "chrf", "max_sentences": 4}
+    checkpoint = {"every_updates": 1, "keep_last": 1, "keep_best": 1}
+    go(tiny_folder, run, stop={"updates": 2}, validation=validation, checkpoint=checkpoint)
+    changes = ["training.stop.updates=3", f"training.validation.max_sentences={sentences}"]
+    log = io.StringIO()
+    result = train(run, reopen_run(run, changes), resume=True, console=Console(file=log, width=1000))
+    assert (result.best, result.best_update) == best
+    assert (run / "best").resolve().name == f"step-{best[1]:08d}"
+    assert ("max_sentences` changed: scores so far do not compare" in log.getvalue()) == (sentences == 6)
+
+
+def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> None:
+    """As after a change of how `best` is measured: no score is left, and the link must not lead nowhere."""
+    progress = Progress(scores={"step-00000001": 5.0})
+    for update in range(1, 5):
+        progress.update = update
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), 2)
+        prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=1), smaller_is_better=True)
+        progress.scores = {}
+    assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["1", "4"]
+    assert (tmp_path / "best").resolve().name == "step-00000001"
 
 
 def test_the_dev_set_is_translated_with_its_tags(tiny_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

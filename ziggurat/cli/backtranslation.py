@@ -42,7 +42,7 @@ def backtranslate(
         bool, typer.Option("--forward", help="Distillation: the text is the source, its translation the target.")
     ] = False,
     tag: Annotated[
-        str | None, typer.Option("--tag", help="Tag of the corpus; default: <bt>, with --forward none; '': none.")
+        str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '': none.")
     ] = None,
     weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
     max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most pieces of either side.")] = 250,

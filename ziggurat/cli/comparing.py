@@ -12,16 +12,19 @@ from ziggurat.cli.engine import open_model
 from ziggurat.cli.output import check_input, console, line_progress, output_stream, print_json
 from ziggurat.cli.translated import notices
 from ziggurat.cli.translation import pair_up, read_text
+from ziggurat.data.resemblance import Trigrams, resembles_more
 from ziggurat.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterable, Iterator
 
     from ziggurat.decoding.translator import Translator
     from ziggurat.evaluation.comet import CometEnvironment
     from ziggurat.evaluation.metrics import TestSet
 
-__all__ = ["CompareOptions", "compare_systems", "parse_systems", "translated"]
+__all__ = ["CompareOptions", "check_test_set", "compare_systems", "parse_systems", "translated", "warn_of_sides"]
+
+_LOOKED_AT = 2000  # lines that tell whether the output is in the right language
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,12 @@ def compare_systems(
     files, sources = _read(asked, [path for _, paths in parsed for path in paths if path not in models], models)
     if not models and (settings or asked.output):
         raise ConfigError("decoding settings and `--output` are for models; all systems are files of translations")
-    for metric in asked.metrics:  # what one lacks is to be said before anything is translated
-        replace(asked.test_set, sources=sources).metric(metric, asked.comet)
+    language = asked.test_set.target_language
+    needed = dict.fromkeys((*asked.metrics, "bleu", "chrf"))  # the tables of sentences take the latter two
+    if language or not models:  # else the first model says which it is
+        check_test_set(replace(asked.test_set, sources=sources), needed, asked.comet, tables=True)
     folder = _output_folder(asked.output)
-    systems, language = [], asked.test_set.target_language
+    systems = []
     for name, paths in parsed:
         outputs, origins = [], []
         for number, path in enumerate(paths, start=1):
@@ -73,10 +78,14 @@ def compare_systems(
             assert sources is not None
             with notices():
                 translator = open_model([path], which, device, threads, settings)
+                if not language:
+                    language = translator.target_language
+                    asked = replace(asked, test_set=replace(asked.test_set, target_language=language))
+                    check_test_set(replace(asked.test_set, sources=sources), needed, asked.comet, tables=True)
                 kept = None if folder is None else str(folder / f"{name}.{number}.txt")
                 outputs.append(translated(translator, sources, kept))
-            language = language or translator.target_language
             origins.append(translator.origin)
+        warn_of_sides(outputs[0], replace(asked.test_set, sources=sources), f"the output of {printable(name)}")
         systems.append(System(name, outputs, origins))
     comparison = compare(
         systems,
@@ -91,6 +100,43 @@ def compare_systems(
         say=lambda said: console().print(said, markup=False, highlight=False, soft_wrap=True),
     )
     print_json(comparison.as_record()) if json else print(text(comparison))
+
+
+def check_test_set(
+    test_set: TestSet, metrics: Iterable[str], comet: CometEnvironment | None, *, tables: bool = False
+) -> None:
+    """Say how lines are split where that is out of the ordinary; `tables`: BLEU's words are needed whatever is asked.
+
+    Raises ConfigError: a metric cannot be had. It is told before anything is translated.
+    """
+    from ziggurat.evaluation.scores import MissingTokenizerError
+
+    how = test_set.splitting
+    names = list(metrics)
+    for metric in names:
+        try:
+            test_set.metric(metric, comet)
+        except MissingTokenizerError as error:
+            way = f"{error}. Or name another by `--bleu-tokenizer`, such as `char` (single characters)"
+            raise ConfigError(way if tables else f"{way}, or leave BLEU out: `--metrics chrf,ter`") from None
+    said = [how.bleu_notice if {"bleu", "meteor"} & set(names) else None, how.ter_notice if "ter" in names else None]
+    for notice in filter(None, said):
+        console().print(f"warning: {notice}", markup=False, highlight=False, soft_wrap=True)
+
+
+def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the output") -> None:
+    """Say on standard error where `outputs` are in the language of the source text rather than of the reference."""
+    if test_set.sources is None:
+        return
+    source, reference = (Trigrams(lines[:_LOOKED_AT]) for lines in (test_set.sources, test_set.references[0]))
+    if resembles_more(Trigrams(outputs[:_LOOKED_AT]), source, reference):
+        console().print(
+            f"warning: {name} looks like the source text, not like the reference: are `--source` and `--reference` "
+            "swapped, or does the system copy its input?",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
 
 
 def _read(

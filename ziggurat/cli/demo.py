@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import shutil
 import time
 from pathlib import Path
@@ -112,20 +113,23 @@ def _test_set(source: Path, target: Path) -> Sentences:
     return Sentences(name, sources, references, [None] * len(sources), TARGET_LANGUAGE)
 
 
-def _next_steps(folder: Path, test: tuple[Path, Path]) -> str:
-    source, target = test
+def _next_steps(place: Path, test: tuple[Path, Path]) -> str:
+    """Return commands to go on with, each of which can be pasted into a shell."""
+    folder, source, target = (shlex.quote(str(path)) for path in (place, *test))
+    commands = (
+        (f"head -3 {source} | ziggurat translate {folder}/run", "text of your own"),
+        (f"ziggurat evaluate {folder}/run --source {source} \\", ""),
+        (f"    --reference {target} --confidence", "score it, with confidence intervals"),
+        (f"ziggurat train {folder}/demo.yaml --run {folder}/deep \\", ""),
+        ("    model.encoder.layers=12", "another model on the same data"),
+        (f"ziggurat report {folder}/run {folder}/deep", "both side by side"),
+        ("ziggurat recipes", "configurations to start from"),
+        ("ziggurat recipes multi30k-de-en > my.yaml", "then edit the paths and:"),
+        ("ziggurat prepare my.yaml", ""),
+        ("ziggurat train my.yaml --run runs/mine", ""),
+    )
+    # What is meant stands behind a `#`, and never behind a line that goes on.
+    wide = max(len(command) for command, meaning in commands if meaning)
     return "\n".join(
-        f"  {command:<{58}} {meaning}".rstrip()
-        for command, meaning in (
-            (f"head -3 {source} | ziggurat translate {folder}/run", "translate text of your own"),
-            (f"ziggurat evaluate {folder}/run --source {source} \\", "score it, with"),
-            (f"    --reference {target} --confidence", "confidence intervals"),
-            (f"ziggurat train {folder}/demo.yaml --run {folder}/deep \\", "another model on the"),
-            ("    model.encoder.layers=12", "same data"),
-            (f"ziggurat report {folder}/run {folder}/deep", "both side by side"),
-            ("ziggurat recipes", "configurations to start from"),
-            ("ziggurat recipes multi30k-de-en > my.yaml", "then edit the paths and:"),
-            ("ziggurat prepare my.yaml", ""),
-            ("ziggurat train my.yaml --run runs/mine", ""),
-        )
+        f"  {command:<{wide}}  # {meaning}" if meaning else f"  {command}" for command, meaning in commands
     )

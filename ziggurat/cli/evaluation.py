@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
-from ziggurat.cli.comparing import CompareOptions, compare_systems, translated
+from ziggurat.cli.comparing import CompareOptions, check_test_set, compare_systems, translated, warn_of_sides
 from ziggurat.cli.engine import open_model
 from ziggurat.cli.output import OUT, check_output, console, print_json, refuse_overwriting
 from ziggurat.cli.preparation import Json
@@ -94,9 +94,12 @@ def evaluate(
     Examples: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`,
     `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`
     """
+    from ziggurat.evaluation.languages import check_language_code
     from ziggurat.evaluation.metrics import TestSet
     from ziggurat.evaluation.tokenised import check_language
 
+    if language is not None:
+        check_language_code(language, "--language")
     if model is not None and "=" in model:
         overrides, model = [model, *(overrides or [])], None
     settings = decoding_settings(overrides, "--source")
@@ -140,14 +143,16 @@ def evaluate(
         if sources is None:
             raise ConfigError("`--source FILE` is missing: what should the model translate?")
         assert model is not None
-        test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
-        for metric in wanted:  # what one lacks is to be said before anything is translated
-            test_set.metric(metric, comet)
         with notices():
             translator = open_model([model, *(ensemble or [])], which, device, threads, settings)
+            language = language or translator.target_language
+            test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
+            check_test_set(test_set, wanted, comet)
             hypotheses = translated(translator, sources, output)
-        language = language or translator.target_language
     test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
+    if hypothesis is not None:
+        check_test_set(test_set, wanted, comet)
+    warn_of_sides(hypotheses, test_set)
     scores = _scores(test_set, hypotheses, wanted, comet, confidence)
     scores += _tokenised_scores(test_set, hypotheses, tokenised, compound_split, confidence)
     if json:

@@ -41,6 +41,7 @@ def export(
     check: Annotated[
         str | None, typer.Option("--check", help="Only say which targets this configuration can reach.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace an export that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
     """Write a model for another toolkit, verified: the same beam search gives the same text.
@@ -64,7 +65,9 @@ def export(
     from ziggurat.export.exporter import Gate, export_model
 
     gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
-    report = export_model(model, to, out, which=which, quantization=quantization, verify=verify, lines=lines, gate=gate)
+    report = export_model(
+        model, to, out, which=which, quantization=quantization, verify=verify, lines=lines, gate=gate, force=force
+    )
     if json:
         print_json(report)
     else:
@@ -123,6 +126,7 @@ def import_model(
     languages: Annotated[
         str | None, typer.Option("--languages", help="Codes of source and target, such as de-en.")
     ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
     """Make a model directory of a plain Transformer that another toolkit trained.
@@ -132,7 +136,7 @@ def import_model(
     from ziggurat.export.importer import import_checkpoint
 
     report = import_checkpoint(
-        checkpoint, out, dictionaries=dictionary or [], models=sentencepiece or [], languages=languages
+        checkpoint, out, dictionaries=dictionary or [], models=sentencepiece or [], languages=languages, force=force
     )
     if json:
         print_json(report)

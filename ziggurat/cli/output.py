@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import json
 import os
 import sys
@@ -15,7 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ziggurat.data.files import atomic_file, byte_blocks, compression_of
+from ziggurat.data.files import atomic_file, byte_stream, compression_of
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.terminal import safe
 
@@ -93,27 +92,6 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, indent=2))
 
 
-class _Blocks(io.RawIOBase):
-    """The blocks of a (compressed) file as a raw stream."""
-
-    def __init__(self, path: Path) -> None:
-        self._blocks = byte_blocks(path)
-        self._rest = b""
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self._rest:
-            block = next(self._blocks, None)
-            if block is None:
-                return 0
-            self._rest = block
-        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
-        buffer[: len(part)] = part
-        return len(part)
-
-
 def check_input(path: str) -> None:
     """Raise DataError when there is no such file to read (`-`: standard input)."""
     if path == "-":
@@ -131,9 +109,7 @@ def input_stream(path: str) -> tuple[BinaryIO, str]:
     check_input(path)
     if path == "-":
         return sys.stdin.buffer, "standard input"
-    if not Path(path).is_file():  # a pipe: it can be read only once, so it is taken as it comes
-        return open(path, "rb"), path
-    return io.BufferedReader(_Blocks(Path(path))), path
+    return byte_stream(Path(path)), path
 
 
 def check_output(path: str) -> None:

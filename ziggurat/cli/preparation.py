@@ -129,6 +129,8 @@ def prepare(
     experiment = load_named(config, overrides or [])
     with _Bars() as bars:
         report = prepare_store(experiment.data, force=force, progress=bars.show)
+    for notice in report.notices:
+        console().print(f"warning: {notice}", markup=False, highlight=False, soft_wrap=True)
     if json:
         print_json(report.as_dict())
     else:

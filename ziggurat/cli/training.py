@@ -115,6 +115,7 @@ def average(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
     last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest checkpoints.")] = 5,
     out: Annotated[Path | None, typer.Option(*OUT, help="Model directory; default: RUN/averaged.")] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in the folder.")] = False,
     json: Json = False,
 ) -> None:
     """Average the weights of the newest checkpoints into a model directory.
@@ -123,7 +124,7 @@ def average(
     """
     from ziggurat.training.average import average_run
 
-    where, updates = average_run(run, last=last, out=out)
+    where, updates = average_run(run, last=last, out=out, force=force)
     if json:
         print_json({"out": str(where), "updates": updates})
     else:

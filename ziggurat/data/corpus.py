@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from ziggurat.data.arrow_shard import refuse_damaged
 from ziggurat.data.checksums import has_checksum, is_intact
+from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.data.workspace import recover
@@ -132,6 +133,8 @@ def read_manifest(path: Path) -> dict[str, Any]:
         whole = whole and all(name == Path(name).name for name in manifest.get("files", {}))
     except OSError as error:
         refuse_passing(file, error)
+        if kind := folder_kind(path):
+            raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

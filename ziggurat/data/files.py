@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import glob
+import io
 import lzma
 import os
 import tempfile
@@ -11,7 +12,7 @@ import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from re import Pattern
-from typing import BinaryIO, Protocol
+from typing import Any, BinaryIO, Protocol
 
 import xxhash
 import zstandard
@@ -20,9 +21,9 @@ from ziggurat.data.temporary import make_temporary, remove_dead, sync_folder
 from ziggurat.errors import DataError, refuse_passing
 
 __all__ = [
-    "COMPRESSIONS",
     "atomic_file",
     "byte_blocks",
+    "byte_stream",
     "compression_of",
     "find_files",
     "fingerprint",
@@ -33,8 +34,6 @@ __all__ = [
 
 _READ_BYTES = 1 << 18
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
-COMPRESSIONS = tuple(_MAGIC)
-"""File name endings that mean a compressed stream."""
 
 
 def _umask() -> int:
@@ -72,7 +71,8 @@ def find_files(pattern: str, key: str) -> list[Path]:
     `key` is the configuration key that holds the pattern, for the message.
 
     Raises:
-        DataError: nothing there, or something that is not a regular file.
+        DataError: nothing there, something that is not a regular file, or a file both packed and unpacked, which
+            would be read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):
@@ -81,11 +81,14 @@ def find_files(pattern: str, key: str) -> list[Path]:
         found = sorted(Path(name) for name in glob.glob(str(plain), recursive=True) if os.path.isfile(name))
         if not found:
             raise DataError(f"{key}: no file matches {pattern!r} (looked in {Path.cwd()})")
+    together = set(found)
     for path in found:
         if not path.exists():
             raise DataError(f"{key}: no such file: {path} (relative paths start from {Path.cwd()})")
         if not path.is_file():
             raise DataError(f"{key}: {path} is not a regular file; corpora are read more than once")
+        if compression_of(path) and (unpacked := path.with_suffix("")) in together:
+            raise DataError(f"{key}: {pattern!r} names {path} and {unpacked}; remove one, or name it more closely")
     return found
 
 
@@ -162,6 +165,40 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
             members, started = members + 1, False
     if started:
         raise DataError(f"{path}: the compressed data ends early (truncated file?); nothing of it was used")
+
+
+def byte_stream(path: Path) -> BinaryIO:
+    """Open a file as a stream of bytes, decompressed by its name's ending: the one way in which text is opened.
+
+    Reading raises what `byte_blocks` does.
+    """
+    if not path.is_file():  # a pipe: it can be read only once, so it is taken as it comes
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return io.BufferedReader(_Blocks(path))
+
+
+class _Blocks(io.RawIOBase):
+    """The blocks of a (compressed) file as a raw stream."""
+
+    def __init__(self, path: Path) -> None:
+        self._blocks = byte_blocks(path)
+        self._rest = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._rest:
+            block = next(self._blocks, None)
+            if block is None:
+                return 0
+            self._rest = block
+        part, self._rest = self._rest[: len(buffer)], self._rest[len(buffer) :]
+        buffer[: len(part)] = part
+        return len(part)
 
 
 @contextlib.contextmanager

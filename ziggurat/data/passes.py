@@ -16,6 +16,7 @@ from ziggurat.data.clean import Cleaner
 from ziggurat.data.corpus import TableWriter
 from ziggurat.data.normalise import UnicodeForm, normalise
 from ziggurat.data.readers import CorpusReader
+from ziggurat.data.resemblance import Sides
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import ConfigError, DataError
@@ -51,6 +52,8 @@ class Corpus:
     """Pairs in the store."""
     dropped: Counter[str] = field(default_factory=Counter)
     """Pairs dropped, by reason."""
+    sides: Sides = field(default_factory=Sides)
+    """What its sides look like."""
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:
@@ -77,7 +80,8 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress) -> None:
     """
     done = 0
     for corpus in corpora:
-        for source, _ in corpus.reader.blocks():
+        for source, target in corpus.reader.blocks():
+            corpus.sides.see(source, target)
             corpus.read += len(source)
             done += len(source)
             progress("read", done, None)

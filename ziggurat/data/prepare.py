@@ -28,6 +28,7 @@ from ziggurat.data.passes import (
     sample_sentences,
 )
 from ziggurat.data.provenance import differences, provenance
+from ziggurat.data.sides import side_notices
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.temporary import TEMPORARY
@@ -73,6 +74,8 @@ class PrepareReport:
     """Pieces of all training sources."""
     target_pieces: int
     corpora: list[CorpusReport] = field(default_factory=list)
+    notices: list[str] = field(default_factory=list)
+    """What looks wrong without being so for certain, such as sides that were swapped."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON document."""
@@ -165,6 +168,7 @@ def _build(
         "config": config.model_dump(mode="json"),
         "prepared_from": settings,
         "corpora": {split: [_entry(c) for c in corpora if c.split == split] for split in ("train", "dev")},
+        "notices": side_notices(corpora, config),
         "vocabulary": {
             "source": tokenizers[0].size,
             "target": tokenizers[1].size,
@@ -281,4 +285,5 @@ def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: f
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]
         ],
+        notices=manifest.get("notices", []),  # stores of earlier versions have none
     )

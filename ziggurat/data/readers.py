@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.data.files import COMPRESSIONS, find_files, uncompressed_file
+from ziggurat.data.files import compression_of, find_files, uncompressed_file
 from ziggurat.data.lines import LineStream
 from ziggurat.errors import ConfigError, DataError, printable
 
@@ -75,11 +75,13 @@ class CorpusReader:
             ConfigError: format or columns that cannot be.
             DataError: files that are not there, or not equally many on both sides.
         """
-        kind = _format_of(config, key)
         name = config.name or Path(config.path or config.source or "").name
-        if kind != "text":
-            files: list[tuple[Path, ...]] = [(path,) for path in find_files(config.path or "", f"{key}.path")]
-            return cls(name, files, kind, _columns_of(config, key, kind, languages))
+        if config.path is not None:
+            found = find_files(config.path, f"{key}.path")
+            kind = _format_of(config, key, found)
+            return cls(name, [(path,) for path in found], kind, _columns_of(config, key, kind, languages))
+        if config.format not in ("auto", "text"):
+            raise ConfigError(f"{key}.format: {config.format} holds both sides in one file; give `path` instead")
         source = find_files(config.source or "", f"{key}.source")
         target = find_files(config.target or "", f"{key}.target")
         if len(source) != len(target):
@@ -87,7 +89,7 @@ class CorpusReader:
                 f"{key}: {config.source} matches {len(source)} files but {config.target} matches {len(target)}; "
                 "the sides are paired in sorted order, so both patterns need equally many"
             )
-        return cls(name, list(zip(source, target, strict=True)), kind, _Columns(0, 1))
+        return cls(name, list(zip(source, target, strict=True)), "text", _Columns(0, 1))
 
     def described(self) -> str:
         """Return the file names, for messages."""
@@ -112,24 +114,25 @@ class CorpusReader:
                 yield from _parquet_blocks(part[0], self.columns)
 
 
-def _format_of(config: CorpusConfig, key: str) -> str:
-    """Return the file format, from the configuration or the file name."""
-    if config.path is None:
-        if config.format not in ("auto", "text"):
-            raise ConfigError(f"{key}.format: {config.format} holds both sides in one file; give `path` instead")
-        return "text"
+def _format_of(config: CorpusConfig, key: str, found: Sequence[Path]) -> str:
+    """Return the format of files of both sides, from the configuration or the names of those that were found."""
     if config.format == "text":
         raise ConfigError(f"{key}.format: plain text has one file per side; give `source` and `target` instead")
     if config.format != "auto":
         return config.format
-    name = Path(config.path)
-    suffix = Path(name.stem).suffix if name.suffix.lower() in COMPRESSIONS else name.suffix
-    if suffix.lower() not in _FORMATS:
-        raise ConfigError(
-            f"{key}.path: cannot tell the format of {config.path} by its name ({', '.join(_FORMATS)} are known); "
-            f"set {key}.format"
-        )
-    return _FORMATS[suffix.lower()]
+    formats: dict[str, Path] = {}
+    for path in found:  # not the pattern: `web-*.tsv*` has no ending of its own
+        suffix = Path(path.stem).suffix if compression_of(path) else path.suffix
+        if suffix.lower() not in _FORMATS:
+            raise ConfigError(
+                f"{key}.path: cannot tell the format of {path} by its name ({', '.join(_FORMATS)} are known); "
+                f"set {key}.format"
+            )
+        formats.setdefault(_FORMATS[suffix.lower()], path)
+    if len(formats) > 1:
+        shown = " and ".join(map(str, formats.values()))
+        raise ConfigError(f"{key}.path: {config.path} names files of several formats, {shown}; make a corpus of each")
+    return next(iter(formats))
 
 
 def _columns_of(config: CorpusConfig, key: str, kind: str, languages: tuple[str, str]) -> _Columns:

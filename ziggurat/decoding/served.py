@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -56,6 +56,16 @@ def unserved(decoding: DecodingConfig) -> list[str]:
     return found
 
 
+def _refuse_unserved(asked: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a setting that is asked for is one that CTranslate2 does not have.
+
+    Before it meets the saved settings, with which it may be in conflict: those are nobody's fault.
+    """
+    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _HEEDED - _IGNORED
+    if missing := [f"`decoding.{key}: {v}`" for key, v in asked.items() if key in ours and v != getattr(defaults, key)]:
+        raise ConfigError(f"CTranslate2 has no {', '.join(missing)}; translate with the model that was exported")
+
+
 class _Found(NamedTuple):
     """One result of the search: pieces without end-of-sentence, score after the penalty, and whether it ended."""
 
@@ -98,6 +108,7 @@ class ServedTranslator:
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
         experiment = load_experiment(Path(path) / "config.yaml")
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
+        _refuse_unserved(decoding)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
         self.max_positions = _positions(Path(path))
@@ -142,7 +153,9 @@ class ServedTranslator:
 
     def _job(self, tag: str | None, **changes: Any) -> tuple[DecodingConfig, list[str]]:
         """Return the settings and the tag's piece, as a list. Raises ConfigError."""
-        decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
+        asked = {key: value for key, value in changes.items() if value is not None}
+        _refuse_unserved(asked)
+        decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
         if tag is None:

@@ -128,7 +128,7 @@ def compare(
     _check(systems, references, sources)
     check_metrics(metrics)
     test_set = TestSet(references, sources, target_language, tokenize, lowercase)
-    words = Words(target_language=target_language, tokenize=tokenize, lowercase=lowercase)
+    words = Words(tokenize=test_set.splitting.bleu, lowercase=lowercase)
     say = say or (lambda _: None)
     names = [system.name for system in systems]
     measured: dict[str, _Measured] = {}

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ziggurat.errors import ConfigError
+from ziggurat.evaluation.languages import main_language
 from ziggurat.evaluation.scores import check_lines
 from ziggurat.evaluation.segments import MeanMetric, MeanSignature
 from ziggurat.evaluation.words import Words
@@ -57,7 +58,7 @@ class Meteor(MeanMetric):
         self._words = Words(target_language=target_language, tokenize=tokenize)
         self._references = [[self._words(line) for line in reference] for reference in references]
         self._raw = references
-        code = (target_language or "").lower().replace("_", "-").partition("-")[0]
+        code = main_language(target_language or "")
         self._stemmer, stemmer = _stemmer(code)
         self._wordnet, with_wordnet = _wordnet(code)
         matches = ["exact", *(["stem"] if stemmer else []), *(["wordnet"] if with_wordnet else [])]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, cast
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import METRICS, Metric
 from ziggurat.evaluation.segments import SacrebleuMetric, SegmentMetric
+from ziggurat.evaluation.splitting import Splitting, splitting
 
 if TYPE_CHECKING:
     from ziggurat.evaluation.comet import CometEnvironment
@@ -39,9 +40,14 @@ class TestSet:
     target_language: str | None = None
     """Code such as `en`: chooses BLEU's tokenizer where a language needs its own, and METEOR's stemmer."""
     tokenize: str | None = None
-    """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: by the language, else 13a."""
+    """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: by the language, else by the text, else 13a."""
     lowercase: bool = False
     """BLEU and chrF without regard to case (TER and METEOR never regard it)."""
+
+    @property
+    def splitting(self) -> Splitting:
+        """How BLEU, METEOR and TER split lines into words."""
+        return splitting(self.references, self.target_language, self.tokenize)
 
     def metric(self, name: str, comet: CometEnvironment | None = None) -> SegmentMetric:
         """Return the metric of this name, with these references.
@@ -52,7 +58,7 @@ class TestSet:
         if name == "meteor":
             from ziggurat.evaluation.meteor import Meteor
 
-            return Meteor(self.references, target_language=self.target_language, tokenize=self.tokenize)
+            return Meteor(self.references, target_language=self.target_language, tokenize=self.splitting.bleu)
         if name == "comet":
             from ziggurat.evaluation.comet import Comet
 
@@ -64,7 +70,7 @@ class TestSet:
         return SacrebleuMetric(
             cast(Metric, name),
             self.references,
-            target_language=self.target_language,
-            tokenize=self.tokenize,
+            tokenize=self.splitting.bleu,
+            ter_by_character=self.splitting.ter_by_character,
             lowercase=self.lowercase,
         )

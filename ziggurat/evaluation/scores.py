@@ -11,8 +11,19 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.evaluation.languages import main_language
+from ziggurat.evaluation.splitting import INSTALLED_BY, splitting
 
-__all__ = ["BOOTSTRAP_SAMPLES", "METRICS", "Metric", "Score", "corpus_score", "evaluate", "sacrebleu_metric"]
+__all__ = [
+    "BOOTSTRAP_SAMPLES",
+    "METRICS",
+    "Metric",
+    "MissingTokenizerError",
+    "Score",
+    "corpus_score",
+    "evaluate",
+    "sacrebleu_metric",
+]
 
 Metric = Literal["bleu", "chrf", "ter"]
 METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
@@ -20,6 +31,10 @@ METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
 
 BOOTSTRAP_SAMPLES = 1000
 """Resamplings behind a confidence interval: sacreBLEU's default."""
+
+
+class MissingTokenizerError(ConfigError):
+    """BLEU's tokenizer for a language is not installed; the message has the command that installs it."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +89,8 @@ def evaluate(
         metrics: any of METRICS.
         confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
         target_language: lets sacreBLEU choose BLEU's tokenizer for languages that need their own (zh, ja, ko).
-        tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else 13a.
+        tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else by the references where
+            they are written without blanks (ziggurat.evaluation.splitting), else 13a.
         lowercase: BLEU and chrF without regard to case (TER always is, as in the command).
         chrf_word_order: 2 gives chrF++.
 
@@ -82,12 +98,13 @@ def evaluate(
     tokenizer that is unknown or not installed.
     """
     check_lines(hypotheses, references)
+    how = splitting(references, target_language, tokenize)
     scores = []
     for name in metrics:
         metric = sacrebleu_metric(
             name,
-            target_language=target_language,
-            tokenize=tokenize,
+            tokenize=how.bleu,
+            ter_by_character=how.ter_by_character,
             lowercase=lowercase,
             chrf_word_order=chrf_word_order,
         )
@@ -100,22 +117,29 @@ def sacrebleu_metric(
     *,
     target_language: str | None = None,
     tokenize: str | None = None,
+    ter_by_character: bool = False,
     lowercase: bool = False,
     chrf_word_order: int = 0,
     references: Sequence[Sequence[str]] | None = None,
 ) -> Any:
     """Return sacreBLEU's object for a metric, made as its command makes it.
 
-    `references` are kept in it, for many outputs. The other arguments and errors: as in `evaluate`.
+    `references` are kept in it, for many outputs; `ter_by_character`: TER takes Chinese and Japanese characters one by
+    one. The other arguments and errors: as in `evaluate`, but that `references` decide nothing.
     """
     import sacrebleu
 
     makers: dict[str, Callable[[], Any]] = {
         "bleu": lambda: sacrebleu.BLEU(
-            lowercase=lowercase, tokenize=tokenize, trg_lang=target_language or "", references=references
+            lowercase=lowercase,
+            tokenize=tokenize,
+            trg_lang=main_language(target_language or ""),
+            references=references,
         ),
         "chrf": lambda: sacrebleu.CHRF(lowercase=lowercase, word_order=chrf_word_order, references=references),
-        "ter": lambda: sacrebleu.TER(references=references),  # as the command: without regard to case
+        "ter": lambda: sacrebleu.TER(  # as the command: without regard to case
+            references=references, normalized=ter_by_character, asian_support=ter_by_character
+        ),
     }
     if name not in makers:
         raise ConfigError(f"unknown metric `{name}`; valid: {', '.join(METRICS)}")
@@ -124,7 +148,12 @@ def sacrebleu_metric(
     try:
         return makers[name]()
     except (ImportError, RuntimeError) as error:  # sacreBLEU: a tokenizer's package is missing
-        raise ConfigError(f"{name}: {error}") from None
+        tokenizer = tokenize or f"{main_language(target_language or '')}-mecab"
+        if tokenizer not in INSTALLED_BY:
+            raise ConfigError(f"{name}: {' '.join(str(error).split())}") from None
+        raise MissingTokenizerError(
+            f"BLEU's tokenizer `{tokenizer}` is not installed: {INSTALLED_BY[tokenizer]}"
+        ) from None
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:

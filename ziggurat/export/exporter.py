@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,12 +15,13 @@ from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.files import byte_stream, fingerprint, write_atomically
 from ziggurat.data.workspace import building, tidy
 from ziggurat.decoding.lines import read_lines
-from ziggurat.decoding.translator import Translator
-from ziggurat.errors import ConfigError, DataError, ExportError
-from ziggurat.evaluation.scores import evaluate
+from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.errors import ConfigError, DataError, ExportError, printable
+from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
+from ziggurat.evaluation.splitting import splitting
 from ziggurat.export.huggingface import MAX_NEW_TOKENS
 from ziggurat.export.model import ExportedModel
 from ziggurat.export.targets import TARGETS, Target, Translations, target_named
@@ -64,18 +66,20 @@ def export_model(
     verify: Path | None = None,
     lines: int = 1000,
     gate: Gate | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Export a model and return the report that is also `export.json` of the result.
 
     Args:
         path: run or model directory.
         to: name of the target.
-        out: folder to write; replaced when it is an earlier export.
+        out: folder to write.
         which: checkpoint of a run; see ziggurat.models.directory.open_model.
         quantization: what matrices are stored in; None: fp32. The fp32 form is verified all the same.
         verify: text to verify with; None: the development set of the model's store, or embedded sentences.
         lines: how many of its lines.
         gate: a test set that can refuse the result.
+        force: replace an earlier export, whatever it was made of; never anything else.
 
     Raises ExportError: the target cannot be reached (with all reasons), the result is not the model, or it is worse
     than the gate allows. ConfigError, DataError, CheckpointError: for what is given.
@@ -84,12 +88,15 @@ def export_model(
     if quantization is not None and quantization not in target.quantizations:
         known = ", ".join(target.quantizations) or "none"
         raise ConfigError(f"`--quantization {quantization}`: `--to {to}` has: {known}")
-    _refuse_other_folder(out)
+    _refuse_other_folder(out, force)
     opened = open_model(path, which=which)
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     model = ExportedModel.of(opened)
     ours = _translator(opened, model)
+    if gate is not None:  # a tokenizer that is not installed is missed now, not after the export
+        how = splitting([_read(gate.reference)], ours.target_language)
+        sacrebleu_metric("bleu", tokenize=how.bleu)
     texts, origin = _texts(opened.experiment, verify, lines)
     report: dict[str, Any] = {
         "format": REPORT_FORMAT,
@@ -100,7 +107,8 @@ def export_model(
         "positions": model.positions,
         "quantization": quantization,
     }
-    with building(out) as folder:
+    with building(out) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TranslationWarning)  # what is cut is counted in the report
         target.write(folder, model, None)
         _write_report(folder, report)
         report["verification"] = {"text": origin, **_verified(ours, target, folder, model, texts)}
@@ -118,10 +126,22 @@ def export_model(
     return report
 
 
-def _refuse_other_folder(out: Path) -> None:
+def _refuse_other_folder(out: Path, force: bool) -> None:
     tidy(out)
     if out.exists() and not (out / REPORT_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
         raise ConfigError(f"{out}: is there already and no earlier export; give another folder")
+    if not force and (out / REPORT_FILE).is_file():
+        raise ConfigError(f"{out}: already holds {_earlier(out)}; `--force` replaces it, or choose another folder")
+
+
+def _earlier(out: Path) -> str:
+    """Say what an earlier export is."""
+    try:
+        report = json.loads((out / REPORT_FILE).read_text("utf-8"))
+        quantization = report["quantization"] or "fp32"
+        return f"an export ({printable(str(report['target']))}, {printable(str(quantization))})"
+    except (OSError, ValueError, KeyError, TypeError):
+        return "an export"
 
 
 def _translator(opened: OpenedModel, model: ExportedModel) -> Translator:
@@ -158,11 +178,9 @@ def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[lis
 
 
 def _read(path: Path) -> list[str]:
-    try:
-        with path.open("rb") as stream:
-            return list(read_lines(stream, str(path)))
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+    """Return the lines of a text file, compressed or not. Raises DataError when it cannot be read."""
+    with byte_stream(path) as stream:
+        return list(read_lines(stream, str(path)))
 
 
 def _verified(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+import warnings
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,22 @@ from ziggurat.export.huggingface import transformers
 __all__ = ["HuggingFaceTranslator"]
 
 
+@contextlib.contextmanager
+def _quiet(module: Any) -> Iterator[None]:
+    """Context in which transformers shows no bar of its own, and does not recommend a package that is not needed."""
+    logging = module.utils.logging
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        with warnings.catch_warnings():
+            # MarianTokenizer: sacremoses would normalise punctuation, which models from here were not trained on.
+            warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
+            yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
 class HuggingFaceTranslator:
     """`AutoTokenizer` and `AutoModelForSeq2SeqLM.generate`, as anybody would call them.
 
@@ -30,8 +48,9 @@ class HuggingFaceTranslator:
     def __init__(self, path: str | Path) -> None:
         module = transformers()
         check_folder(Path(path))
-        self._tokenizer = module.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-        self._model = module.AutoModelForSeq2SeqLM.from_pretrained(str(path), local_files_only=True).eval()
+        with _quiet(module):
+            self._tokenizer = module.AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+            self._model = module.AutoModelForSeq2SeqLM.from_pretrained(str(path), local_files_only=True).eval()
 
     @torch.inference_mode()
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:

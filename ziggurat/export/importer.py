@@ -10,13 +10,13 @@ from ziggurat.config import dump
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
-from ziggurat.data.workspace import building, recover, tidy
+from ziggurat.data.workspace import building, recover
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.import_fairseq import read_fairseq
 from ziggurat.export.import_huggingface import read_huggingface
 from ziggurat.export.imported import ForeignModel
 from ziggurat.models.build import build_model
-from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, is_half_written, load_weights, write_tensors
+from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, refuse_replacing, write_tensors
 
 __all__ = ["import_checkpoint", "write_imported"]
 
@@ -28,21 +28,21 @@ def import_checkpoint(
     dictionaries: Sequence[Path] = (),
     models: Sequence[Path] = (),
     languages: str | None = None,
+    force: bool = False,
 ) -> dict[str, Any]:
     """Read a directory of transformers or a fairseq checkpoint and write a model directory; return what it is.
 
     Args:
         checkpoint: folder with config.json and model.safetensors, or a .pt file.
         out: folder to write; must not exist, or be empty.
+        force: it may hold a model, which is replaced.
         dictionaries: of fairseq; see read_fairseq.
         models: SentencePiece models; see read_fairseq and read_huggingface.
         languages: codes of source and target, such as `de-en`; None: as the checkpoint says.
 
     Raises ExportError: no plain Transformer (with all reasons). ConfigError, DataError: for what is given.
     """
-    tidy(out)
-    if out.exists() and not (out.is_dir() and (not any(out.iterdir()) or is_half_written(out))):
-        raise ConfigError(f"{out}: is there already; give another folder")
+    refuse_replacing(out, force=force)
     pair: tuple[str, str] | None = None
     if languages is not None:
         source, dash, target = languages.partition("-")

@@ -17,10 +17,11 @@ from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.changes import changed, shown
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
+from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import VOCABULARY_FILE, copy_tokenizers, load_tokenizers
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
-from ziggurat.errors import CheckpointError, DataError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
@@ -41,6 +42,7 @@ __all__ = [
     "open_model",
     "read_tensors",
     "read_weights",
+    "refuse_replacing",
     "verify",
     "weights",
     "weights_origin",
@@ -93,6 +95,17 @@ def is_half_written(path: Path) -> bool:
     if not holds_only(path, _MODEL_DIRECTORY_FILES) or (path / MODEL_FILE).exists():
         return False
     return (path / VOCABULARY_FILE).is_file() or all(TEMPORARY.fullmatch(entry.name) for entry in path.iterdir())
+
+
+def refuse_replacing(path: Path, *, force: bool) -> None:
+    """Raise ConfigError where a model directory written to `path` would replace another, or anything else.
+
+    `force` replaces a model, never other things.
+    """
+    if not may_become_model_directory(path):
+        raise ConfigError(f"{path}: exists and holds other things than a model directory; choose another folder")
+    if not force and (path / MODEL_FILE).exists():
+        raise ConfigError(f"{path}: already holds a model; `--force` replaces it, or choose another folder")
 
 
 def weights(model: nn.Module) -> dict[str, Tensor]:
@@ -220,16 +233,28 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
         raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
-    if not (path / MODEL_FILE).is_file():
-        raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
+    if not ((path / MODEL_FILE).is_file() and _has_config(path)):
+        if kind := folder_kind(path):
+            raise CheckpointError(f"{path}: no run or model directory, but {kind}")
+        if not (path / MODEL_FILE).is_file():
+            raise CheckpointError(f"{path}: neither a run (no {CHECKPOINTS}/) nor a model directory (no {MODEL_FILE})")
     if which is not None:
         raise CheckpointError(f"{path}: is a model directory, it has no checkpoint `{which}`")
     if (path / CONFIG_FILE).is_file():
         return path / MODEL_FILE, path
-    run = Path(os.path.realpath(path)).parents[1]  # a checkpoint inside a run
-    if (run / CONFIG_FILE).is_file():
-        return path / MODEL_FILE, run
+    if _has_config(path):
+        return path / MODEL_FILE, _run_of(path)
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
+
+
+def _run_of(checkpoint: Path) -> Path:
+    """Return the folder of the run that a checkpoint would be in."""
+    return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
+
+
+def _has_config(path: Path) -> bool:
+    """Whether a model directory, or the run of a checkpoint, has its configuration."""
+    return (path / CONFIG_FILE).is_file() or (_run_of(path) / CONFIG_FILE).is_file()
 
 
 def _experiment(folder: Path, root: Path) -> Experiment:

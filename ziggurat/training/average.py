@@ -17,6 +17,7 @@ from ziggurat.models.directory import (
     MODEL_FILE,
     may_become_model_directory,
     read_weights,
+    refuse_replacing,
     write_model_directory,
 )
 from ziggurat.models.run_folder import checkpoint_folders, mend_links
@@ -63,14 +64,14 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     return [f for f in folders if known[f].stage == progress.stage and f not in passing]
 
 
-def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path, list[int]]:
+def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = False) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
     Checkpoints that only an interruption left behind or the clock asked for do not count, so that the average is a
     function of configuration, data and seed.
 
     Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept, ConfigError when
-    `out` holds anything but a model directory.
+    `out` holds anything but a model directory or, without `force`, a model; `<run>/averaged` is always replaced.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
@@ -84,12 +85,14 @@ def average_run(run: Path, *, last: int, out: Path | None = None) -> tuple[Path,
             "clock asked for, and those of another depth, do not count); average fewer, or raise "
             "`training.checkpoint.keep_last` and train on"
         )
-    out = out or run / "averaged"
-    if not may_become_model_directory(out):
+    if out is not None:
+        refuse_replacing(out, force=force)
+    elif not may_become_model_directory(run / "averaged"):
         raise ConfigError(
-            f"{out}: exists and holds other things than a model directory; move them away, or choose another folder "
-            "by `--out`"
+            f"{run / 'averaged'}: exists and holds other things than a model directory; move them away, or choose "
+            "another folder by `--output`"
         )
+    out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = stage_experiment(experiment, read_progress(folders[-1]).stage)
     where = "" if out == run / "averaged" else f" --out {out}"

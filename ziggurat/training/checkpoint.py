@@ -79,6 +79,7 @@ class Progress:
         gradient_norms: running sums of their logarithms (ziggurat.training.clipping).
         best: best value of the validation metric so far.
         best_update: its update.
+        best_by: how it is measured (ziggurat.training.validate.rank_anew).
         validations_since_best: in a row without a better one.
         validation_due: whether the validation of this update was interrupted; it is the next thing to do.
         scores: validation metric by name of the checkpoints kept.
@@ -108,6 +109,7 @@ class Progress:
     gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
     best: float | None = None
     best_update: int | None = None
+    best_by: dict[str, Any] = field(default_factory=dict)
     validations_since_best: int = 0
     validation_due: bool = False
     stage: int = 0

@@ -14,9 +14,8 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import (
-    MODEL_FILE,
-    may_become_model_directory,
     open_model,
+    refuse_replacing,
     weights,
     write_model_directory,
 )
@@ -122,10 +121,7 @@ def grow_model(
     ConfigError: a depth that the strategy cannot reach, `out` holds other things, or, without `force`, a model;
     CheckpointError: no such model.
     """
-    if not may_become_model_directory(out):
-        raise ConfigError(f"{out}: exists and holds other things than a model directory; choose another folder")
-    if not force and (out / MODEL_FILE).exists():
-        raise ConfigError(f"{out}: already holds a model; `--force` replaces it, or choose another folder")
+    refuse_replacing(out, force=force)
     opened = open_model(path, which=which)
     before = opened.experiment.model
     if reason := ungrowable(before, strategy):

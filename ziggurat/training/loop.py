@@ -41,7 +41,7 @@ from ziggurat.training.signals import GracefulStop
 from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
 from ziggurat.training.trust import Trust
-from ziggurat.training.validate import Validator, position_limit
+from ziggurat.training.validate import Validator, position_limit, rank_anew
 
 __all__ = ["TrainingResult", "train"]
 
@@ -142,7 +142,9 @@ class _Training:
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
-        for notice in (*notices(self.experiment), *elsewhere(self.experiment.data, self.store)):
+        about = [*notices(self.experiment), *elsewhere(self.experiment.data, self.store)]
+        about += [*rank_anew(self.progress, self.experiment), *(self.validator.notices if self.validator else [])]
+        for notice in about:
             self.log.say(notice, "yellow")
         if self.validator is None:
             self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
@@ -213,8 +215,7 @@ class _Training:
                 reason = stop.reason
             if reason is not None:
                 report.ended(p)
-            due = saver.due
-            counted = validates or p.update % config.checkpoint.every_updates == 0
+            due, counted = saver.due, validates or p.update % config.checkpoint.every_updates == 0
             if counted or due or reason is not None:
                 # A run must roll back to the same weights however often it was stopped, whatever the clock says.
                 good = counted and p.skipped_in_a_row == 0 and recovery.rolls_back

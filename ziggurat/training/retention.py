@@ -30,6 +30,8 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     counted = [folder for folder in regular if not _by_clock(folder)]
     staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
     staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
+    if not best and (link_to_best := run / "best").is_symlink():  # until something compares with it
+        staying |= {folder for folder in folders if folder.name == Path(os.readlink(link_to_best)).name}
     if kept.keep_every is not None:
         staying |= {folder for folder in counted if _update(folder) % kept.keep_every == 0}
     if best and kept.keep_best:  # before the one that it leads to is deleted

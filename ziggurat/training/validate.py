@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,13 +20,14 @@ from ziggurat.data.loader import fixed_batches
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
-from ziggurat.evaluation.scores import Score, evaluate
+from ziggurat.evaluation.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
+from ziggurat.evaluation.splitting import splitting
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.objective import autocast, batch_loss
 from ziggurat.training.processes import Processes
 
-__all__ = ["Validation", "Validator", "position_limit"]
+__all__ = ["Validation", "Validator", "position_limit", "rank_anew"]
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Validation:
 
     Attributes:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
-        bleu: sacreBLEU of the decoded dev set, or None.
+        bleu: sacreBLEU of the decoded dev set, or None (also where its tokenizer is not installed).
         chrf: chrF of the same, or None.
         unfinished: translations that were cut at the length limit, or None.
     """
@@ -77,7 +78,9 @@ class Validation:
         """Return the figures for people."""
         text = f"dev nll {self.nll:.4f}  perplexity {self.perplexity:.2f}"
         if self.bleu is not None:
-            text += f"  BLEU {self.bleu:.2f}  chrF {self.chrf:.2f}"
+            text += f"  BLEU {self.bleu:.2f}"
+        if self.chrf is not None:
+            text += f"  chrF {self.chrf:.2f}"
         return text + (f"  {self.unfinished} cut at the length limit" if self.unfinished else "")
 
 
@@ -99,6 +102,9 @@ class Validator:
         decoding: section `decoding`, whose length penalty and limits are used.
         max_positions: longest input of the model, in tokens, if it has a limit.
         processes: who share the work.
+
+    `notices` says for people what is out of the ordinary about the scores. Raises ConfigError when
+    `training.validation.metric` is BLEU and its tokenizer for the target language is not installed.
     """
 
     def __init__(
@@ -120,8 +126,10 @@ class Validator:
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
         self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
         tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
+        self._metrics: tuple[Metric, ...] = ("bleu", "chrf")
+        self.notices: list[str] = []
         if self.sources:
-            self._scores(["a"], ["a"])  # a tokenizer that is not installed is missed now, not after hours
+            self._find_tokenizer()
         self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
 
     @torch.inference_mode()
@@ -151,8 +159,8 @@ class Validator:
         for rank, texts in enumerate(self.processes.texts(mine)):
             outputs[rank :: self.processes.count] = texts
         (cut,) = self.processes.sums([unfinished])
-        bleu, chrf = self._scores(outputs, self.references)
-        return Validation(mean, bleu.value, chrf.value, int(cut))
+        scores = self._scores(outputs)
+        return Validation(mean, scores.get("bleu"), scores["chrf"], int(cut))
 
     def _in_all(self, work: Callable[[], Result]) -> Result:
         """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process."""
@@ -196,10 +204,47 @@ class Validator:
                 found.update(zip(chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True))
         return [found[i].text for i in mine], translator.notices["unfinished"]
 
-    def _scores(self, outputs: list[str], references: list[str]) -> list[Score]:
-        """Return BLEU, with the tokenizer that sacreBLEU has for the target language, and chrF."""
+    def _find_tokenizer(self) -> None:
+        """Leave BLEU out where its tokenizer is not installed and nothing goes by it: now, not after hours."""
         language = self.store.manifest["config"]["target_language"]
-        return evaluate(outputs, [references], metrics=("bleu", "chrf"), target_language=language)
+        how = splitting([self.references], language)
+        try:
+            sacrebleu_metric("bleu", tokenize=how.bleu)
+        except MissingTokenizerError as error:
+            if self.config.validation.metric == "bleu":
+                raise ConfigError(
+                    f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or go by "
+                    "`training.validation.metric=chrf` or `loss`, which need nothing more"
+                ) from None
+            self._metrics = ("chrf",)
+            self.notices.append(f"validation leaves BLEU out, and has chrF: {error}")
+        else:
+            self.notices += [how.bleu_notice] if how.bleu_notice else []
+
+    def _scores(self, outputs: list[str]) -> dict[str, float]:
+        """Return BLEU, with the tokenizer that suits the target language, and chrF, by name."""
+        language = self.store.manifest["config"]["target_language"]
+        scores = evaluate(outputs, [self.references], metrics=self._metrics, target_language=language)
+        return {name: score.value for name, score in zip(self._metrics, scores, strict=True)}
+
+
+def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
+    """Forget the best validation where a resumed run measures `best` in another way; return a notice of it.
+
+    Scores of other sentences, or of another search, do not compare. The link `best` stays until the next validation.
+    """
+    validation = experiment.training.validation
+    now: dict[str, Any] = {"metric": validation.metric}
+    if validation.metric != "loss":  # the loss is of the whole dev set whatever is decoded
+        now |= {"beam_size": validation.beam_size, "max_sentences": validation.max_sentences}
+        now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
+    before, p.best_by = p.best_by, now
+    if not before or before == now:  # checkpoints of earlier versions do not say
+        return []
+    p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
+    return [f"{names} changed: scores so far do not compare with those to come, so `best` and patience begin anew"]
 
 
 def position_limit(experiment: Experiment, store: Store) -> int | None:

@@ -1,0 +1,81 @@
+"""What a folder is that was given in the place of another one, and what reads it: for error messages."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from ziggurat.errors import printable
+
+__all__ = ["folder_kind"]
+
+_READ_BY = {
+    "ctranslate2": "an export for CTranslate2, which `ziggurat translate {0}` reads, in Python "
+    'ziggurat.decoding.served.ServedTranslator("{0}")',
+    "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
+    "makes a model directory of it",
+    "onnx": 'an export for onnxruntime, which in Python ziggurat.export.onnx_runtime.load_onnx("{0}") reads',
+}
+
+
+def folder_kind(path: Path) -> str | None:
+    """Return what the folder is and what reads it, as a part of a sentence; None: nothing that is known here.
+
+    Only names of files are looked at, and a few fields of small JSON files.
+    """
+    found = _exported(path) or _foreign(path)
+    if found:
+        return found
+    if _fields(path / "manifest.json", "tables"):
+        return f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`"
+    if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
+        return f"a run; `ziggurat translate {path}` translates with it"
+    if path.name == "checkpoints" and (path.parent / "config.yaml").is_file():
+        return f"the checkpoints of the run {path.parent}: name the run, and a checkpoint by `--which`"
+    if (path / "model.safetensors").is_file() and (path / "config.yaml").is_file():
+        return f"a model directory; `ziggurat translate {path}` translates with it"
+    return _parent(path)
+
+
+def _exported(path: Path) -> str | None:
+    """Return what `ziggurat export` wrote, and of which model."""
+    fields = _fields(path / "export.json", "target", "model")
+    if fields is None or fields[0] not in _READ_BY:
+        return None
+    return f"{_READ_BY[fields[0]].format(path)} (it was made of {printable(fields[1], 200)})"
+
+
+def _foreign(path: Path) -> str | None:
+    """Return what another toolkit wrote."""
+    if _fields(path / "config.json", "model_type"):
+        return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
+    if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
+        return "a directory of CTranslate2 (or pickled weights) of another toolkit, which nothing here reads"
+    return None
+
+
+def _parent(path: Path) -> str | None:
+    """Return of a folder of runs which they are."""
+    try:
+        runs = sorted(entry for entry in path.iterdir() if (entry / "checkpoints").is_dir())
+    except OSError:
+        return None
+    if not runs:
+        return None
+    named = ", ".join(map(str, runs[:3])) + (f" and {len(runs) - 3} more" if len(runs) > 3 else "")
+    return f"a folder of runs; name one of them: {named}"
+
+
+def _fields(file: Path, *names: str) -> Sequence[str] | None:
+    """Return the fields `names` of a small JSON object as text, None where one is missing."""
+    try:
+        if file.stat().st_size > _LARGEST:
+            return None
+        document = json.loads(file.read_text("utf-8"))
+        return [str(document[name]) for name in names]
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+
+
+_LARGEST = 1 << 20  # bytes; the manifest of a store of thousands of files stays below
