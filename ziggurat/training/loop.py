@@ -160,8 +160,7 @@ class _Training:
                 reason = self._train(stop, line, metrics, saver)
         finally:
             metrics.close()
-        p = self.progress
-        how = f"`ziggurat train --run {self.run} --resume"
+        p, how = self.progress, f"`ziggurat train --run {self.run} --resume"
         if p.update == begun and not overdue:
             said = f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}"
             self.log.say(f"{said} training.stop.updates=...`", "yellow")
