@@ -143,11 +143,10 @@ class _Training:
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
-        of_validation = self.validator.notices if self.validator is not None else []
+        no_dev = "no dev set in the store: no validation, `best` will not be kept"
+        of_validation = self.validator.notices if self.validator is not None else [no_dev]
         for notice in (*notices(self.experiment), *elsewhere(self.experiment.data, self.store), *of_validation):
             self.log.say(notice, "yellow")
-        if self.validator is None:
-            self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun, overdue = self.progress.update, self.progress.validation_due
         trackers = open_trackers(self.writes_to, self.experiment, begun) if self.writes_to else []
         metrics = MetricsWriter(self.writes_to, self.log, update=begun, trackers=trackers, validated=not overdue)
