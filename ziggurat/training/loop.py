@@ -142,12 +142,11 @@ class _Training:
             self.log.say(profiled)
         if self.fitted:
             self.log.say(self.fitted)
+        no_dev = "no dev set in the store: no validation, `best` will not be kept"
         about = [*notices(self.experiment), *elsewhere(self.experiment.data, self.store)]
-        about += [*rank_anew(self.progress, self.experiment), *(self.validator.notices if self.validator else [])]
+        about += [*rank_anew(self.progress, self.experiment), *(self.validator.notices if self.validator else [no_dev])]
         for notice in about:
             self.log.say(notice, "yellow")
-        if self.validator is None:
-            self.log.say("no dev set in the store: no validation, `best` will not be kept", "yellow")
         begun, overdue = self.progress.update, self.progress.validation_due
         trackers = open_trackers(self.writes_to, self.experiment, begun) if self.writes_to else []
         more = overdue or finished(self.progress, self.config) is None
