@@ -88,7 +88,8 @@ def export_model(
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     model = ExportedModel.of(opened)
-    ours = _translator(opened, model)
+    ours = _translator(opened, model, opened.experiment)
+    checked = _translator(opened, model, model.searching_as_others()) if target.own_search else ours
     texts, origin = _texts(opened.experiment, verify, lines)
     report: dict[str, Any] = {
         "format": REPORT_FORMAT,
@@ -99,10 +100,12 @@ def export_model(
         "positions": model.positions,
         "quantization": quantization,
     }
+    if target.own_search and (left_out := model.unlike_others()):
+        report["search_without"] = left_out
     with building(out) as folder:
         target.write(folder, model, None)
         _write_report(folder, report)
-        report["verification"] = {"text": origin, **_verified(ours, target, folder, model, texts)}
+        report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
         if quantization is not None:
             _empty(folder)
             target.write(folder, model, quantization)
@@ -119,8 +122,7 @@ def _refuse_other_folder(out: Path) -> None:
         raise ConfigError(f"{out}: is there already and no earlier export; give another folder")
 
 
-def _translator(opened: OpenedModel, model: ExportedModel) -> Translator:
-    experiment = opened.experiment
+def _translator(opened: OpenedModel, model: ExportedModel, experiment: Experiment) -> Translator:
     learned = experiment.model.embedding.positions == "learned"
     return Translator(
         opened.model,
