@@ -29,7 +29,11 @@ class Smoothing(NamedTuple):
 
 
 def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
-    """Return the target distribution of `config.smoothing` (methods: fairseq `uniform`, tensor2tensor `others`)."""
+    """Return the target distribution of `config.smoothing`.
+
+    `uniform` is that of fairseq until 2021, and of the papers' forks of it; `others` that of tensor2tensor, zero, and
+    fairseq since then.
+    """
     e = config.label_smoothing
     if config.smoothing == "uniform":
         return Smoothing(1.0 - e, e / vocabulary)
