@@ -38,6 +38,8 @@ from ziggurat.models.directory import load_weights, open_model, weights
         ("ziggurat", {"encoder": {"history": "dlcl"}}),
         ("plain", {"residual": "deepnorm"}),
         ("ctranslate2", {"residual": "admin"}),
+        ("ctranslate2", {"residual": "pre", "activation": "silu"}),
+        ("huggingface", {"residual": "post", "activation": "silu"}),
         ("ctranslate2", {"residual": "pre", "embedding": {"positions": "learned", "max_positions": 60}}),
         ("huggingface", {"residual": "post", "layer_norm_epsilon": 1e-7}),
         ("huggingface", {"residual": "layer_scale", "embedding": {"zero_start": True, "shared_bias": True}}),
