@@ -12,6 +12,7 @@ from ziggurat.config.compatibility import unheeded, unlike
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.notices import notices
+from ziggurat.training.schedule import learning_rate
 
 DATA = {
     "store": "store",
@@ -19,6 +20,9 @@ DATA = {
     "target_language": "en",
     "train": [{"source": "a", "target": "b"}],
 }
+
+METHODS = {"deepnorm": "deepnorm", "no_norm": "t_fixup", "fixup": "fixup"}
+"""Residual -> the initialisation that goes with it."""
 
 
 @pytest.mark.parametrize(
@@ -55,6 +59,47 @@ def test_notices_are_sentences_about_what_is_hardly_meant() -> None:
     assert halves == ["`init.kind: t_fixup` was made for `residual: no_norm`; here it is `pre`"]
     model = {"residual": "admin", "init": {"kind": "admin"}}
     assert notices(Experiment.model_validate({"data": DATA, "model": model})) == []
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [
+        *(({"residual": residual, "init": {"kind": kind}}, []) for residual, kind in METHODS.items()),
+        *(({"encoder": {"residual": residual}, "init": {"kind": kind}},
+           [rf"`init\.kind: {kind}` is for both stacks.* in the decoder too, whose `residual: pre`"])
+          for residual, kind in METHODS.items()),
+        *(({"residual": "post", "decoder": {"residual": residual}, "init": {"kind": kind}},
+           ["in the encoder too, whose `residual: post`"]) for residual, kind in METHODS.items()),
+        ({"encoder": {"residual": "admin"}, "init": {"kind": "admin"}}, []),
+        ({"encoder": {"residual": "deepnorm"}, "decoder": {"residual": "no_norm"}, "init": {"kind": "deepnorm"}},
+         [r"decoder too, whose `residual: no_norm`", r"`residual: no_norm` without `init\.kind: t_fixup`"]),
+        ({"residual": "post", "encoder": {"residual": "pre"}, "init": {"kind": "fixup"}},
+         ["here it is `pre` and `post`"]),
+        ({"residual": "deepnorm", "init": {"kind": "deepnorm"}, "decoder": {"attention": "merged_full"}},
+         [r"constants of DeepNorm count three branches.*`decoder\.attention: merged_full`"]),
+        ({"residual": "no_norm", "init": {"kind": "t_fixup"}, "decoder": {"attention": "merged"}},
+         ["constants of T-Fixup count three"]),
+        ({"residual": "fixup", "init": {"kind": "fixup"}, "decoder": {"attention": "merged"}}, []),
+        ({"encoder": {"residual": "ln_scaling"}, "init": {"kind": "depth_scaled"}}, ["cancels the gain"]),
+        ({"residual": "ln_scaling"}, []),
+    ],
+)  # fmt: skip
+def test_half_chosen_methods_and_those_that_work_against_each_other_are_told(
+    model: dict[str, Any], said: list[str]
+) -> None:
+    found = notices(Experiment.model_validate({"data": DATA, "model": model}))
+    assert len(found) == len(said)
+    assert all(re.search(pattern, sentence) for pattern, sentence in zip(said, found, strict=True))
+
+
+@pytest.mark.parametrize("replicas", [1, 8])
+def test_a_schedule_of_one_replica_has_no_warm_up_and_that_is_told(replicas: int) -> None:
+    training = {"schedule": {"kind": "gnmt+", "replicas": replicas, "warmup_updates": 500}}
+    experiment = Experiment.model_validate({"data": DATA, "training": training})
+    rates = [learning_rate(experiment.training.schedule, update, d_model=8) for update in (1, 100)]
+    assert (rates[0] == rates[1]) == (replicas == 1)
+    assert [s for s in notices(experiment) if "no warm-up" in s] == notices(experiment)
+    assert len(notices(experiment)) == (replicas == 1)
 
 
 @pytest.mark.parametrize(

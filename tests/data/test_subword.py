@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -127,8 +128,20 @@ def test_training_is_deterministic() -> None:
 
 
 def test_impossible_size_is_refused_with_the_way_out() -> None:
-    with pytest.raises(DataError, match=r"data\.subword: no bpe model of 50 pieces.*raise data\.subword\.vocab"):
+    """In our keys, with the size that is enough: SentencePiece would name an option of its own."""
+    way_out = r"data\.subword: no bpe model of 50 pieces.* alone are (\d+); raise data\.subword\.vocab"
+    with pytest.raises(DataError, match=way_out) as refused:
         train(size=50)
+    assert "--" not in str(refused.value)
+    (enough,) = re.findall(way_out, str(refused.value))
+    with pytest.raises(DataError, match=f" {enough}; raise"):
+        train(size=int(enough) - 1)
+    assert train(size=int(enough)).size >= int(enough)
+
+
+def test_no_text_is_refused_in_words_of_ours() -> None:
+    with pytest.raises(DataError, match="there is no text to train it on"):
+        train_tokenizers(SubwordConfig(), "none", [], lambda side: iter([]))
 
 
 def test_the_sides_may_have_vocabularies_of_different_size() -> None:

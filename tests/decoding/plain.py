@@ -99,3 +99,36 @@ def plain_search(
         return finished[: wanted.n_best]
     total, prefix, _ = before[0]
     return [Plain(list(prefix), total, penalised(wanted.penalty, total, max(len(prefix), 1), []), False)]
+
+
+def fairseq_search(
+    scorer: TableScorer, sentence: int, max_length: int, wanted: SearchSettings, min_length: int = 0
+) -> list[Plain]:
+    """One sentence by the rules of fairseq's sequence_generator, read from there: `finalize_hypos`, `is_finished`.
+
+    fairseq never gives fewer than `min_length` tokens and wants it within `max_length`.
+    """
+    beams: list[tuple[float, Prefix]] = [(0.0, ())]
+    finalised: list[Plain] = []
+    for step in range(max_length + 1):
+        candidates = []
+        for rank, (total, prefix) in enumerate(beams):
+            for token, p in enumerate(scorer.log_probabilities(sentence, prefix)):
+                allowed = token not in wanted.forbidden and p > -math.inf
+                if step == max_length:
+                    allowed = allowed and token == EOS
+                elif step < min_length:
+                    allowed = allowed and token != EOS
+                if allowed:
+                    candidates.append((total + p, rank, token, prefix))
+        candidates.sort(key=lambda c: (-c[0], c[1], c[2]))
+        candidates = candidates[: 2 * wanted.beam_size]
+        for total, _, token, prefix in candidates[: wanted.beam_size]:
+            if token == EOS and len(finalised) < wanted.beam_size:
+                score = penalised(wanted.penalty, total, step + 1, [])
+                finalised.append(Plain(list(prefix), total, score, True))
+        if len(finalised) == wanted.beam_size:
+            break
+        beams = [(total, (*prefix, token)) for total, _, token, prefix in candidates if token != EOS]
+        beams = beams[: wanted.beam_size]
+    return sorted(finalised, key=lambda f: -f.score)[: wanted.n_best]

@@ -10,11 +10,11 @@ import torch
 from doubles import Prefix, TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import BOS, EOS, Plain, penalised, plain_search
+from plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
 
 from ziggurat.decoding.hypotheses import IdHypothesis, best_tokens
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.request import Limits, SearchSettings, Sentence
 from ziggurat.decoding.search import NonFiniteScoreError, search
 from ziggurat.errors import ConfigError
 
@@ -274,3 +274,56 @@ def test_endings_are_counted_among_all_candidates_or_among_the_beams_alone() -> 
         scores[endings] = (best.tokens, best.log_probability)
     assert scores["candidates"] == ([], pytest.approx(math.log(0.25)))
     assert scores["beam"] == ([tokens[0]], pytest.approx(math.log(0.4 * 0.5)))
+
+
+@settings(max_examples=60, deadline=None)
+@given(data=st.data(), kind=st.sampled_from(["none", "power", "gnmt"]), alpha=st.sampled_from([0.6, 1.0, 1.5]))
+def test_fairseqs_rule_against_a_plain_loop_of_it(data: st.DataObject, kind: str, alpha: float) -> None:
+    beam_size = data.draw(st.integers(1, 5))
+    vocabulary = data.draw(st.integers(2 * beam_size + 2, 14))  # fairseq takes 2 K candidates from the first step on
+    wanted = SearchSettings(
+        beam_size=beam_size,
+        n_best=data.draw(st.integers(1, beam_size)),
+        bos=BOS,
+        eos=EOS,
+        forbidden=(BOS,),
+        penalty=LengthPenalty(kind, alpha),  # type: ignore[arg-type]
+        endings="fairseq",
+        batch_sentences=data.draw(st.integers(1, 6)),
+    )
+    table = random_log_probabilities(
+        data.draw(st.integers(0, 999)), vocabulary, data.draw(st.sampled_from([0.3, 2, 6]))
+    )
+    scorer = TableScorer(table, vocabulary)
+    min_length = data.draw(st.integers(0, 3))
+    max_lengths = data.draw(st.lists(st.integers(min_length, 7), min_size=1, max_size=6))
+    found = run(scorer, max_lengths, wanted, min_length=min_length)
+    for sentence, longest in enumerate(max_lengths):
+        assert_same(found[sentence], fairseq_search(scorer, sentence, longest, wanted, min_length))
+        assert [h.forced for h in found[sentence]] == [len(h.tokens) == longest for h in found[sentence]]
+
+
+def test_the_rules_of_ending_differ_widely_on_a_model_that_is_not_trained() -> None:
+    """The test above would be hollow if all rules found the same: here at most 7 of 20 sentences agree."""
+    table = random_log_probabilities(11, 12, 0.8)
+    found = {}
+    for endings in ("candidates", "beam", "fairseq"):
+        wanted = SearchSettings(2, 1, BOS, EOS, (BOS,), penalty=LengthPenalty("power", 1.4), endings=endings)
+        found[endings] = [h[0].tokens for h in run(TableScorer(table, 12), [25] * 20, wanted)]
+    for one, other in itertools.combinations(found.values(), 2):
+        assert sum(a == b for a, b in zip(one, other, strict=True)) <= 7
+
+
+def test_fairseqs_rule_ends_at_the_limit_whatever_other_rules_say() -> None:
+    """End-of-sentence is the least likely token everywhere, and ruled out by its margin."""
+
+    def never(sentence: int, prefix: Prefix) -> list[float]:
+        return [math.log(p) for p in (0.1, 0.01, 0.59, 0.3)]
+
+    limits = Limits(eos_margin=0.5)
+    for beam_size in (1, 2):
+        wanted = SearchSettings(beam_size, 1, BOS, EOS, (BOS,), limits=limits, endings="fairseq")
+        (best,), (empty,) = run(TableScorer(never, 4), [3, 0], wanted)
+        assert (best.tokens, best.finished, best.forced) == ([2, 2, 2], True, True)
+        assert best.token_log_probabilities == pytest.approx([math.log(0.59)] * 3 + [math.log(0.01)])
+        assert (empty.tokens, empty.log_probability) == ([], pytest.approx(math.log(0.01)))

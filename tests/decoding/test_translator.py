@@ -146,7 +146,8 @@ def test_unknown_settings_of_a_stream_are_refused_at_once(copying: Translator) -
         copying.translate_stream(["a"], window=0)
 
 
-def test_the_length_limit_cuts_marks_and_warns_once(tokenizer: SentencePieceTokenizer) -> None:
+@pytest.mark.parametrize("endings", ["candidates", "fairseq"])
+def test_the_length_limit_cuts_marks_and_warns_once(tokenizer: SentencePieceTokenizer, endings: str) -> None:
     class Endless(CopyModel):
         def scores(self, wanted: torch.Tensor) -> torch.Tensor:
             return super().scores(torch.full_like(wanted, 30))
@@ -154,10 +155,12 @@ def test_the_length_limit_cuts_marks_and_warns_once(tokenizer: SentencePieceToke
     translator = Translator(Endless(tokenizer.size, tokenizer.eos), tokenizer, tokenizer)  # type: ignore[arg-type]
     short = MaxLengthConfig(ratio=0.0, extra=7)
     with pytest.warns(TranslationWarning, match="length limit") as caught:
-        found = translator.translate(["A dog", "Where?"], max_length=short, beam_size=1)
+        found = translator.translate(["A dog", "Where?"], max_length=short, beam_size=1, endings=endings)
     assert len(caught) == 1
     assert translator.notices["unfinished"] == 2
     assert [(len(t.hypotheses[0].tokens), t.hypotheses[0].finished) for t in found] == [(7, False)] * 2
+    scored = 8 if endings == "fairseq" else 7  # fairseq scores the end that it forces
+    assert [len(t.hypotheses[0].token_log_probabilities) for t in found] == [scored] * 2
 
 
 def test_long_lines_are_translated_in_parts_and_joined(copying: Translator) -> None:

@@ -40,6 +40,8 @@ from ziggurat.models.directory import load_weights, open_model, weights
         ("ziggurat", {"encoder": {"history": "dlcl"}}),
         ("plain", {"residual": "deepnorm"}),
         ("ctranslate2", {"residual": "admin"}),
+        ("ctranslate2", {"residual": "pre", "activation": "silu"}),
+        ("huggingface", {"residual": "post", "activation": "silu"}),
         ("ctranslate2", {"residual": "pre", "embedding": {"positions": "learned", "max_positions": 60}}),
         ("huggingface", {"residual": "post", "layer_norm_epsilon": 1e-7}),
         ("huggingface", {"residual": "layer_scale", "embedding": {"zero_start": True, "shared_bias": True}}),
@@ -59,6 +61,22 @@ def test_the_result_translates_alike(
         export_model(tmp_path / "model", to, out, verify=text)
     again = export_model(tmp_path / "model", to, out, verify=text, force=True)
     assert again == report
+
+
+@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "onnx"])
+def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
+    to: str, written: Written, text: Path, tmp_path: Path, transformers: ModuleType
+) -> None:
+    decoding = {"endings": "fairseq", "prune": 0.5, "eos_margin": 0.0, "length_penalty": {"kind": "gnmt", "alpha": 1.0}}
+    report = export_model(written(residual="post", decoding=decoding), to, tmp_path / "out", verify=text)
+    assert report["verification"]["different"] == 0
+    told = " ".join(report.get("search_without", []))
+    own = to == "onnx"  # it runs under our search
+    for name in ("endings: fairseq", "prune: 0.5", "eos_margin: 0.0", "kind: gnmt"):
+        assert (name in told) != own
+    if to == "ctranslate2":
+        with pytest.raises(ConfigError, match=r"CTranslate2 has no .*endings: fairseq"):
+            ServedTranslator(tmp_path / "out", endings="fairseq")
 
 
 def test_what_is_written_is_loaded_as_anybody_would(

@@ -52,6 +52,7 @@ def log_probabilities(model: Seq2Seq, source: list[int], target: list[int]) -> T
     ("name", "classes", "choices"),
     [
         ("Marian", "MarianMTModel", {"activation_function": "relu", "scale_embedding": True}),
+        ("Marian", "MarianMTModel", {"activation_function": "swish", "scale_embedding": True}),
         ("Pegasus", "PegasusForConditionalGeneration", {"activation_function": "gelu", "scale_embedding": False}),
         ("M2M100", "M2M100ForConditionalGeneration", {"activation_function": "relu", "scale_embedding": True}),
         ("Blenderbot", "BlenderbotForConditionalGeneration", {"activation_function": "gelu"}),
@@ -199,9 +200,9 @@ def test_fairseq_models_that_are_not_plain_are_refused_with_all_reasons(
 ) -> None:
     path = written(embedding={"sharing": "none", "positions": "learned", "max_positions": 64})
     words = [dictionary(tokenizer, tmp_path / "dict.txt")]
-    unlike = {"arch": "lightconv", "layernorm_embedding": True, "activation_fn": "swish", "encoder_embed_dim": 8}
+    unlike = {"arch": "lightconv", "layernorm_embedding": True, "activation_fn": "tanh", "encoder_embed_dim": 8}
     checkpoint = fairseq_checkpoint(path, tmp_path / "fairseq", learned=True, **unlike)
-    with pytest.raises(ExportError, match=r"lightconv.*layernorm_embedding.*swish.*encoder_embed_dim: 8"):
+    with pytest.raises(ExportError, match=r"lightconv.*layernorm_embedding.*tanh.*encoder_embed_dim: 8"):
         import_checkpoint(checkpoint, tmp_path / "out", dictionaries=words)
     with pytest.raises(DataError, match="--dictionary"):
         import_checkpoint(checkpoint, tmp_path / "out")
@@ -233,8 +234,8 @@ def test_a_checkpoint_runs_no_code(tokenizer: SentencePieceTokenizer, tmp_path: 
 
 
 def test_directories_that_are_not_plain_are_refused(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mbart", "activation_function": "silu"}))
-    with pytest.raises(ExportError, match=r"mbart.*normalises embeddings.*silu"):
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "mbart", "activation_function": "tanh"}))
+    with pytest.raises(ExportError, match=r"mbart.*normalises embeddings.*tanh.*known are relu, gelu, silu, swish"):
         import_checkpoint(tmp_path, tmp_path / "out")
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(DataError, match=r"config\.json"):

@@ -186,8 +186,25 @@ def test_t_fixup_factors() -> None:
             check_uniform(drawn(role, config=config, layer=2, decoder=True, cross=cross), decoder * glorot())
     for role in (Role.ATTENTION_QUERY, Role.ATTENTION_KEY):
         check_uniform(drawn(role, config=config, layer=2, decoder=True), glorot(3 * OUT))
-    check_normal(drawn(Role.EMBEDDING, config=config), decoder * IN**-0.5)
+    check_normal(drawn(Role.EMBEDDING, config=config), (9 * n) ** -0.25 * IN**-0.5)
+    check_normal(drawn(Role.EMBEDDING, config=config, decoder=True), decoder * IN**-0.5)
     check_normal(drawn(Role.OUTPUT, config=config), IN**-0.5)
+
+
+@pytest.mark.parametrize("sharing", ["none", "decoder", "all"])
+def test_t_fixup_of_unequal_depths_scales_embeddings_by_the_stack_that_reads_them(sharing: str) -> None:
+    """Huang et al.'s code: the encoder scales its table, which may be shared; the decoder only one of its own."""
+    config = {"kind": "t_fixup"}
+    values = {"d_model": 32, "heads": 2, "encoder": {"layers": 9}, "decoder": {"layers": 4}, "init": config}
+    chosen = ModelConfig.model_validate(values | {"residual": "no_norm", "embedding": {"sharing": sharing}})
+    small = build_model(chosen, 31, 31, seed=5)
+    width = 32**-0.5
+    depths = {"source": 9, "target": 9 if sharing == "all" else 4}
+    for side, depth in depths.items():
+        table = small.get_parameter(f"{side}_embedding.tokens.weight")
+        assert table.std().item() == pytest.approx((9 * depth) ** -0.25 * width, rel=0.05)
+    if sharing == "none":
+        assert small.output.weight.std().item() == pytest.approx(width, rel=0.05)
 
 
 @pytest.mark.parametrize("merged", [False, True])

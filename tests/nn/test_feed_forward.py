@@ -53,6 +53,14 @@ def test_gelu_network_uses_the_exact_gelu() -> None:
     torch.testing.assert_close(network(x), expected, atol=1e-10, rtol=0)
 
 
+def test_silu_network_is_x_times_its_sigmoid() -> None:
+    network, x = drawn(FeedForward(4, 6, "silu", Masking())), vector(4)
+    w1, b1, w2, b2 = network.parameters()
+    inner = x @ w1.T + b1
+    expected = Masking()(inner / (1 + torch.exp(-inner))) @ w2.T + b2
+    torch.testing.assert_close(network(x), expected, atol=1e-10, rtol=0)
+
+
 def test_shifted_network_has_a_scalar_before_each_map_and_the_activation() -> None:
     """As modules/fixup.py of zero: shift, W_1, shift, relu, dropout, shift, W_2, and no biases."""
     network = FeedForward(4, 6, "relu", Masking(), linear=ShiftedLinear, shifted=True)

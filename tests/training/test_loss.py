@@ -229,3 +229,45 @@ def test_bf16_autocast_stays_close(biased: bool) -> None:
     assert leaf.grad is not None
     assert leaf.grad.dtype == torch.float32
     torch.testing.assert_close(rough.objective, exact.objective, atol=0.05, rtol=0.02)
+
+
+@pytest.mark.parametrize("smoothing", ["uniform", "others"])
+@pytest.mark.parametrize("subtract_entropy", [True, False])
+def test_tokens_that_the_bias_rules_out_have_no_part_in_the_loss(smoothing: str, subtract_entropy: bool) -> None:
+    """It is the loss over the other tokens alone; where the gold token is ruled out there is none."""
+    hidden, weight, target, mask = example(6)
+    ruled_out, rest = torch.tensor([2, 5]), [0, 1, 3, 4, 6]
+    bias = output_bias()
+    bias[ruled_out] = -1e9
+    assert bool(torch.isin(target[mask], ruled_out).any())
+    config = LossConfig.model_validate(
+        {"smoothing": smoothing, "subtract_entropy": subtract_entropy, "chunk_tokens": 4}
+    )
+    leaves = [x.clone().requires_grad_() for x in (hidden, weight, bias)]
+    got = sequence_loss(
+        leaves[0],
+        leaves[1],
+        gold(target, mask),
+        config,
+        tokens=int(mask.sum()),
+        sentences=3,
+        bias=leaves[2],
+        ruled_out=ruled_out,
+    )
+    got.objective.backward()
+    counted = mask & ~torch.isin(target, ruled_out)
+    renumbered = torch.tensor([rest.index(i) if i in rest else 0 for i in range(7)])[target]
+    plain = [x.clone().requires_grad_() for x in (hidden, weight[rest], bias[rest])]
+    wanted = sequence_loss(
+        plain[0], plain[1], gold(renumbered, counted), config, tokens=int(mask.sum()), sentences=3, bias=plain[2]
+    )
+    wanted.objective.backward()
+    torch.testing.assert_close(got.objective, wanted.objective)
+    torch.testing.assert_close(got.nll, wanted.nll)
+    gradients = [x.grad for x in leaves]
+    assert all(g is not None for g in gradients)
+    torch.testing.assert_close(gradients[0], plain[0].grad)
+    for mine, other in zip(gradients[1:], plain[1:], strict=True):
+        assert mine is not None
+        assert bool((mine[ruled_out] == 0).all())
+        torch.testing.assert_close(mine[rest], other.grad)

@@ -101,6 +101,8 @@ def _told(report: dict[str, Any], out: Path) -> list[str]:
         f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, {found['ties']:,} "
         f"ties, {found['cut']:,} cut at the length limit",
     ]
+    if "search_without" in report:
+        told.append(f"its search is without {', '.join(report['search_without'])}")
     if "quantized" in report:
         same = report["quantized"]
         told.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")

@@ -30,8 +30,9 @@ class CorpusConfig(Section):
     (default: the language codes of `data.source_language` and `data.target_language`)."""
     weight: float = Field(default=1.0, gt=0)
     """How often a pair of this corpus is drawn relative to its natural share."""
-    tag: str | None = Field(default=None, pattern=r"^<[^\s<>]+>$")
-    """Token put before each source sentence of this corpus, such as `<bt>`; it never comes from text."""
+    tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
+    """Token put before each source sentence of this corpus, such as `<bt>` (imported models have `>>fra<<` or
+    `__fr__`); it never comes from text."""
     name: str | None = None
     """Name in reports; default: the file name."""
 
@@ -103,7 +104,8 @@ class SubwordConfig(Section):
     sample_pairs: int = Field(default=200_000, ge=1)
     """Most sentence pairs the model is trained on, drawn evenly over the corpora."""
     source_model: str | None = None
-    """`existing`: SentencePiece model of the source side (or of both sides)."""
+    """`existing`: SentencePiece model of the source side (or of both sides); or the folder of a model, run or store,
+    whose vocabularies are taken as they are, to fine-tune that model."""
     target_model: str | None = None
     """`existing`: SentencePiece model of the target side; default: the source model."""
     source_vocabulary: str | None = None

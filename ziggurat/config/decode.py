@@ -96,9 +96,11 @@ class DecodingConfig(Section):
     shortlist: str | None = Field(default=None, min_length=1)
     """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
     sentence allows get a score. Not with prefixes or words that must appear; validation does without."""
-    endings: Literal["candidates", "beam"] = "candidates"
-    """Where a hypothesis may end: among all 2 `beam_size` best extensions of a step (`candidates`), or only among the
-    `beam_size` best of them (`beam`: fairseq, CTranslate2, transformers; for equal output there)."""
+    endings: Literal["candidates", "beam", "fairseq"] = "candidates"
+    """Which extensions of a step may end a hypothesis, and when a sentence is settled. `candidates`: all 2 `beam_size`
+    best; settled when nothing better can come. `beam`: only the `beam_size` best, as in CTranslate2 and transformers;
+    settled as before. `fairseq`: fairseq's whole rule: only the `beam_size` best, settled once `beam_size` hypotheses
+    have ended, and those at the length limit are made to end there, with the score of that."""
     max_source_pieces: int = Field(default=1024, ge=1)
     """A longer source line is translated in parts of this many pieces and joined; the log says so."""
 
@@ -106,8 +108,8 @@ class DecodingConfig(Section):
     def _no_contradictions(self) -> Self:
         if self.min_length > self.max_length.limit:
             raise ValueError(f"`min_length` ({self.min_length}) is above `max_length.limit` ({self.max_length.limit})")
-        if self.endings == "beam" and (self.search == "sample" or self.diverse_groups > 1):
-            raise ValueError("`endings: beam` is for the ordinary beam search, without groups")
+        if self.endings != "candidates" and (self.search == "sample" or self.diverse_groups > 1):
+            raise ValueError(f"`endings: {self.endings}` is for the ordinary beam search, without groups")
         if self.search == "sample":
             self._check_sampling()
             return self

@@ -76,7 +76,11 @@ METHODS: dict[str, dict[str, str]] = {
     },
     "qk_norm": {"layer": "Dehghani et al. 2023", "rms": "Dehghani et al. 2023", "l2": "Henry et al. 2020"},
     "positions": {"learned": "Gehring et al. 2017", "rotary": "Su et al. 2021"},
-    "activation": {"gelu": "Hendrycks and Gimpel 2016", "swiglu": "Shazeer 2020"},
+    "activation": {
+        "gelu": "Hendrycks and Gimpel 2016",
+        "silu": "Ramachandran et al. 2017",
+        "swiglu": "Shazeer 2020",
+    },
     "norm": {"rms": "Zhang and Sennrich 2019"},
     "init": {
         "xavier": "Glorot and Bengio 2010",

@@ -52,7 +52,7 @@ DecoderAttentionKind = Literal[
 ]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
-Activation = Literal["relu", "gelu", "swiglu"]
+Activation = Literal["relu", "gelu", "silu", "swiglu"]
 NormKind = Literal["layer", "rms"]
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -173,7 +173,8 @@ class ModelConfig(Section):
     """What the decoder attends to: `top`, the encoder's output, or `transparent`, a learned mixture of all
     encoder layers for each decoder layer (Bapna et al. 2018)."""
     activation: Activation = "relu"
-    """Non-linearity of the feed-forward networks; `swiglu` has a gate and no biases (Shazeer 2020)."""
+    """Non-linearity of the feed-forward networks; `silu` is also called swish (Ramachandran et al. 2017), `swiglu` has
+    a gate and no biases (Shazeer 2020)."""
     norm: NormKind = "layer"
     """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019)."""
     layer_norm_epsilon: float = Field(default=1e-5, gt=0)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from pydantic import BaseModel
 
 from ziggurat.config.compatibility import unheeded
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.growth import cut_short
+from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 
 __all__ = ["notices"]
@@ -19,6 +22,12 @@ _HALVES = (
 )
 """Methods that are a residual and an initialisation: what the one is without the other."""
 
+_BOTH_STACKS = {
+    "deepnorm": "makes value, output and feed-forward weights smaller by depth",
+    "t_fixup": "makes value, output and feed-forward weights smaller by depth",
+    "fixup": "starts all branches at zero",
+}
+"""What an initialisation does to a stack without its residual; ADMIN's is Glorot's there, which any can have."""
 
 _HEEDED_BY_SCHEDULE = {
     "isqrt": {"peak", "warmup_updates", "initial", "floor"},
@@ -49,6 +58,37 @@ def _changed(section: BaseModel) -> list[str]:
     return [key for key, field in type(section).model_fields.items() if getattr(section, key) != field.default]
 
 
+def _halves(model: ModelConfig) -> Iterator[str]:
+    """Yield what is said of methods of which the model, or one of its stacks, has half."""
+    residuals = {"encoder": model.encoder_residual, "decoder": model.decoder_residual}
+    for residual, kind, lacking in _HALVES:
+        chosen = [side for side, its in residuals.items() if its == residual]
+        if chosen and model.init.kind != kind:
+            yield f"`residual: {residual}` without `init.kind: {kind}` {lacking}"
+        if model.init.kind == kind and not chosen:
+            here = " and ".join(f"`{its}`" for its in dict.fromkeys(residuals.values()))
+            yield f"`init.kind: {kind}` was made for `residual: {residual}`; here it is {here}"
+        if model.init.kind == kind and len(chosen) == 1 and kind in _BOTH_STACKS:
+            (other,) = residuals.keys() - chosen
+            yield (
+                f"`init.kind: {kind}` is for both stacks: it {_BOTH_STACKS[kind]} in the {other} too, whose "
+                f"`residual: {residuals[other]}` was not made for that; choose `residual: {residual}` for both"
+            )
+    merged = model.decoder.attention.startswith("merged")
+    for name, method in (("DeepNorm", "deepnorm"), ("T-Fixup", "t_fixup")):
+        if merged and method in (model.decoder_residual, model.init.kind):
+            yield (
+                f"the constants of {name} count three branches to a decoder layer, as its paper has; with "
+                f"`decoder.attention: {model.decoder.attention}` there are two, so the decoder's first updates are "
+                "smaller than they need be"
+            )
+    if "ln_scaling" in residuals.values() and model.init.kind == "depth_scaled":
+        yield (
+            "`residual: ln_scaling` beside `init.kind: depth_scaled`: both damp deep layers, and the authors of "
+            "LayerNorm Scaling leave scaled initialisation out because it cancels the gain (Sun et al. 2025)"
+        )
+
+
 def notices(experiment: Experiment) -> list[str]:
     """Return a sentence on every choice of `experiment` that is allowed, but hardly meant."""
     model, training = experiment.model, experiment.training
@@ -62,12 +102,12 @@ def notices(experiment: Experiment) -> list[str]:
     ):
         if isinstance(every, int) and every > layers:
             said.append(f"`training.recompute.{side}: {every}` recomputes nothing: the {side} has {layers} layers")
-    for residual, kind, lacking in _HALVES:
-        chosen = residual in (model.encoder_residual, model.decoder_residual)
-        if chosen and model.init.kind != kind:
-            said.append(f"`residual: {residual}` without `init.kind: {kind}` {lacking}")
-        if model.init.kind == kind and not chosen:
-            said.append(f"`init.kind: {kind}` was made for `residual: {residual}`; here it is `{model.residual}`")
+    said += _halves(model)
+    if training.schedule.kind == "gnmt+" and training.schedule.replicas == 1:
+        said.append(
+            "`training.schedule.kind: gnmt+` with `replicas: 1` has no warm-up: its rate rises from `base` to "
+            "replicas * `base`, so it begins at its highest; set `replicas` to how many batches make an update"
+        )
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):
         said.append(cut)
     return said

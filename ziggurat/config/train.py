@@ -67,8 +67,8 @@ class OptimiserConfig(Section):
     """`bf16`: keep both moments in bfloat16, in half the memory (adam, adamw, radam). Updates are computed in fp32, and
     what is kept is rounded stochastically, so that small changes are not lost."""
     rectified_only: bool = False
-    """radam only: no update at all while the variance of the adaptive rate is intractable, as in Liu et al.'s code
-    (the first 5 updates at beta2 0.98); false: steps by momentum alone there, as in torch."""
+    """radam only: no step while the variance of the adaptive rate is intractable (the first 5 updates at beta2 0.98),
+    only weight decay, as in Liu et al.'s code (Transformer-Clinic); false: steps by momentum alone, as in torch."""
 
     @model_validator(mode="after")
     def _betas_are_shares(self) -> Self:
@@ -149,7 +149,8 @@ class LossConfig(Section):
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
     """Probability mass e taken from the gold token."""
     smoothing: Literal["uniform", "others"] = "uniform"
-    """`uniform` (fairseq): e/V on every class, gold 1-e+e/V. `others` (zero, tensor2tensor): e/(V-1) on the rest."""
+    """`uniform`: e/V on every class, gold 1-e+e/V (fairseq until 2021, so the forks of the papers). `others`: e/(V-1)
+    on the rest, gold 1-e (zero, tensor2tensor, fairseq since then)."""
     subtract_entropy: bool = False
     """Report the loss minus the entropy of the smoothed target, so that a perfect model scores 0 (zero)."""
     normalisation: Literal["tokens", "sentence_mean", "sentence_sum"] = "tokens"

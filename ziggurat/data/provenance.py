@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from ziggurat.config.data import DataConfig
@@ -29,7 +30,7 @@ def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress
     settings = _settings(config.model_dump(mode="json"))
     for name in _MODEL_FILES:
         path = getattr(config.subword, name)
-        found = None if path is None else [fingerprint(p) for p in find_files(path, f"data.subword.{name}")]
+        found = None if path is None else [fingerprint(p) for p in _files_of(path, f"data.subword.{name}")]
         settings["subword"][name] = found
     entries = {split: iter(settings[split]) for split in ("train", "dev")}
     for number, corpus in enumerate(corpora):
@@ -39,6 +40,13 @@ def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress
         entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
         progress("fingerprint", number + 1, len(corpora))
     return settings
+
+
+def _files_of(path: str, key: str) -> list[Path]:
+    """Return the model or vocabulary files that `path` names; of a folder, the vocabularies in it."""
+    if not (folder := Path(path).expanduser()).is_dir():
+        return find_files(path, key)
+    return [file for pattern in ("vocabulary.json", "*.spm", "*.vocab") for file in sorted(folder.glob(pattern))]
 
 
 def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:

@@ -69,6 +69,10 @@ class Tokenizer(Protocol):
     def tags(self) -> Mapping[str, int]:
         """Ids of the corpora's tags, such as `{"<bt>": 8000}`."""
 
+    @property
+    def unicode(self) -> UnicodeForm:
+        """Normalisation of text before it is segmented."""
+
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Normalise and segment each text; no bos, no eos."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from ziggurat.config.data import SubwordConfig
 from ziggurat.data.checksums import check_file
 from ziggurat.data.files import find_files
 from ziggurat.data.normalise import UnicodeForm
-from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, escape_blank_marks
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, escape_blank_marks, load_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import ConfigError, DataError
 
@@ -83,32 +84,66 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
         if failed:
             raise failed[0] from None
         key = "target_vocabulary_size" if side == "target" and config.target_vocabulary_size else "vocabulary_size"
-        detail = str(error).rpartition("] ")[2].strip() or str(error)
+        reason = _said(str(error), config, key)
         raise DataError(
-            f"data.subword: no {config.kind} model of {size} pieces for the {side} side: {detail} "
-            f"(raise data.subword.{key}, or lower data.subword.character_coverage, which sets how many "
-            "rare characters get a piece of their own)"
+            f"data.subword: no {config.kind} model of {size} pieces for the {side} side: {reason}"
         ) from None
     if failed:
         raise failed[0]
     return writer.getvalue()
 
 
+def _said(error: str, config: SubwordConfig, key: str) -> str:
+    """Return SentencePiece's reason in terms of this package's keys; `key` is that of the size."""
+    if "sentences_.empty()" in error:
+        return "there is no text to train it on"
+    if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
+        what = "characters, bytes and control symbols" if config.byte_fallback else "characters and control symbols"
+        return (
+            f"its {what} alone are {int(found[1]):,}; raise data.subword.{key} to that at least, or lower "
+            "data.subword.character_coverage, which sets how many rare characters get a piece of their own"
+        )
+    detail = error.rpartition("] ")[2].strip() or error
+    return f"{detail} (data.subword.{key} and data.subword.character_coverage decide on its pieces)"
+
+
 def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
 
+    A folder of a model, run or store stands for its vocabularies as they are, tags included.
+
     Raises:
         DataError: a file is missing or not what it should be.
+        ConfigError: a folder's vocabularies have not all of `tags`, or another normalisation than `unicode`.
     """
     kind = "model" if config.kind == "existing" else "vocabulary"
     source = config.source_model if kind == "model" else config.source_vocabulary
     target = config.target_model if kind == "model" else config.target_vocabulary
     if source is None:
         raise ConfigError(f"data.subword.source_{kind}: `kind: {config.kind}` needs it")
+    if kind == "model" and (folder := Path(source).expanduser()).is_dir():
+        return _whole(folder, target, unicode, tags)
     first = _read(source, f"data.subword.source_{kind}", kind, unicode, tags)
     if target is None or target == source:
         return first, first
     return first, _read(target, f"data.subword.target_{kind}", kind, unicode, [])
+
+
+def _whole(folder: Path, target: str | None, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
+    """Return both tokenizers of a folder. Raises ConfigError: they are not what the configuration asks for."""
+    if target is not None:
+        raise ConfigError(f"data.subword.target_model: leave it out; {folder} has the vocabularies of both sides")
+    tokenizers = load_tokenizers(folder)
+    for tokenizer in tokenizers:
+        if tokenizer.unicode != unicode:
+            raise ConfigError(
+                f"`data.unicode: {unicode}`, but the vocabularies of {folder} are for text of "
+                f"`{tokenizer.unicode}`; set it to that"
+            )
+    if unknown := [tag for tag in tags if tag not in tokenizers[0].tags]:
+        known = ", ".join(tokenizers[0].tags) or "none"
+        raise ConfigError(f"`tag: {unknown[0]}` is not in the vocabulary of {folder}, whose tags are: {known}")
+    return tokenizers
 
 
 def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str]) -> Tokenizer:

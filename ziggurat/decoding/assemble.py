@@ -75,7 +75,7 @@ class Assembler:
             log_probability=result.log_probability,
             tokens=self.target.pieces(result.tokens),
             token_log_probabilities=result.token_log_probabilities,
-            finished=result.finished,
+            finished=result.finished and not result.forced,
             alignment=alignment if self.decoding.alignments else None,
             unmet_constraints=missing,
         )

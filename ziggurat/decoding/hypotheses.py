@@ -29,6 +29,8 @@ class IdHypothesis:
     """Penalised score; results are ranked by it."""
     finished: bool
     """False: cut at the length limit, because no hypothesis of the sentence (or of its group) had ended."""
+    forced: bool = False
+    """With `endings: fairseq`: it reached the length limit and was made to end there."""
     attention: list[list[float]] = field(default_factory=list)
     """Per token, its attention to each source token, if it was asked for."""
 

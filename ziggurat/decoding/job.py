@@ -184,7 +184,7 @@ class Job:
         self._refuse_shortlist("constraints and terminology")
         if decoding.search == "sample":
             raise ConfigError("constraints and terminology need `decoding.search: beam`; samples are not searched for")
-        if decoding.endings == "beam":
+        if decoding.endings != "candidates":
             raise ConfigError("constraints and terminology need `decoding.endings: candidates`")
         if decoding.diverse_groups > 1:
             raise ConfigError("constraints and terminology do not go with `decoding.diverse_groups`; set it to 1")

@@ -13,7 +13,8 @@ __all__ = ["side_by_side"]
 def side_by_side(
     source: str, parts: Sequence[Sequence[Hypothesis]], n_best: int, *, mean_score: bool = False
 ) -> Translation:
-    """Return the k-th best results of the parts, at least one part, side by side; a finished translation goes first.
+    """Return the k-th best results of the parts, at least one part, side by side; of several parts, a finished
+    translation goes first.
 
     A part with fewer results gives its best one again. Log-probabilities add up, and so do scores, unless
     `mean_score` asks for their mean (scores that are no logarithms, such as chrF).
@@ -21,7 +22,8 @@ def side_by_side(
     hypotheses = []
     for rank in range(min(n_best, max(map(len, parts)))):
         hypotheses.append(_joined([part[rank] if rank < len(part) else part[0] for part in parts], mean_score))
-    hypotheses.sort(key=lambda h: (not h.finished, -h.score))
+    if len(parts) > 1 or mean_score:  # a search ranks its own; with `endings: fairseq` a forced end may rank first
+        hypotheses.sort(key=lambda h: (not h.finished, -h.score))
     return Translation(source, hypotheses, len(parts))
 
 

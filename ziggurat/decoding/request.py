@@ -79,8 +79,9 @@ class SearchSettings:
     pad: int = 0
     """Fills up shorter sources."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
-    endings: Literal["candidates", "beam"] = "candidates"
-    """Of a step's candidates all may end a hypothesis, or only the K best of them."""
+    endings: Literal["candidates", "beam", "fairseq"] = "candidates"
+    """Of a step's candidates all may end a hypothesis, or only the K best of them; `fairseq`: and K ended hypotheses
+    settle a sentence, and those at the length limit must end."""
     groups: int = 1
     """Groups of diverse beams; divides `beam_size`."""
     strength: float = 0.5

@@ -34,9 +34,9 @@ class Hypothesis:
     tokens: list[str]
     """Pieces, without end-of-sentence."""
     token_log_probabilities: list[float]
-    """One per token, and one for end-of-sentence where the hypothesis (or a part of it) ended by itself."""
+    """One per token, and one for end-of-sentence where the hypothesis (or a part of it) ended."""
     finished: bool
-    """False: cut at the length limit."""
+    """False: cut at the length limit, or made to end there (`endings: fairseq`)."""
     alignment: Alignment | None = None
     """Where it was asked for."""
     unmet_constraints: list[str] | None = None

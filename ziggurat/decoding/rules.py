@@ -26,6 +26,7 @@ class Rules:
         limits, beam_size, device = settings.limits, settings.beam_size, settings.device
         self.limits = limits
         self.eos = settings.eos
+        self._ends_at_limit = settings.endings == "fairseq"
         single = [*settings.forbidden, *(phrase[0] for phrase in limits.banned if len(phrase) == 1)]
         self._never = torch.tensor(sorted(set(single)), dtype=torch.int64, device=device)
         self._phrases = [torch.tensor(phrase, device=device) for phrase in limits.banned if len(phrase) > 1]
@@ -65,11 +66,12 @@ class Rules:
         place = position[:, None, None].expand(-1, parents.shape[1], 1)
         self._held = held.scatter(2, place, tokens[..., None])
 
-    def apply(self, log_probabilities: Tensor, position: Tensor, min_length: Tensor) -> None:
+    def apply(self, log_probabilities: Tensor, position: Tensor, min_length: Tensor, max_length: Tensor) -> None:
         """Edit log_probabilities [N, K, V] of sentences at `position` [N] in place.
 
-        A forced prefix wins over all other rules.
+        A forced prefix wins over all other rules, and so does the end at `max_length` [N] with `endings: fairseq`.
         """
+        own_end = log_probabilities[..., self.eos].clone() if self._ends_at_limit else None
         width = self._prefix.shape[1]
         if width:
             inside = position.clamp(max=width - 1)[:, None]
@@ -89,6 +91,11 @@ class Rules:
             free = log_probabilities.gather(-1, forced.clamp(min=0))
             log_probabilities.masked_fill_(forced >= 0, NEVER)
             log_probabilities.scatter_(-1, forced.clamp(min=0), torch.where(forced >= 0, kept, free))
+        # Prefixes are shorter than the limit, so the two never meet. Only rows at their limit are written: a mask over
+        # all would be one more pass over the vocabulary in every step.
+        if own_end is not None and len(rows := (position >= max_length).nonzero().squeeze(1)):
+            log_probabilities.index_fill_(0, rows, NEVER)
+            log_probabilities[rows, :, self.eos] = own_end[rows]
 
 
 def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float) -> None:

@@ -3,9 +3,9 @@
 Each step extends every beam of every live sentence; those that end go to the sentence's finished hypotheses, ranked
 by penalised score. The best n of a sentence are settled when no beam can still beat the n-th: its log-probability
 over the penalty at the greatest length is a bound, so stopping early changes nothing (unlike stopping at the first K
-finished). A settled sentence leaves at once, and waiting ones enter as soon as there is room for a group of them
-(ziggurat.decoding.admission); each sentence is at its own position. Results do not depend on which sentences share a
-batch, up to the scorer's own rounding.
+finished, which `endings: fairseq` asks for). A settled sentence leaves at once, and waiting ones enter as soon as there
+is room for a group of them (ziggurat.decoding.admission); each sentence is at its own position. Results do not depend
+on which sentences share a batch, up to the scorer's own rounding.
 
 Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
 """
@@ -127,14 +127,18 @@ class _Search:
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
         self.trellis.append(Step(*candidates, chosen, attention if self.settings.keep_attention else None))
-        counted = ends
-        if self.settings.endings == "beam":
-            counted = ends & (torch.arange(ends.shape[1], device=ends.device) < self.settings.beam_size)
+        counted = self._counted(ends, candidates.total)
         score, ticket = self._finish(candidates.total.masked_fill(~counted, NEVER), candidates.origin)
+        ended = before.ended + counted.sum(1)
         tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
         self.rules.follow(parents, tokens, before.position)
         self.state = self.state._replace(
-            tokens=tokens, total=going.gather(1, chosen), score=score, ticket=ticket, position=before.position + 1
+            tokens=tokens,
+            total=going.gather(1, chosen),
+            score=score,
+            ticket=ticket,
+            ended=ended,
+            position=before.position + 1,
         )
         done = torch.cat((self._done(), broken.any()[None])).tolist()
         if done.pop():
@@ -148,11 +152,21 @@ class _Search:
         self._leave(done, parents)
         return settled
 
+    def _counted(self, ends: Tensor, totals: Tensor) -> Tensor:
+        """Return which of the candidates that end, `ends` [N, C], are results; `totals` [N, C] are best first."""
+        if self.settings.endings == "candidates":
+            return ends
+        beams = self.settings.beam_size
+        counted = ends & (totals > NEVER) & (torch.arange(ends.shape[1], device=ends.device) < beams)
+        if self.settings.endings == "fairseq":  # those beyond the K-th are not even looked at
+            counted &= self.state.ended[:, None] + counted.cumsum(1) <= beams
+        return counted
+
     def _candidates(self, log_probabilities: Tensor) -> Candidates:
         """Return the step's candidates, by log-probabilities [N, K, V] that the rules may edit in place."""
         state = self.state
         given = log_probabilities.clone() if self.rules.change_scores else None
-        self.rules.apply(log_probabilities, state.position, state.min_length)
+        self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
         candidates = self.choice.candidates(state.total, log_probabilities, state.position)
         if given is not None:
             place = candidates.origin * given.shape[2] + candidates.token
@@ -200,8 +214,14 @@ class _Search:
         return score[..., :size], ticket
 
     def _done(self) -> Tensor:
-        """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group."""
+        """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group.
+
+        With `endings: fairseq` K ended hypotheses settle a sentence, and nothing else does while a beam goes on.
+        """
         state = self.state
+        if self.settings.endings == "fairseq":
+            no_beam = state.total.amax(1) == NEVER
+            return (state.position > state.max_length) | (state.ended >= self.settings.beam_size) | no_beam
         best = state.total.unflatten(1, (self.choice.groups, -1)).amax(2)
         limits = state.max_length[:, None] + 1, state.source_length[:, None]
         bound = self.settings.penalty.best_reachable(best, *limits)
@@ -218,8 +238,10 @@ class _Search:
             for group, finished in enumerate(zip(its_scores, its_tickets, strict=True)):
                 ended = [pair for pair in zip(*finished, strict=True) if pair[0] > NEVER]
                 for score, ticket in ended:
-                    path = self.trellis.path(each.visit, *divmod(ticket, self.choice.width))
-                    results.append(_hypothesis(path, score, len(each.sentence.source), finished=True))
+                    position, candidate = divmod(ticket, self.choice.width)
+                    path = self.trellis.path(each.visit, position, candidate)
+                    forced = self.settings.endings == "fairseq" and position == each.sentence.max_length
+                    results.append(_hypothesis(path, score, len(each.sentence.source), True, forced))
                 if not ended:
                     results.append(self._cut(each, group))
             results.sort(key=lambda h: (not h.finished, -h.score))
@@ -237,7 +259,7 @@ class _Search:
         rank = group * (self.choice.beam_size // self.choice.groups)
         path = self.trellis.path(each.visit, length - 1, self.trellis.beam(each.visit, length - 1, rank))
         score = path.total / self.settings.penalty.divisor(float(length))
-        return _hypothesis(path, score, len(each.sentence.source), finished=False)
+        return _hypothesis(path, score, len(each.sentence.source), False)
 
     def _leave(self, done: Sequence[bool], parents: Tensor) -> None:
         """Take out the sentences that are `done`; the others follow their `parents` [N, K]."""
@@ -270,9 +292,9 @@ class _Search:
         )
 
 
-def _hypothesis(path: Path, score: float, source_length: int, *, finished: bool) -> IdHypothesis:
+def _hypothesis(path: Path, score: float, source_length: int, finished: bool, forced: bool = False) -> IdHypothesis:
     """Return a result; the end of the sentence is no token of it, but has a score."""
     tokens = path.tokens[:-1] if finished else path.tokens
     attention = [row[:source_length].tolist() for row in path.attention[: len(tokens)]]
     total = math.fsum(path.log_probabilities)
-    return IdHypothesis(tokens, path.log_probabilities, total, score, finished, attention)
+    return IdHypothesis(tokens, path.log_probabilities, total, score, finished, forced, attention)

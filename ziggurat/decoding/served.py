@@ -50,6 +50,8 @@ def unserved(decoding: DecodingConfig) -> list[str]:
         for key in type(decoding).model_fields
         if key not in _HEEDED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
     ]
+    if decoding.endings == "fairseq":
+        found.append("`decoding.endings: fairseq` (take `beam`)")
     penalty = decoding.length_penalty
     if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
         found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")

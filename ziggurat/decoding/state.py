@@ -35,6 +35,7 @@ class State(NamedTuple):
     score: Tensor  # [N, G, R] penalised scores of finished hypotheses, best first
     ticket: Tensor  # [N, G, R] where they ended: position * C + candidate
     best: Tensor  # [N] highest log-probability of a finished hypothesis
+    ended: Tensor  # [N] hypotheses that have ended so far, also those that are not kept
     position: Tensor  # [N] tokens so far
     max_length: Tensor  # [N]
     min_length: Tensor  # [N]
@@ -57,6 +58,7 @@ class State(NamedTuple):
             torch.full(kept, NEVER, dtype=torch.float64),
             torch.zeros(kept, dtype=torch.int64),
             torch.full((count,), NEVER, dtype=torch.float64),
+            torch.zeros(count, dtype=torch.int64),
             *torch.tensor(limits, dtype=torch.int64).view(-1, 4).unbind(1),
         )
         return cls(*(t.to(settings.device) for t in rows))

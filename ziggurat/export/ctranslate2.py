@@ -54,6 +54,7 @@ def write_ctranslate2(
     activation = {
         "relu": specs.common_spec.Activation.RELU,
         "gelu": specs.common_spec.Activation.GELU,
+        "silu": specs.common_spec.Activation.SWISH,
         "swiglu": specs.common_spec.Activation.SWISH,
     }[anatomy.activation]
     encoder, decoder = with_epsilon(anatomy.encoder, anatomy.decoder.epsilon), anatomy.decoder

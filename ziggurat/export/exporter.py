@@ -93,7 +93,8 @@ def export_model(
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     model = ExportedModel.of(opened)
-    ours = _translator(opened, model)
+    ours = _translator(opened, model, opened.experiment)
+    checked = _translator(opened, model, model.searching_as_others()) if target.own_search else ours
     if gate is not None:  # a tokenizer that is not installed is missed now, not after the export
         how = splitting([_read(gate.reference)], ours.target_language)
         sacrebleu_metric("bleu", tokenize=how.bleu)
@@ -107,11 +108,13 @@ def export_model(
         "positions": model.positions,
         "quantization": quantization,
     }
+    if target.own_search and (left_out := model.unlike_others()):
+        report["search_without"] = left_out
     with building(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # what is cut is counted in the report
         target.write(folder, model, None)
         _write_report(folder, report)
-        report["verification"] = {"text": origin, **_verified(ours, target, folder, model, texts)}
+        report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
         if quantization is not None:
             _empty(folder)
             target.write(folder, model, quantization)
@@ -144,8 +147,7 @@ def _earlier(out: Path) -> str:
         return "an export"
 
 
-def _translator(opened: OpenedModel, model: ExportedModel) -> Translator:
-    experiment = opened.experiment
+def _translator(opened: OpenedModel, model: ExportedModel, experiment: Experiment) -> Translator:
     learned = experiment.model.embedding.positions == "learned"
     return Translator(
         opened.model,

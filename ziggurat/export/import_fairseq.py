@@ -1,21 +1,16 @@
-"""Reads plain Transformers of fairseq. Its checkpoints are pickles: torch reads them with `weights_only=True`.
+"""Reads plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.export.pickled).
 
-That reader runs no code of the file: it knows tensors, numbers, strings, lists and dictionaries. Options are kept in an
-`argparse.Namespace`, which holds values and does nothing; it is the only other class that is let in. A checkpoint that
-needs more is refused. Nevertheless take checkpoints from people you trust: the reader itself has had flaws.
+Options are kept in an `argparse.Namespace`, which holds values and does nothing; it is the only class let in.
 """
 
 from __future__ import annotations
 
 import argparse
-import pickle
 import re
-import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
@@ -23,7 +18,8 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError, ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, Stack
 from ziggurat.export.bart_names import layer_from, take
-from ziggurat.export.imported import Control, ForeignModel, positions_from
+from ziggurat.export.imported import ACTIVATIONS, Control, ForeignModel, positions_from
+from ziggurat.export.pickled import load_pickled
 
 __all__ = ["read_fairseq"]
 
@@ -59,12 +55,6 @@ def read_fairseq(
 
     Raises ExportError with all reasons why the model is no plain Transformer; DataError: files that cannot be read.
     """
-    warnings.warn(
-        f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code of it; import only checkpoints "
-        "of people you trust",
-        UserWarning,
-        stacklevel=2,
-    )
     if not dictionaries:
         raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
     options, tensors = _load(path)
@@ -97,15 +87,12 @@ def read_fairseq(
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the options of the model and its parameters. Raises DataError."""
+    content = load_pickled(path, "weights and options", classes=[argparse.Namespace])
     try:
-        with torch.serialization.safe_globals([argparse.Namespace]):
-            content = torch.load(path, map_location="cpu", weights_only=True)
         configured = content.get("cfg") or {}
         options = content.get("args") or configured["model"]
         tensors = content["model"]
-    except pickle.UnpicklingError as error:
-        raise DataError(f"{path}: holds more than weights and options, and is not read ({error})") from None
-    except (OSError, RuntimeError, EOFError, AttributeError, KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not a checkpoint of fairseq ({type(error).__name__}: {error})") from None
     return (options if isinstance(options, dict) else vars(options)), tensors
 
@@ -117,8 +104,8 @@ def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[
     reasons += [
         f"`{key}: {options[key]}`" for key, plain in _REFUSED.items() if options.get(key, plain) not in (plain, 0, None)
     ]
-    if options.get("activation_fn", "relu") not in ("relu", "gelu"):
-        reasons.append(f"`activation_fn: {options['activation_fn']}`; known are relu, gelu")
+    if options.get("activation_fn", "relu") not in ACTIVATIONS:
+        reasons.append(f"`activation_fn: {options['activation_fn']}`; known are {', '.join(ACTIVATIONS)}")
     width = options["decoder_embed_dim"]
     for key in ("encoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.get(key, width) != width:
@@ -157,7 +144,7 @@ def _tokenizer(dictionary: bytes, model: Path | None) -> Tokenizer:
 def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:
     encoder, decoder = (_stack(options, tensors, name) for name in ("encoder", "decoder"))
     output = tensors.get("decoder.output_projection.weight", decoder.embedding).float()
-    return Anatomy(encoder, decoder, Affine(output), options.get("activation_fn", "relu"), "layer")
+    return Anatomy(encoder, decoder, Affine(output), ACTIVATIONS[options.get("activation_fn", "relu")], "layer")
 
 
 def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> Stack:

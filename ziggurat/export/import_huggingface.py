@@ -1,4 +1,8 @@
-"""Reads plain Transformers of transformers: MarianMT, Pegasus, M2M100 and Blenderbot, from safetensors alone."""
+"""Reads plain Transformers of transformers: MarianMT, Pegasus, M2M100 and Blenderbot.
+
+Weights are read from safetensors where there are any, else from `pytorch_model.bin`, a pickle, in the way of
+ziggurat.export.pickled.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +20,8 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.errors import DataError, ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, Stack
 from ziggurat.export.bart_names import layer_from, take
-from ziggurat.export.imported import Control, ForeignModel, positions_from
+from ziggurat.export.imported import ACTIVATIONS, Control, ForeignModel, positions_from
+from ziggurat.export.pickled import load_pickled
 
 __all__ = ["read_huggingface"]
 
@@ -33,7 +38,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     """Read a directory of transformers.
 
     Args:
-        folder: holds config.json, model.safetensors, vocab.json and SentencePiece models.
+        folder: holds config.json, model.safetensors or pytorch_model.bin, vocab.json and SentencePiece models.
         models: SentencePiece models of source and target, where they are not `source.spm` and `target.spm`.
         languages: codes of source and target; None: those of the tokenizer's configuration.
 
@@ -79,8 +84,8 @@ def _reasons(config: Mapping[str, Any]) -> list[str]:
     if kind not in _PRE_NORM:
         why = " (it normalises embeddings)" if kind in ("bart", "mbart", "plbart", "mvp", "blenderbot-small") else ""
         reasons.append(f"`model_type: {kind}`{why}; known are {', '.join(_PRE_NORM)}")
-    if activation not in ("relu", "gelu"):
-        reasons.append(f"`activation_function: {activation}`; known are relu, gelu")
+    if activation not in ACTIVATIONS:
+        reasons.append(f"`activation_function: {activation}`; known are {', '.join(ACTIVATIONS)}")
     return reasons
 
 
@@ -96,26 +101,34 @@ def _json(path: Path, default: Any = None) -> Any:
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all parameters of `model.safetensors`, or of the parts that its index lists."""
-    index = _json(folder / _INDEX, {})
-    names = sorted(set(index["weight_map"].values())) if index else ["model.safetensors"]
-    tensors: dict[str, Tensor] = {}
-    for name in names:
-        path = folder / Path(name).name
-        if not path.is_file():
-            pickled = (folder / "pytorch_model.bin").is_file()
-            hint = (
-                "; pytorch_model.bin is a pickle and is not read: save the model again with transformers"
-                if pickled
-                else ""
-            )
-            raise DataError(f"{path}: no such file{hint}")
-        try:
-            with safe_open(path, framework="pt", device="cpu") as file:
-                tensors |= {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
-        except (SafetensorError, OSError) as error:
-            raise DataError(f"{path}: damaged or not a safetensors file ({error})") from None
-    return tensors
+    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, or of parts that an index lists."""
+    for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
+        index = _json(folder / f"{whole}.index.json", {})
+        names = sorted(set(index["weight_map"].values())) if index else [whole]
+        if index or (folder / whole).is_file():
+            tensors: dict[str, Tensor] = {}
+            for name in names:
+                path = folder / Path(name).name
+                if not path.is_file():
+                    raise DataError(f"{path}: no such file, but {whole}.index.json lists it")
+                tensors |= read(path)
+            return tensors
+    raise DataError(f"{folder}: neither model.safetensors nor pytorch_model.bin is there; they have the weights")
+
+
+def _safetensors(path: Path) -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt", device="cpu") as file:
+            return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
+    except (SafetensorError, OSError) as error:
+        raise DataError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+def _pickled(path: Path) -> dict[str, Tensor]:
+    content = load_pickled(path, "weights")
+    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
+        raise DataError(f"{path}: not the weights of a model (names and tensors)")
+    return dict(content)
 
 
 def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:
@@ -135,7 +148,7 @@ def _anatomy(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatom
         encoder,
         decoder,
         Affine(weight, None if bias is None else bias[0].float()),
-        config["activation_function"],
+        ACTIVATIONS[config["activation_function"]],
         "layer",
     )
 

@@ -11,10 +11,13 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.data.subword import Tokenizer
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.export.anatomy import Affine, Anatomy, compose
 
-__all__ = ["Control", "ForeignModel", "positions_from"]
+__all__ = ["ACTIVATIONS", "Control", "ForeignModel", "positions_from"]
+
+ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
+"""What other toolkits call a non-linearity -> `model.activation`."""
 
 _NEVER = -1e9
 """Output bias of a token that the other toolkit does not have."""
@@ -74,13 +77,21 @@ class ForeignModel:
             decoder=dataclasses.replace(decoder, embedding=decoder.embedding[self._filled(begun)]),
             output=Affine(
                 torch.where(rows[:, None], output.weight[known], 0.0),
-                torch.where(rows, bias, _NEVER),
+                torch.where(rows, bias.clamp(min=_NEVER), _NEVER),  # -inf would make sums of biases NaN
             ),
         )
         return compose(anatomy)
 
     def _filled(self, rows: Sequence[int | None]) -> Tensor:
         return torch.tensor([self.control.unk if row is None else row for row in rows])
+
+    def _subword(self, out: str) -> dict[str, str]:
+        """Return the section `data.subword` by which `prepare` takes the vocabularies of the model directory `out`."""
+        if isinstance(self.source, SentencePieceTokenizer):
+            return {"kind": "existing", "source_model": out}
+        if self.source is self.target:
+            return {"kind": "vocabulary", "source_vocabulary": f"{out}/joint.vocab"}
+        return {"kind": "vocabulary", **{f"{side}_vocabulary": f"{out}/{side}.vocab" for side in ("source", "target")}}
 
     def experiment(self, out: str) -> Experiment:
         """Return the configuration of the model directory `out`."""
@@ -98,7 +109,12 @@ class ForeignModel:
         }
         return Experiment.model_validate(
             {
-                "data": {"source_language": self.languages[0], "target_language": self.languages[1], "store": out},
+                "data": {
+                    "source_language": self.languages[0],
+                    "target_language": self.languages[1],
+                    "store": out,
+                    "subword": self._subword(out),
+                },
                 "model": {
                     "d_model": decoder.embedding.shape[1],
                     "d_ff": decoder.layers[0].ffn_in.weight.shape[0],

@@ -71,9 +71,23 @@ class ExportedModel:
         return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self) -> Experiment:
-        """Return the experiment with the search of other toolkits: one kind of length penalty, no coverage."""
-        changes: dict[str, object] = {"endings": "beam", "shortlist": None}
+        """Return the experiment with the search of other toolkits: one kind of length penalty, no coverage, none of
+        lingvo's rules, and neither fairseq's end of a search nor a shortlist.
+        """
+        changes: dict[str, object] = {"endings": "beam", "shortlist": None, "prune": None, "eos_margin": None}
         if self.experiment.decoding.length_penalty.kind != "power":
             changes["length_penalty"] = {"kind": "none", "alpha": 0.0, "coverage": 0.0}
         decoding = change_section(self.experiment.decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
+
+    def unlike_others(self) -> list[str]:
+        """Return which of the model's own settings of the search `searching_as_others` leaves out, for people."""
+        decoding = self.experiment.decoding
+        penalty = decoding.length_penalty
+        rules = {key: getattr(decoding, key) for key in ("prune", "eos_margin", "shortlist")}
+        found = [f"`decoding.{key}: {value}`" for key, value in rules.items() if value is not None]
+        if decoding.endings == "fairseq":
+            found.append("`decoding.endings: fairseq` (the export stops by its toolkit's own rule)")
+        if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage):
+            found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (the export has no penalty)")
+        return found

@@ -43,6 +43,7 @@ class Target:
         write: (folder, model, quantization) -> None; writes the result into an empty folder.
         translator: folder -> what translates with it, for the check.
         quantizations: what matrices may be stored in, besides fp32.
+        own_search: the result is searched with its toolkit's search, not ours.
     """
 
     summary: str
@@ -50,6 +51,7 @@ class Target:
     write: Callable[[Path, ExportedModel, str | None], None]
     translator: Callable[[Path], Translations]
     quantizations: tuple[str, ...] = ()
+    own_search: bool = False
 
 
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
@@ -104,10 +106,14 @@ TARGETS: dict[str, Target] = {
         load_translator,
     ),
     "ctranslate2": Target(
-        "directory for CTranslate2", _ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS
+        "directory for CTranslate2", _ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS, True
     ),
     "huggingface": Target(
-        "directory for transformers", _huggingface_reasons, _write_huggingface, HuggingFaceTranslator
+        "directory for transformers",
+        _huggingface_reasons,
+        _write_huggingface,
+        HuggingFaceTranslator,
+        own_search=True,
     ),
     "onnx": Target("encoder and decoding step as ONNX graphs", lambda _: [], _write_onnx, load_onnx),
 }

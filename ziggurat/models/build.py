@@ -164,6 +164,9 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
         for number, layer in enumerate(stack.layers, start=1)  # type: ignore[arg-type]
         for slot in assign_roles(layer)
     }
+    source, target = (place_of(e.tokens.weight) for e in (model.source_embedding, model.target_embedding))
+    if source != target:
+        layer_of[target] = (0, 1)
     placed = []
     for slot in assign_roles(model):
         number, decoder = layer_of.get(slot.place, (0, 0))

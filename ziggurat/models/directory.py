@@ -28,6 +28,7 @@ from ziggurat.models.grow import at_depth
 from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, META_FILE, MODEL_FILE, mend_links, read_meta
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import placed_as, read_tensors, write_tensors
+from ziggurat.nn.embedding import OutputProjection
 
 __all__ = [
     "CHECKPOINTS",
@@ -151,6 +152,8 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
                 f"{name}: {key} has shape {list(tensors[key].shape)}, the configuration needs {list(parameter.shape)}"
             )
         parameter.copy_(placed_as(tensors[key], parameter))
+    if isinstance(output := getattr(model, "output", None), OutputProjection):
+        output.rule_out(tensors.get("output.bias"))
 
 
 def write_model_directory(

@@ -87,6 +87,7 @@ def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], old_layers: int, sou
         if values is None or values.shape != parameter.shape:
             raise ConfigError(f"{name}: the shallow model has no such parameter; it differs in more than its depth")
         parameter.copy_(values)
+    model.output.rule_out(old.get("output.bias"))
 
 
 def grow_moments(

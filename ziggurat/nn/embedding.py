@@ -15,7 +15,10 @@ from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import linear
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
+__all__ = ["IMPOSSIBLE", "InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
+
+IMPOSSIBLE = -1e8
+"""An output bias below this rules a token out, whatever the hidden states are; importers write -1e9."""
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
@@ -158,15 +161,27 @@ class OutputProjection(nn.Module):
     Args:
         weight: W [vocabulary, d_model], a parameter of its own or the target embedding's.
         bias: b [vocabulary], or None.
+
+    Attributes:
+        ruled_out: ids [n] of tokens that the bias makes impossible, such as those that the model of another toolkit
+            does not have; None: there are none. They are looked for when weights are loaded (`rule_out`): in a
+            training step that would wait for a GPU.
     """
 
     weight: Tensor
     bias: nn.Parameter | None
+    ruled_out: Tensor | None
 
     def __init__(self, weight: Tensor, bias: nn.Parameter | None = None) -> None:
         super().__init__()
         self.weight = weight
         self.register_parameter("bias", bias)
+        self.register_buffer("ruled_out", None, persistent=False)
+
+    def rule_out(self, bias: Tensor | None) -> None:
+        """Note which tokens `bias` [vocabulary], the whole of the loaded one, makes impossible."""
+        ids = [] if bias is None else (bias < IMPOSSIBLE).nonzero().flatten().tolist()
+        self.ruled_out = torch.tensor(ids, device=self.weight.device) if ids else None
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_model]."""

@@ -16,7 +16,7 @@ from ziggurat.nn.roles import Role, Slot, linear_slots
 __all__ = ["FeedForward", "GatedFeedForward"]
 
 _without_bias = partial(Linear, bias=False)
-_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu}
+_ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F.gelu, "silu": F.silu}
 
 
 class _TwoMaps(nn.Module):
@@ -47,7 +47,7 @@ class FeedForward(_TwoMaps):
     Args:
         d_model: width of input and output.
         d_ff: inner width.
-        activation: "relu" or "gelu".
+        activation: "relu", "gelu" or "silu".
         dropout: after the activation.
         linear: makes the two maps from (width in, width out).
         shifted: add one trained scalar, from 0, before the activation (Fixup).

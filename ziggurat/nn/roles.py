@@ -56,7 +56,7 @@ class Slot:
         fused_out: output width of query, key and value maps taken as one matrix (3 d_model); 0: no such map.
         cross: it belongs to attention to the memory.
         layer: number of its layer, from 1, counted in each stack; 0 outside the layers.
-        decoder: it belongs to the decoder stack.
+        decoder: it belongs to the decoder stack, or is an embedding that only the decoder reads.
     """
 
     values: Tensor

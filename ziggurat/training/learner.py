@@ -112,10 +112,12 @@ class Learner:
             if not same_vocabulary(mine, its):
                 raise ConfigError(
                     f"`training.start_from: {path}`: its {side} vocabulary is not that of the store {self.store.path}; "
-                    "prepare the data with the model's (`data.subword.kind: existing`)"
+                    f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}`"
                 )
         load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
-        return opened.origin
+        ruled_out = opened.model.output.ruled_out
+        left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
+        return opened.origin + left_out
 
     def restore(self, checkpoint: Checkpoint, run: Path) -> None:
         """Put back the weights and moments of a checkpoint, at its depth. Raises CheckpointError: it does not fit."""

@@ -29,7 +29,11 @@ class Smoothing(NamedTuple):
 
 
 def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
-    """Return the target distribution of `config.smoothing` (methods: fairseq `uniform`, tensor2tensor `others`)."""
+    """Return the target distribution of `config.smoothing`.
+
+    `uniform` is that of fairseq until 2021, and of the papers' forks of it; `others` that of tensor2tensor, zero, and
+    fairseq since then.
+    """
     e = config.label_smoothing
     if config.smoothing == "uniform":
         return Smoothing(1.0 - e, e / vocabulary)
@@ -63,6 +67,12 @@ class _Gradients(NamedTuple):
             self.bias.index_add_(0, target, row_weight, alpha=-smoothing.gold)
             self.bias.sub_(row_weight.sum(), alpha=smoothing.every)
 
+    def leave(self, ruled_out: Tensor) -> None:
+        """Have the rows of tokens that are ruled out [n] stay as they are: the smoothed target has no mass there."""
+        self.weight.index_fill_(0, ruled_out, 0.0)
+        if self.bias is not None:
+            self.bias.index_fill_(0, ruled_out, 0.0)
+
 
 class _LinearCrossEntropy(torch.autograd.Function):
     """Projection and cross-entropy, `chunk` rows of logits at a time, gradients computed in the forward pass.
@@ -83,12 +93,17 @@ class _LinearCrossEntropy(torch.autograd.Function):
         row_weight: Tensor,
         smoothing: Smoothing,
         chunk: int,
+        ruled_out: Tensor | None,
     ) -> tuple[Tensor, Tensor]:
         gradients = None
         if any(ctx.needs_input_grad):
             grad_bias = None if bias is None else torch.zeros_like(bias)
             gradients = _Gradients(torch.empty_like(hidden), torch.zeros_like(weight), grad_bias)
         weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
+        if ruled_out is not None:
+            weight_sum -= weight[ruled_out].sum(0)
+            if bias is not None:  # not subtracted: beside -1e9 nothing else would be left of the sum
+                bias_sum = bias.index_fill(0, ruled_out, 0.0).sum()
         nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
         compute = torch.get_autocast_dtype(hidden.device.type)
         compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
@@ -106,7 +121,10 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 odds = logits.sub_(peak).exp_()
                 odds_sum = odds.sum(1)
                 log_sum = peak.squeeze(1) + odds_sum.log()
-                nll += (log_sum - gold).sum()
+                losses = log_sum - gold
+                if ruled_out is not None:
+                    losses.masked_fill_(torch.isin(gold_ids, ruled_out), 0.0)
+                nll += losses.sum()
                 smoothed += torch.dot(log_sum - smoothing.gold * gold - smoothing.every * total, w)
                 if gradients is not None:
                     scale = (w / odds_sum)[:, None]
@@ -117,6 +135,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     gradients.weight.add_(product(odds.t(), (h * scale).to(compute).t()))
             if gradients is not None:
                 gradients.subtract_targets(hidden, weight, weight_sum, target, row_weight, smoothing)
+                if ruled_out is not None:
+                    gradients.leave(ruled_out)
                 ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -124,7 +144,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         saved = (None if part is None else part * gradients[0] for part in ctx.saved_tensors)
-        return *saved, None, None, None, None
+        return *saved, None, None, None, None, None
 
 
 def linear_cross_entropy(
@@ -135,6 +155,7 @@ def linear_cross_entropy(
     smoothing: Smoothing,
     chunk: int,
     bias: Tensor | None = None,
+    ruled_out: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return (sum_i row_weight_i * smoothed loss_i, sum_i -log p(target_i)), both in nats, shape [].
 
@@ -146,11 +167,13 @@ def linear_cross_entropy(
         smoothing: target distribution.
         chunk: rows of logits that exist at a time.
         bias: of the output projection, [vocabulary], or None.
+        ruled_out: ids [n] of tokens that the bias makes impossible, or None; `smoothing` has no mass on them, and
+            where `target` is one of them, the row's weight is 0.
 
     Only the first result can be differentiated, with respect to `hidden`, `weight` and `bias`.
     """
     smoothed, nll = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, target, row_weight, smoothing, chunk
+        hidden, weight, bias, target, row_weight, smoothing, chunk, ruled_out
     )
     return smoothed, nll
 
@@ -195,6 +218,7 @@ def sequence_loss(
     tokens: int,
     sentences: int,
     bias: Tensor | None = None,
+    ruled_out: Tensor | None = None,
 ) -> LossSums:
     """Return the loss of a batch as its part of an update's loss.
 
@@ -206,10 +230,14 @@ def sequence_loss(
         tokens: real target tokens in the whole update, all batches and processes together.
         sentences: sentence pairs in the whole update.
         bias: of the output projection, [vocabulary], or None.
+        ruled_out: ids [n] of tokens that the bias makes impossible, or None. The smoothed target has no mass on them,
+            and target tokens that are among them count for nothing: no gradient could make the model say them, and
+            their -log p is a number of the bias alone.
 
     So the objectives of an update's batches add up to its loss, however it was cut into batches.
     """
-    smoothing = smoothing_of(config, weight.shape[0])
+    possible = weight.shape[0] - (0 if ruled_out is None else len(ruled_out))
+    smoothing = smoothing_of(config, possible)
     places = gold.places()
     rows = hidden.flatten(0, 1).index_select(0, places)
     if rows.dtype in (torch.bfloat16, torch.float16):
@@ -223,7 +251,11 @@ def sequence_loss(
         case "sentence_mean":
             per_sentence = 1.0 / (gold.mask.sum(1).to(rows.dtype) * sentences)
             row_weight = per_sentence.index_select(0, places // gold.mask.shape[1])
-    objective, nll = linear_cross_entropy(rows, weight, ids, row_weight, smoothing, config.chunk_tokens, bias)
+    if ruled_out is not None:
+        row_weight = row_weight.masked_fill(torch.isin(ids, ruled_out), 0.0)
+    objective, nll = linear_cross_entropy(
+        rows, weight, ids, row_weight, smoothing, config.chunk_tokens, bias, ruled_out
+    )
     if config.subtract_entropy:
-        objective = objective - smoothing.entropy(weight.shape[0]) * row_weight.sum()
+        objective = objective - smoothing.entropy(possible) * row_weight.sum()
     return LossSums(objective, nll)

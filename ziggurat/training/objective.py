@@ -35,6 +35,7 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
         tokens=tokens,
         sentences=sentences,
         bias=output.bias,
+        ruled_out=output.ruled_out,
     )
     if layers is None:
         return sums

@@ -63,13 +63,26 @@ class Optimiser:
                 group["lr"] = rate
 
     def step(self) -> None:
-        """Apply the gradients; with `rectified_only`, RAdam's unrectified steps only advance the moments."""
+        """Apply the gradients; with `rectified_only`, RAdam's unrectified steps only decay and advance the moments."""
         if self.unrectified:
             self.unrectified = not self._rectified()
             if self.unrectified:
+                self._decay()
                 self.set_rate(0.0)
         for part in self.parts:
             part.step()
+
+    @torch.no_grad()
+    def _decay(self) -> None:
+        """Shrink parameters that have a gradient as a step would.
+
+        Liu et al.'s code for translation (Transformer-Clinic) decays in every update; RAdam's own repository later
+        left it out of unrectified ones.
+        """
+        for part in self.parts:
+            for group in part.param_groups:
+                if shrunk := [p for p in group["params"] if p.grad is not None and group["weight_decay"]]:
+                    torch._foreach_mul_(shrunk, 1 - group["lr"] * group["weight_decay"])
 
     def _rectified(self) -> bool:
         """Whether RAdam's variance is tractable at the step to come: rho_t > 5 (Liu et al. 2020a, algorithm 2).

@@ -12,7 +12,8 @@ def deepnorm_constants(encoder_layers: int, decoder_layers: int, decoder: bool) 
 
     With N encoder and M decoder layers, alpha is 0.81 (N^4 M)^(1/16) in the encoder and (3M)^(1/4) in the decoder;
     beta, the gain of value, output and feed-forward weights at the start, is 0.87 (N^4 M)^(-1/16) and (12M)^(-1/4).
-    TorchScale has 1.15 for 0.87; this is the paper's figure.
+    TorchScale has 1.15 for 0.87; this is the paper's figure. A decoder of merged attention has two branches to a layer
+    and would do with 2M for 3M; it keeps the paper's count, because alpha is part of what trained models compute.
     """
     if decoder:
         return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
