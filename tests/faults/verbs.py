@@ -1,0 +1,359 @@
+"""Every verb that writes, as a command on a tiny corpus, store or run: what is there before, and what is typed."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import tiny_experiment
+from tests.faults.nursery import Nursery
+from tests.faults.trees import snapshot
+from ziggurat.config import dump
+from ziggurat.data.babel import generate
+
+__all__ = ["EXPORTS", "TRAININGS", "VERBS", "Ground", "Verb"]
+
+UPDATES = 8
+"""Of a training that is disturbed."""
+_GROUND_UPDATES = 60
+"""Of the run that other verbs find: most of its translations end."""
+
+_TRAINING: dict[str, Any] = {
+    "threads": 1,
+    "batch": {"max_tokens": 120},
+    "stop": {"updates": UPDATES},
+    "checkpoint": {"every_updates": 2, "keep_last": 2, "average_last": 2, "asynchronous": False},
+    "validation": {"every_updates": 4, "decode": False},
+    "log_every_updates": 3,
+}
+
+
+def _settings(**changes: Any) -> dict[str, Any]:
+    merged = {k: {**v, **changes[k]} if k in changes and isinstance(v, dict) else v for k, v in _TRAINING.items()}
+    return {**changes, **merged, **{k: v for k, v in changes.items() if not isinstance(_TRAINING.get(k), dict)}}
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "train": _settings(diagnostics={"every_updates": 4}),
+    "train-asynchronous": _settings(checkpoint={"asynchronous": True}),
+    "train-growth": _settings(growth={"stages": [{"layers": 1, "updates": 3}], "moments": "copy"}),
+    "train-roll-back": _settings(
+        divergence={"action": "roll_back", "loss_spike": 1.0001, "window": 2},
+        patience={"non_finite": 1},
+        checkpoint={"keep_last": 9},
+    ),
+}
+"""Sections `training` of the runs that are disturbed from their start."""
+
+_GROUND_TRAINING = _settings(
+    stop={"updates": _GROUND_UPDATES},
+    batch={"max_tokens": 400},
+    schedule={"peak": 1e-2, "warmup_updates": 10},
+    validation={"every_updates": 20},
+    checkpoint={"every_updates": 20},
+)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command and its ground.
+
+    Attributes:
+        arguments: what is typed.
+        again: what is typed after it was killed or has failed; None: the same. It gets the folder.
+        ground: parts of the ground that are there before, as the Ground makes them.
+        before: commands that make the rest of what is there before.
+        preload: modules that the command imports late, for the waiting process.
+        prepare: called in the child before the command (tests/faults/nursery.py).
+        trains: whether it is training, which goes on in its own folder after an error.
+        timed: files that hold how long something took; they need only be there.
+        parts: what may be left after an error, since the same command goes on from it: beginnings of paths.
+    """
+
+    arguments: tuple[str, ...]
+    again: Callable[[Path], tuple[str, ...]] | None = None
+    ground: tuple[str, ...] = ("run", "store")
+    before: tuple[tuple[str, ...], ...] = ()
+    preload: tuple[str, ...] = ()
+    prepare: str = ""
+    trains: bool = False
+    timed: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    def retyped(self, folder: Path) -> tuple[str, ...]:
+        """Return what is typed in `folder` after the command did not end well."""
+        return self.arguments if self.again is None else self.again(folder)
+
+
+def _resumed(folder: Path) -> tuple[str, ...]:
+    """What a user types whose training was killed: `--resume` once there is a run."""
+    return ("train", "--run", "new", "--resume")
+
+
+def _train(name: str) -> Verb:
+    arguments = ("train", f"{name}.yaml", "--run", "new")
+    return Verb(
+        arguments,
+        lambda folder: _resumed(folder) if (folder / "new" / "checkpoints").is_dir() else arguments,
+        ("store", f"{name}.yaml"),
+        preload=_TORCH,
+        trains=True,
+    )
+
+
+_TORCH = ("ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.trial", "tests.conftest")
+_REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
+_TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
+_EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
+_MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_GROUND_UPDATES + 6}")
+
+VERBS: dict[str, Verb] = {
+    "prepare": Verb(("prepare", "tiny.yaml"), ground=("corpus", "tiny.yaml")),
+    "prepare-force": Verb(
+        ("prepare", "tiny.yaml", "data.subword.vocabulary_size=380", "--force"),
+        ground=("corpus", "store", "tiny.yaml"),
+    ),
+    "prepare-labels": Verb(
+        ("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")
+    ),
+    **{name: _train(name) for name in TRAININGS},
+    "train-resumed": Verb(
+        _MORE_UPDATES,
+        lambda folder: _MORE_UPDATES,
+        preload=_TORCH,
+        trains=True,
+    ),
+    "average": Verb(("average", "run", "--last", "1"), preload=_TORCH),
+    "average-out": Verb(("average", "run", "--last", "2", "--out", "out"), preload=_TORCH),
+    "average-replacing": Verb(
+        ("average", "run", "--last", "2", "--out", "out"),
+        before=(("average", "run", "--last", "1", "--out", "out"),),
+        preload=_TORCH,
+    ),
+    "grow": Verb(("grow", "run", "--layers", "3", "--out", "out"), preload=_TORCH),
+    "grow-force": Verb(
+        ("grow", "run", "--layers", "4", "--out", "out", "--force"),
+        before=(("grow", "run", "--layers", "3", "--out", "out"),),
+        preload=_TORCH,
+    ),
+    "diagnose": Verb(("diagnose", "run"), preload=(*_TORCH, "ziggurat.training.diagnose")),
+    "diagnose-again": Verb(
+        ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*_TORCH, "ziggurat.training.diagnose")
+    ),
+    "report": Verb(("report", "run", "--translations", "2"), preload=(*_TORCH, *_REPORT, *_TRANSLATE)),
+    "report-figures": Verb(
+        ("report", "run", "--translations", "0", "--out", "page.html", "--figures", "figures", "--format", "svg"),
+        preload=(*_TORCH, *_REPORT),
+    ),
+    "translate": Verb(
+        ("translate", "run", "-i", "text", "-o", "out"), ground=("run", "text"), preload=(*_TORCH, *_TRANSLATE)
+    ),
+    "translate-replacing": Verb(
+        ("translate", "run", "-i", "text", "-o", "out", "beam_size=2"),
+        ground=("run", "text"),
+        before=(("translate", "run", "-i", "text", "-o", "out", "beam_size=1"),),
+        preload=(*_TORCH, *_TRANSLATE),
+    ),
+    "evaluate": Verb(
+        ("evaluate", "run", "--source", "text", "--reference", "text", "-o", "out", "--metrics", "chrf"),
+        ground=("run", "text"),
+        preload=(*_TORCH, *_TRANSLATE),
+    ),
+    "evaluate-compare": Verb(
+        ("evaluate", "--compare", "a=run", "--compare", "b=text", "--source", "text", "--reference", "text")
+        + ("-o", "out", "--metrics", "chrf"),
+        ground=("run", "text"),
+        preload=(*_TORCH, *_TRANSLATE, "ziggurat.cli.comparing"),
+    ),
+    "backtranslate": Verb(
+        ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
+        ground=("run", "text"),
+        parts=("out",),
+        prepare="tests.faults.verbs:in_one_process",
+        preload=(*_TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+    ),
+    "backtranslate-merge": Verb(
+        ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
+        ground=("run", "text"),
+        before=tuple(
+            ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--shard", part)
+            for part in ("1/2", "2/2")
+        ),
+        prepare="tests.faults.verbs:in_one_process",
+        preload=(*_TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+    ),
+    "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
+    "inspect-suggest": Verb(
+        ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
+        ground=("store", "post.yaml"),
+        preload=(*_TORCH, "ziggurat.depth.check"),
+    ),
+    "demo": Verb(
+        ("demo", "--folder", "demo", "training.stop.updates=4", "training.checkpoint.every_updates=2")
+        + ("training.validation.every_updates=4", "training.validation.max_sentences=2", "training.threads=1")
+        + ("model.d_model=16", "model.d_ff=32", "model.heads=2", "data.subword.vocabulary_size=400")
+        + ("training.tensorboard=false", "training.batch.max_tokens=200", "decoding.max_length.extra=5")
+        + ("training.diagnostics.every_updates=null", "model.encoder.layers=1", "model.decoder.layers=1"),
+        ground=(),
+        prepare="tests.faults.verbs:on_a_small_corpus",
+        timed=("report.html",),
+        parts=("demo",),
+        preload=(*_TORCH, *_TRANSLATE, *_REPORT),
+    ),
+}
+"""By name. Those that need other toolkits are EXPORTS."""
+
+_HUB = ("export", "run", "--to", "huggingface", "--out", "hub", "--lines", "4")
+EXPORTS: dict[str, Verb] = {
+    **{
+        f"export-{target}": Verb(
+            ("export", "run", "--to", target, "--out", "out", "--lines", "4"),
+            ground=("run", "store", *(["graphs"] if target == "onnx" else [])),
+            prepare="tests.faults.verbs:on_ready_graphs" if target == "onnx" else "",
+            preload=(*_TORCH, *_EXPORT, *modules),
+        )
+        for target, modules in {
+            "plain": ("onnxruntime",),
+            "ctranslate2": ("ctranslate2",),
+            "huggingface": ("transformers",),
+            "onnx": ("onnx", "onnxruntime", "onnxscript", "torch.onnx"),
+        }.items()
+    },
+    "export-replacing": Verb(
+        ("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4", "--quantization", "int8"),
+        before=(("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4"),),
+        preload=(*_TORCH, *_EXPORT, "ctranslate2"),
+    ),
+    "import-huggingface": Verb(
+        ("import", "hub", "--out", "out"), before=(_HUB,), preload=(*_TORCH, *_EXPORT, "transformers")
+    ),
+    "import-fairseq": Verb(
+        ("import", "fairseq/checkpoint.pt", "--out", "out", "--dictionary", "fairseq/dict.txt"),
+        ground=("fairseq",),
+        preload=(*_TORCH, *_EXPORT),
+    ),
+}
+"""Verbs that write or read the folders of other toolkits, by name."""
+
+
+def in_one_process() -> None:
+    """Let `backtranslate` translate in its own process: operations of others are not seen."""
+    from tests.backtranslation import conftest
+    from ziggurat.backtranslation import run
+
+    run._pool = conftest.here  # type: ignore[assignment]
+
+
+def on_a_small_corpus() -> None:
+    """Let `demo` write a few hundred pairs instead of 21,000."""
+    from functools import partial
+
+    from ziggurat.data import babel
+
+    babel.write_corpus = partial(babel.write_corpus, train=300, dev=10, test=4)  # type: ignore[assignment]
+
+
+def on_ready_graphs() -> None:
+    """Let the export to ONNX write graphs that were traced before, which takes a dozen seconds."""
+    import torch.onnx
+
+    class Ready:
+        def save(self, path: Path) -> None:
+            path.write_bytes(Path("graphs", path.name).read_bytes())
+
+    torch.onnx.export = lambda *arguments, **options: Ready()  # type: ignore[assignment,return-value]
+
+
+@dataclass
+class Ground:
+    """Makes what commands find: corpus, store, a run, text; each once, then copied.
+
+    All paths are relative to the folder that the command runs in.
+    """
+
+    folder: Path
+    nursery: Nursery
+    _made: set[str] = field(default_factory=set)
+
+    def lay(self, verb: Verb, folder: Path) -> None:
+        """Make `folder` anew with what is there before `verb`."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for part in verb.ground:
+            self._copy(part, folder)
+        for arguments in verb.before:
+            ended = self.nursery.run(arguments, folder, prepare=verb.prepare, preload=verb.preload)
+            assert ended.status == 0, ended.said
+
+    def part(self, name: str) -> Path:
+        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `fairseq`, `<training>.yaml`."""
+        if name not in self._made:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make(name)
+            self._made.add(name)
+        return self.folder / name
+
+    def _copy(self, name: str, folder: Path) -> None:
+        path = self.part(name)
+        if path.is_dir():
+            shutil.copytree(path, folder / name, symlinks=True)
+        else:
+            shutil.copy2(path, folder / name)
+
+    def _make(self, name: str) -> None:
+        if name == "corpus":
+            (self.folder / "corpus").mkdir()
+            tiny_experiment(self.folder / "corpus")
+        elif name == "text":
+            lines = [pair[0] + "\n" for pair in generate(12, seed=9)]
+            (self.folder / name).write_text("".join(lines), encoding="utf-8")
+        elif name.endswith(".yaml"):
+            model = {"encoder": {"residual": "post"}} if name == "post.yaml" else {}
+            self.configuration(name, TRAININGS.get(name.removesuffix(".yaml"), _GROUND_TRAINING), model)
+        elif name == "store":
+            self.part("corpus"), self.part("tiny.yaml")
+            self._do("prepare", "tiny.yaml")
+        elif name == "run":
+            self.part("store"), self.part("tiny.yaml")
+            self._do("train", "tiny.yaml", "--run", "run", preload=_TORCH)
+        elif name == "graphs":
+            self.part("run")
+            self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=_TORCH)
+        elif name == "fairseq":
+            self.part("run")
+            from tests.faults.foreign import write_fairseq
+
+            write_fairseq(self.folder / "run", self.folder / name)
+        else:
+            raise KeyError(name)
+
+    def configuration(self, name: str, training: Mapping[str, Any], model: Mapping[str, Any]) -> Path:
+        """Write the tiny experiment with this section `training` and changes of `model`; return the file."""
+        self.part("corpus")
+        experiment = tiny_experiment(self.folder / "corpus", **training)
+        changed = {**experiment.model.model_dump(), **{k: v for k, v in model.items() if not isinstance(v, dict)}}
+        for key, section in model.items():
+            if isinstance(section, dict):
+                changed[key] = {**changed[key], **section}
+        data = experiment.data.model_copy(update={"store": "store"})
+        content = {**experiment.model_dump(), "model": changed, "data": data.model_dump()}
+        text = dump(type(experiment).model_validate(content)).replace(f"{self.folder}/", "")
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return self.folder / name
+
+    def _do(self, *arguments: str, preload: tuple[str, ...] = ()) -> None:
+        ended = self.nursery.run(arguments, self.folder, preload=preload)
+        assert ended.status == 0, ended.said
+
+    def undisturbed(self, verb: Verb, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]:
+        """Run the command as it is; return snapshots before and after, and its file operations."""
+        self.lay(verb, folder)
+        before = snapshot(folder, verb.timed)
+        ended = self.nursery.run(
+            verb.arguments, folder, prepare=verb.prepare, preload=verb.preload, watched=True, seconds=300
+        )
+        assert ended.status == 0, ended.said
+        return before, snapshot(folder, verb.timed), ended.operations
