@@ -16,7 +16,6 @@ import select
 import signal
 import subprocess
 import sys
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,7 +25,6 @@ from typing import Any, NamedTuple, NoReturn, Self
 __all__ = ["Ended", "Nursery", "Started"]
 
 _ROOT = Path(__file__).resolve().parents[2]
-HUNG = "hung"
 
 
 class Ended(NamedTuple):
@@ -97,6 +95,7 @@ class Nursery:
         prepare: str = "",
         preload: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        command: str = "ziggurat.cli:main",
     ) -> Started:
         """Start `ziggurat` with these arguments in `folder`.
 
@@ -106,6 +105,7 @@ class Nursery:
             prepare: `module:function` that is called in the child first.
             preload: modules that the waiting process imports first, if it has not.
             environment: variables of the child.
+            command: another function to call with the arguments.
         """
         self._count = (self._count + 1) % 64
         said, operations = (self._scratch / f"{self._count}.{ending}" for ending in ("txt", "operations"))
@@ -118,6 +118,7 @@ class Nursery:
             prepare=prepare,
             preload=list(preload),
             environment=dict(environment or {}),
+            command=command,
             said=str(said),
             operations=str(operations),
         )
@@ -189,9 +190,9 @@ def _be(request: dict[str, Any]) -> NoReturn:
         output = os.open(request["said"], os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND)
         for number, source in ((0, os.open(os.devnull, os.O_RDONLY)), (1, output), (2, output)):
             os.dup2(source, number)
-        sys.stdin = open(0, closefd=False)
-        sys.stdout = open(1, "w", closefd=False, errors="surrogateescape")
-        sys.stderr = open(2, "w", buffering=1, closefd=False, errors="backslashreplace")
+        sys.stdin = os.fdopen(0, closefd=False)
+        sys.stdout = os.fdopen(1, "w", closefd=False, errors="surrogateescape")
+        sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False, errors="backslashreplace")
         if request["prepare"]:
             module, _, name = request["prepare"].partition(":")
             getattr(importlib.import_module(module), name)()
@@ -203,18 +204,18 @@ def _be(request: dict[str, Any]) -> NoReturn:
             wanted = request["watched"]
             told = (lambda found: os.write(log, json.dumps(found).encode() + b"\n")) if wanted else lambda found: None
             watch(Path(request["folder"]), fault, told)
-        status = _command(request["arguments"])
+        status = _status_of(request["command"], request["arguments"])
     except BaseException:
         os.write(2, traceback.format_exc().encode())
     finally:
         os._exit(status)
 
 
-def _command(arguments: Sequence[str]) -> int:
-    from ziggurat.cli import main
-
+def _status_of(command: str, arguments: Sequence[str]) -> int:
+    """Call `command`; return the exit status that the process would have."""
+    module, _, name = command.partition(":")
     try:
-        main(arguments)
+        getattr(importlib.import_module(module), name)(arguments)
     except SystemExit as stop:
         status = stop.code if isinstance(stop.code, int) else 1 if stop.code else 0
     else:

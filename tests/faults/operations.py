@@ -2,8 +2,8 @@
 
 Python's audit events tell of opening, renaming, making and removing. Writing and syncing have no events, so `open` and
 `os.fsync` are replaced by forms that count as well: a file can then also be cut in the middle of a write, which is what
-a full disk or a kill leaves. What libraries in C++ write by themselves (Arrow, SentencePiece) is not seen; for that there
-are small file systems (experiments/faults/disks.py) and kills at random times.
+a full disk or a kill leaves. What libraries in C++ write by themselves (Arrow) is not seen; for that there are small
+file systems (experiments/faults/disks.py) and kills at random times.
 
 An audit hook cannot be taken back: this belongs into a process that ends afterwards (tests/faults/nursery.py).
 """

@@ -15,7 +15,7 @@ from tests.faults.operations import ERRORS, Fault, Operation
 from tests.faults.trees import differences, leftovers, snapshot
 from tests.faults.verbs import Ground, Verb
 
-__all__ = ["Bench", "Outcome", "chosen", "faults_of"]
+__all__ = ["Bench", "Outcome", "bad_end", "chosen", "faults_of", "last_line"]
 
 _UNTOLD = re.compile(r"internal error|Traceback \(most recent|Fatal Python error|Segmentation fault")
 
@@ -52,14 +52,14 @@ class Bench:
         """Kill the command at an operation, type it again, compare."""
         ended = self._disturbed(fault)
         if not ended.killed:
-            return _bad_end(ended, (0,)) or self._compared()
+            return bad_end(ended, (0,)) or self._compared()
         return self._again()
 
     def fail(self, fault: Fault) -> Outcome:
         """Let an operation fail, look at what is said and left, type the command again, compare."""
         assert fault.error is not None
         ended = self._disturbed(fault)
-        if bad := _bad_end(ended, (0, 2)):
+        if bad := bad_end(ended, (0, 2)):
             return bad
         try:
             left = snapshot(self._folder, self.verb.timed)
@@ -72,9 +72,9 @@ class Bench:
             return self._swept()
         paths = [self._relative(one) for one in self.operations]
         if not _names_a_file(ended.said, paths):
-            return Outcome("unnamed", _last_line(ended.said))
+            return Outcome("unnamed", last_line(ended.said))
         if os.strerror(fault.error) not in ended.said:
-            return Outcome("unnamed", f"not {errno.errorcode[fault.error]}: {_last_line(ended.said)}")
+            return Outcome("unnamed", f"not {errno.errorcode[fault.error]}: {last_line(ended.said)}")
         if not self.verb.trains and left not in (self._before, self._after):
             unlike = differences(left, self._before)
             if not set(unlike) <= set(_expected_parts(self.verb, unlike)):
@@ -99,8 +99,8 @@ class Bench:
         ended = self._run(self.verb.retyped(self._folder))
         if ended.status == 2 and not _UNTOLD.search(ended.said):
             whole = self._compared()  # it may say that all is there already
-            return whole if whole.verdict == "survived" else Outcome("refused", _last_line(ended.said))
-        return _bad_end(ended, (0,)) or self._compared()
+            return whole if whole.verdict == "survived" else Outcome("refused", last_line(ended.said))
+        return bad_end(ended, (0,)) or self._compared()
 
     def _compared(self) -> Outcome:
         try:
@@ -116,19 +116,21 @@ class Bench:
         return Outcome("leftovers", ", ".join(left[:3])) if left else Outcome("survived")
 
 
-def _bad_end(ended: Ended, expected: tuple[int, ...]) -> Outcome | None:
+def bad_end(ended: Ended, expected: tuple[int, ...]) -> Outcome | None:
+    """Return what is wrong with how a command ended; None where its status is one of the `expected`."""
     if ended.status is None:
-        return Outcome("hung", _last_line(ended.said))
+        return Outcome("hung", last_line(ended.said))
     if _UNTOLD.search(ended.said):
-        return Outcome("internal", _last_line(ended.said))
+        return Outcome("internal", last_line(ended.said))
     if ended.status < 0:
-        return Outcome("crashed", f"signal {-ended.status}: {_last_line(ended.said)}")
+        return Outcome("crashed", f"signal {-ended.status}: {last_line(ended.said)}")
     if ended.status not in expected:
-        return Outcome("internal", f"status {ended.status}: {_last_line(ended.said)}")
+        return Outcome("internal", f"status {ended.status}: {last_line(ended.said)}")
     return None
 
 
-def _last_line(said: str) -> str:
+def last_line(said: str) -> str:
+    """Return the last message of `ziggurat` itself, or the last line."""
     lines = [line for line in said.splitlines() if line.strip()]
     told = [line for line in lines if line.startswith("ziggurat:")]
     return (told or lines or ["nothing said"])[-1][:300]
@@ -142,7 +144,7 @@ def _told(said: str, unlike: list[str]) -> bool:
 
 def _names_a_file(said: str, paths: Sequence[str]) -> bool:
     """Whether a message names one of the files, or a folder they are in."""
-    told = _last_line(said)
+    told = last_line(said)
     parts = {part for path in paths for part in path.split("/") if part not in ("..", ".")}
     return any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", told) for part in parts)
 

@@ -11,10 +11,11 @@ from typing import Any
 from tests.conftest import tiny_experiment
 from tests.faults.nursery import Nursery
 from tests.faults.trees import snapshot
-from ziggurat.config import dump
+from tests.small import merged
+from ziggurat.config import Experiment, dump
 from ziggurat.data.babel import generate
 
-__all__ = ["EXPORTS", "TRAININGS", "VERBS", "Ground", "Verb"]
+__all__ = ["EXPORTS", "TORCH", "TRAININGS", "VERBS", "Ground", "Verb"]
 
 UPDATES = 8
 """Of a training that is disturbed."""
@@ -32,8 +33,7 @@ _TRAINING: dict[str, Any] = {
 
 
 def _settings(**changes: Any) -> dict[str, Any]:
-    merged = {k: {**v, **changes[k]} if k in changes and isinstance(v, dict) else v for k, v in _TRAINING.items()}
-    return {**changes, **merged, **{k: v for k, v in changes.items() if not isinstance(_TRAINING.get(k), dict)}}
+    return merged(_TRAINING, changes)
 
 
 TRAININGS: dict[str, dict[str, Any]] = {
@@ -99,15 +99,23 @@ def _train(name: str) -> Verb:
         arguments,
         lambda folder: _resumed(folder) if (folder / "new" / "checkpoints").is_dir() else arguments,
         ("store", f"{name}.yaml"),
-        preload=_TORCH,
+        preload=TORCH,
         trains=True,
     )
 
 
-_TORCH = ("ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.trial", "tests.conftest")
+TORCH = ("ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.trial", "tests.conftest")
 _REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
 _TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
 _EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
+_SCORED = ("--reference", "text", "-o", "out", "--metrics", "chrf")
+_SMALL_DEMO = (
+    *("model.d_model=16", "model.d_ff=32", "model.heads=2", "model.encoder.layers=1", "model.decoder.layers=1"),
+    *("data.subword.vocabulary_size=400", "training.batch.max_tokens=200", "training.threads=1"),
+    *("training.stop.updates=4", "training.checkpoint.every_updates=2", "training.validation.every_updates=4"),
+    *("training.validation.max_sentences=2", "training.diagnostics.every_updates=null"),
+    *("training.tensorboard=false", "decoding.max_length.extra=5"),
+)
 _MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_GROUND_UPDATES + 6}")
 
 VERBS: dict[str, Verb] = {
@@ -116,64 +124,61 @@ VERBS: dict[str, Verb] = {
         ("prepare", "tiny.yaml", "data.subword.vocabulary_size=380", "--force"),
         ground=("corpus", "store", "tiny.yaml"),
     ),
-    "prepare-labels": Verb(
-        ("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")
-    ),
+    "prepare-labels": Verb(("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")),
     **{name: _train(name) for name in TRAININGS},
     "train-resumed": Verb(
         _MORE_UPDATES,
         lambda folder: _MORE_UPDATES,
-        preload=_TORCH,
+        preload=TORCH,
         trains=True,
     ),
-    "average": Verb(("average", "run", "--last", "1"), preload=_TORCH),
-    "average-out": Verb(("average", "run", "--last", "2", "--out", "out"), preload=_TORCH),
+    "average": Verb(("average", "run", "--last", "1"), preload=TORCH),
+    "average-out": Verb(("average", "run", "--last", "2", "--out", "out"), preload=TORCH),
     "average-replacing": Verb(
         ("average", "run", "--last", "2", "--out", "out"),
         before=(("average", "run", "--last", "1", "--out", "out"),),
-        preload=_TORCH,
+        preload=TORCH,
     ),
-    "grow": Verb(("grow", "run", "--layers", "3", "--out", "out"), preload=_TORCH),
+    "grow": Verb(("grow", "run", "--layers", "3", "--out", "out"), preload=TORCH),
     "grow-force": Verb(
         ("grow", "run", "--layers", "4", "--out", "out", "--force"),
         before=(("grow", "run", "--layers", "3", "--out", "out"),),
-        preload=_TORCH,
+        preload=TORCH,
     ),
-    "diagnose": Verb(("diagnose", "run"), preload=(*_TORCH, "ziggurat.training.diagnose")),
+    "diagnose": Verb(("diagnose", "run"), preload=(*TORCH, "ziggurat.training.diagnose")),
     "diagnose-again": Verb(
-        ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*_TORCH, "ziggurat.training.diagnose")
+        ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*TORCH, "ziggurat.training.diagnose")
     ),
-    "report": Verb(("report", "run", "--translations", "2"), preload=(*_TORCH, *_REPORT, *_TRANSLATE)),
+    "report": Verb(("report", "run", "--translations", "2"), preload=(*TORCH, *_REPORT, *_TRANSLATE)),
     "report-figures": Verb(
         ("report", "run", "--translations", "0", "--out", "page.html", "--figures", "figures", "--format", "svg"),
-        preload=(*_TORCH, *_REPORT),
+        preload=(*TORCH, *_REPORT),
     ),
     "translate": Verb(
-        ("translate", "run", "-i", "text", "-o", "out"), ground=("run", "text"), preload=(*_TORCH, *_TRANSLATE)
+        ("translate", "run", "-i", "text", "-o", "out"), ground=("run", "text"), preload=(*TORCH, *_TRANSLATE)
     ),
     "translate-replacing": Verb(
         ("translate", "run", "-i", "text", "-o", "out", "beam_size=2"),
         ground=("run", "text"),
         before=(("translate", "run", "-i", "text", "-o", "out", "beam_size=1"),),
-        preload=(*_TORCH, *_TRANSLATE),
+        preload=(*TORCH, *_TRANSLATE),
     ),
     "evaluate": Verb(
-        ("evaluate", "run", "--source", "text", "--reference", "text", "-o", "out", "--metrics", "chrf"),
+        ("evaluate", "run", "--source", "text", *_SCORED),
         ground=("run", "text"),
-        preload=(*_TORCH, *_TRANSLATE),
+        preload=(*TORCH, *_TRANSLATE),
     ),
     "evaluate-compare": Verb(
-        ("evaluate", "--compare", "a=run", "--compare", "b=text", "--source", "text", "--reference", "text")
-        + ("-o", "out", "--metrics", "chrf"),
+        (*["evaluate", "--compare", "a=run", "--compare", "b=text", "--source", "text"], *_SCORED),
         ground=("run", "text"),
-        preload=(*_TORCH, *_TRANSLATE, "ziggurat.cli.comparing"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.cli.comparing"),
     ),
     "backtranslate": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.verbs:in_one_process",
-        preload=(*_TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
     ),
     "backtranslate-merge": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
@@ -183,25 +188,21 @@ VERBS: dict[str, Verb] = {
             for part in ("1/2", "2/2")
         ),
         prepare="tests.faults.verbs:in_one_process",
-        preload=(*_TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
         ground=("store", "post.yaml"),
-        preload=(*_TORCH, "ziggurat.depth.check"),
+        preload=(*TORCH, "ziggurat.depth.check"),
     ),
     "demo": Verb(
-        ("demo", "--folder", "demo", "training.stop.updates=4", "training.checkpoint.every_updates=2")
-        + ("training.validation.every_updates=4", "training.validation.max_sentences=2", "training.threads=1")
-        + ("model.d_model=16", "model.d_ff=32", "model.heads=2", "data.subword.vocabulary_size=400")
-        + ("training.tensorboard=false", "training.batch.max_tokens=200", "decoding.max_length.extra=5")
-        + ("training.diagnostics.every_updates=null", "model.encoder.layers=1", "model.decoder.layers=1"),
+        ("demo", "--folder", "demo", *_SMALL_DEMO),
         ground=(),
         prepare="tests.faults.verbs:on_a_small_corpus",
         timed=("report.html",),
         parts=("demo",),
-        preload=(*_TORCH, *_TRANSLATE, *_REPORT),
+        preload=(*TORCH, *_TRANSLATE, *_REPORT),
     ),
 }
 """By name. Those that need other toolkits are EXPORTS."""
@@ -213,7 +214,7 @@ EXPORTS: dict[str, Verb] = {
             ("export", "run", "--to", target, "--out", "out", "--lines", "4"),
             ground=("run", "store", *(["graphs"] if target == "onnx" else [])),
             prepare="tests.faults.verbs:on_ready_graphs" if target == "onnx" else "",
-            preload=(*_TORCH, *_EXPORT, *modules),
+            preload=(*TORCH, *_EXPORT, *modules),
         )
         for target, modules in {
             "plain": ("onnxruntime",),
@@ -225,15 +226,15 @@ EXPORTS: dict[str, Verb] = {
     "export-replacing": Verb(
         ("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4", "--quantization", "int8"),
         before=(("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4"),),
-        preload=(*_TORCH, *_EXPORT, "ctranslate2"),
+        preload=(*TORCH, *_EXPORT, "ctranslate2"),
     ),
     "import-huggingface": Verb(
-        ("import", "hub", "--out", "out"), before=(_HUB,), preload=(*_TORCH, *_EXPORT, "transformers")
+        ("import", "hub", "--out", "out"), before=(_HUB,), preload=(*TORCH, *_EXPORT, "transformers")
     ),
     "import-fairseq": Verb(
         ("import", "fairseq/checkpoint.pt", "--out", "out", "--dictionary", "fairseq/dict.txt"),
         ground=("fairseq",),
-        preload=(*_TORCH, *_EXPORT),
+        preload=(*TORCH, *_EXPORT),
     ),
 }
 """Verbs that write or read the folders of other toolkits, by name."""
@@ -318,10 +319,10 @@ class Ground:
             self._do("prepare", "tiny.yaml")
         elif name == "run":
             self.part("store"), self.part("tiny.yaml")
-            self._do("train", "tiny.yaml", "--run", "run", preload=_TORCH)
+            self._do("train", "tiny.yaml", "--run", "run", preload=TORCH)
         elif name == "graphs":
             self.part("run")
-            self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=_TORCH)
+            self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=TORCH)
         elif name == "fairseq":
             self.part("run")
             from tests.faults.foreign import write_fairseq
@@ -333,14 +334,10 @@ class Ground:
     def configuration(self, name: str, training: Mapping[str, Any], model: Mapping[str, Any]) -> Path:
         """Write the tiny experiment with this section `training` and changes of `model`; return the file."""
         self.part("corpus")
-        experiment = tiny_experiment(self.folder / "corpus", **training)
-        changed = {**experiment.model.model_dump(), **{k: v for k, v in model.items() if not isinstance(v, dict)}}
-        for key, section in model.items():
-            if isinstance(section, dict):
-                changed[key] = {**changed[key], **section}
-        data = experiment.data.model_copy(update={"store": "store"})
-        content = {**experiment.model_dump(), "model": changed, "data": data.model_dump()}
-        text = dump(type(experiment).model_validate(content)).replace(f"{self.folder}/", "")
+        tiny = tiny_experiment(self.folder / "corpus").model_dump()
+        tiny["data"]["store"] = "store"
+        changed = {"model": merged(tiny["model"], model), "training": merged(tiny["training"], training)}
+        text = dump(Experiment.model_validate({**tiny, **changed})).replace(f"{self.folder}/", "")
         (self.folder / name).write_text(text, encoding="utf-8")
         return self.folder / name
 
