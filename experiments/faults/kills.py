@@ -72,14 +72,14 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "accumulation": Configuration({"batch": {"accumulate": 3}, "clip_norm": 1.0}),
     "roll-back": Configuration(
         {
-            "divergence": {"action": "roll_back", "loss_spike": 1.0001, "window": 9},
-            "patience": {"non_finite": 2},
+            "divergence": {"action": "roll_back", "loss_spike": 1.0001, "window": 2},
+            "patience": {"non_finite": 1},
             "checkpoint": {"keep_last": 9},
         }
     ),
     "rnmt": Configuration(model=_RNMT),
     "dlcl-diagnosed": Configuration(
-        {"diagnostics": {"every_updates": 4}},
+        {"diagnostics": {"every_updates": 4, "max_share": None}},
         {"encoder": {"layers": 2, "history": "dlcl"}, "decoder": {"layers": 2, "history": "dlcl"}},
     ),
     "best-by-bleu": Configuration(

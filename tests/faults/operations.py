@@ -20,12 +20,22 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 __all__ = ["ERRORS", "Fault", "Operation", "watch"]
 
 _WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_APPEND
-_EVENTS = {"os.rename", "os.mkdir", "os.remove", "os.rmdir", "os.link", "os.symlink", "os.truncate", "os.chmod"}
+_EVENTS = {
+    "fcntl.flock",
+    "os.rename",
+    "os.mkdir",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+}
 """What the functions of shutil and tempfile come down to."""
 
 ERRORS: dict[str, tuple[int, ...]] = {
@@ -41,9 +51,11 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "rmdir": (errno.EIO, errno.EACCES),
     "truncate": (errno.EIO,),
     "chmod": (errno.EIO,),
+    "flock": (errno.ENOLCK, errno.EIO),
 }
 """What can go wrong with an operation of this kind; a file system says nothing else."""
 
+_BY_NUMBER = {"write", "fsync", "chmod", "flock", "truncate"}
 _TAKES_ROOM = {"open", "write", "fsync", "mkdir", "link", "symlink"}
 
 
@@ -131,11 +143,8 @@ class _Watcher:
             return
         before()
         assert fault.error is not None
-        _fail(fault.error, path)
-
-
-def _fail(number: int, path: str) -> NoReturn:
-    raise OSError(number, os.strerror(number), path)
+        # The system names no file where it was given a number, so it must be named by who knows it.
+        raise OSError(fault.error, os.strerror(fault.error), *([] if kind in _BY_NUMBER else [path]))
 
 
 def _operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None:
@@ -145,12 +154,12 @@ def _operation(event: str, arguments: tuple[Any, ...]) -> tuple[str, str] | None
         if isinstance(path, int):
             return None
         return ("open" if flags & _WRITING else "read"), _absolute(path)
-    kind = event.removeprefix("os.")
+    kind = event.rpartition(".")[2]
     if kind == "rename":  # source, destination, folder of either
         return kind, _absolute(arguments[1], arguments[3])
     if kind in ("link", "symlink"):
         return kind, _absolute(arguments[1], arguments[-1])
-    if kind == "truncate":
+    if kind in ("truncate", "flock"):
         return kind, _absolute(arguments[0])
     return kind, _absolute(arguments[0], arguments[-1])
 

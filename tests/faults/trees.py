@@ -20,8 +20,7 @@ _LEFTOVER = re.compile(r"(.*\.(tmp|partial|replaced|old|new|staged|journal)|\.tm
 def snapshot(folder: Path, timed: Iterable[str] = ()) -> dict[str, Any]:
     """Return what is below `folder`: path -> content, without what depends on the clock; of a link its target.
 
-    Of files called as in `timed` only their being there counts. Raises ValueError where a file is not what its name
-    says, such as a line of `metrics.jsonl` that is cut off.
+    Of files called as in `timed` only their being there counts.
     """
     found: dict[str, Any] = {}
     readers = {**_READERS, **dict.fromkeys(timed, _there)}
@@ -76,16 +75,29 @@ def _timeless(record: dict[str, Any]) -> dict[str, Any]:
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
-    return [_timeless(json.loads(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+    return [_timeless(_document(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _document(text: str) -> dict[str, Any]:
+    """Return a JSON object; one that is cut off stands for itself."""
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        return {"unreadable": text}
 
 
 def _meta(path: Path) -> dict[str, Any]:
-    """Return a checkpoint's `meta.json`: the time trained for is in it, and a checksum over that."""
-    document = json.loads(path.read_text(encoding="utf-8"))
+    """Return a checkpoint's `meta.json`: the time trained for is in it, and a checksum over that.
+
+    Of the scores those count whose checkpoints are there: it may name one that was deleted right after it was written.
+    """
+    document = _document(path.read_text(encoding="utf-8"))
     document.pop("checksum", None)
-    if isinstance(document.get("progress"), dict):
-        document["progress"] = _timeless(document["progress"])
-    return dict(document)
+    if isinstance(progress := document.get("progress"), dict):
+        there = {folder.name for folder in path.parents[1].iterdir()}
+        scores = {name: score for name, score in progress.get("scores", {}).items() if name in there}
+        document["progress"] = {**_timeless(progress), "scores": scores}
+    return document
 
 
 def _page(path: Path) -> str:
@@ -101,5 +113,6 @@ _READERS: dict[str, Callable[[Path], Any]] = {
     "metrics.jsonl": _records,
     "depth.jsonl": _records,
     "meta.json": _meta,
+    ".job": _there,  # who trains
     "log.txt": _there,  # says when, and how often the run was interrupted
 }

@@ -37,7 +37,7 @@ def _settings(**changes: Any) -> dict[str, Any]:
 
 
 TRAININGS: dict[str, dict[str, Any]] = {
-    "train": _settings(diagnostics={"every_updates": 4}),
+    "train": _settings(diagnostics={"every_updates": 4, "max_share": None}),
     "train-asynchronous": _settings(checkpoint={"asynchronous": True}),
     "train-growth": _settings(growth={"stages": [{"layers": 1, "updates": 3}], "moments": "copy"}),
     "train-roll-back": _settings(
@@ -70,7 +70,7 @@ class Verb:
         prepare: called in the child before the command (tests/faults/nursery.py).
         trains: whether it is training, which goes on in its own folder after an error.
         timed: files that hold how long something took; they need only be there.
-        parts: what may be left after an error, since the same command goes on from it: beginnings of paths.
+        parts: what may be there in part after an error, since the same command goes on from it: beginnings of paths.
     """
 
     arguments: tuple[str, ...]
@@ -82,6 +82,10 @@ class Verb:
     trains: bool = False
     timed: tuple[str, ...] = ()
     parts: tuple[str, ...] = ()
+
+    def goes_on(self, name: str) -> bool:
+        """Whether the command given again goes on from a file called so."""
+        return name.startswith(self.parts) if self.parts else False
 
     def retyped(self, folder: Path) -> tuple[str, ...]:
         """Return what is typed in `folder` after the command did not end well."""
@@ -149,10 +153,13 @@ VERBS: dict[str, Verb] = {
     "diagnose-again": Verb(
         ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*TORCH, "ziggurat.training.diagnose")
     ),
-    "report": Verb(("report", "run", "--translations", "2"), preload=(*TORCH, *_REPORT, *_TRANSLATE)),
+    "report": Verb(
+        ("report", "run", "--translations", "2"), preload=(*TORCH, *_REPORT, *_TRANSLATE), parts=("run/translations",)
+    ),
     "report-figures": Verb(
         ("report", "run", "--translations", "0", "--out", "page.html", "--figures", "figures", "--format", "svg"),
         preload=(*TORCH, *_REPORT),
+        parts=("page.html", "figures"),
     ),
     "translate": Verb(
         ("translate", "run", "-i", "text", "-o", "out"), ground=("run", "text"), preload=(*TORCH, *_TRANSLATE)
@@ -201,7 +208,7 @@ VERBS: dict[str, Verb] = {
         ground=(),
         prepare="tests.faults.verbs:on_a_small_corpus",
         timed=("report.html",),
-        parts=("demo",),
+        trains=True,
         preload=(*TORCH, *_TRANSLATE, *_REPORT),
     ),
 }
