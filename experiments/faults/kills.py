@@ -59,6 +59,7 @@ _RNMT = {
     "dropout": {"attention": 0.0, "activation": 0.0},
 }
 _STAGES = {"stages": [{"layers": 1, "updates": 7}, {"layers": 2, "updates": 15}], "moments": "copy"}
+_SENSITIVE = {"action": "roll_back", "loss_spike": 1.0001, "window": 2}
 _DEEPER = {"encoder": {"layers": 3}}
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -72,7 +73,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "accumulation": Configuration({"batch": {"accumulate": 3}, "clip_norm": 1.0}),
     "roll-back": Configuration(
         {
-            "divergence": {"action": "roll_back", "loss_spike": 1.0001, "window": 2},
+            "divergence": {**_SENSITIVE, "max_roll_backs": 20, "rate_factor": 0.9},
             "patience": {"non_finite": 1},
             "checkpoint": {"keep_last": 9},
         }

@@ -11,8 +11,9 @@ from typing import Any
 
 __all__ = ["CLOCK", "differences", "leftovers", "snapshot"]
 
-CLOCK = {"time", "seconds", "data_wait_share", "checkpoint_wait"}
-"""Fields of `metrics.jsonl` and `depth.jsonl` that depend on the clock, besides rates (`..._per_second`)."""
+CLOCK = {"time", "seconds", "data_wait", "data_wait_share", "checkpoint_wait"}
+"""Fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides rates
+(`..._per_second`)."""
 
 _LEFTOVER = re.compile(r"(.*\.(tmp|partial|replaced|old|new|staged|journal)|\.tmp.*|\.shared)")
 
@@ -71,7 +72,8 @@ def _place(found: Any, expected: Any) -> str:
 
 
 def _timeless(record: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in record.items() if key not in CLOCK and not key.endswith("_per_second")}
+    kept = {key: value for key, value in record.items() if key not in CLOCK and not key.endswith("_per_second")}
+    return {key: _timeless(value) if isinstance(value, dict) else value for key, value in kept.items()}
 
 
 def _records(path: Path) -> list[dict[str, Any]]:
