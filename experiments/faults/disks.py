@@ -13,9 +13,10 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from experiments.faults.ledger import Ledger
+from tests.faults.ground import Ground
 from tests.faults.nursery import Nursery
 from tests.faults.trials import Bench
-from tests.faults.verbs import EXPORTS, VERBS, Ground
+from tests.faults.verbs import EXPORTS, VERBS
 
 __all__ = ["fill_disks", "mountable"]
 

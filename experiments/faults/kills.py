@@ -15,11 +15,12 @@ from typing import Any, NamedTuple
 
 from experiments.faults.jobs import Job
 from experiments.faults.ledger import Ledger
+from tests.faults.ground import Ground
 from tests.faults.nursery import Ended, Nursery
 from tests.faults.operations import Fault
 from tests.faults.trees import differences, leftovers, snapshot
 from tests.faults.trials import Outcome, bad_end, last_line
-from tests.faults.verbs import TORCH, Ground
+from tests.faults.verbs import TORCH
 from tests.small import merged
 
 __all__ = ["CONFIGURATIONS", "Configuration", "kill_training"]

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from experiments.faults.ledger import Ledger
+from tests.faults.ground import Ground
 from tests.faults.nursery import Nursery
 from tests.faults.operations import Fault, Operation
 from tests.faults.trials import Bench, faults_of
-from tests.faults.verbs import EXPORTS, VERBS, Ground
+from tests.faults.verbs import EXPORTS, VERBS
 
 __all__ = ["disturb_verbs"]
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faults.ground import Ground
 from tests.faults.nursery import Nursery
-from tests.faults.verbs import Ground
 
 
 @pytest.fixture(scope="session")

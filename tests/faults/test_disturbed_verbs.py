@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
+from tests.faults.ground import Ground
 from tests.faults.operations import Fault, Operation
 from tests.faults.trials import Bench, Outcome, chosen, faults_of
-from tests.faults.verbs import EXPORTS, VERBS, Ground, Verb
+from tests.faults.verbs import EXPORTS, VERBS, Verb
 
 SAMPLED = ("prepare-force", "train", "average-out", "translate-replacing")
 WHOLE = {**VERBS, **EXPORTS}

@@ -10,10 +10,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from tests.faults.ground import Ground
 from tests.faults.nursery import Ended
 from tests.faults.operations import ERRORS, Fault, Operation
 from tests.faults.trees import differences, leftovers, snapshot
-from tests.faults.verbs import Ground, Verb
+from tests.faults.verbs import Verb
 
 __all__ = ["Bench", "Outcome", "bad_end", "chosen", "faults_of", "last_line"]
 

@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import shutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.conftest import tiny_experiment
-from tests.faults.nursery import Nursery
-from tests.faults.trees import snapshot
 from tests.small import merged
-from ziggurat.config import Experiment, dump
-from ziggurat.data.babel import generate
 
-__all__ = ["EXPORTS", "TORCH", "TRAININGS", "VERBS", "Ground", "Verb"]
+__all__ = ["EXPORTS", "GROUND_TRAINING", "TORCH", "TRAININGS", "VERBS", "Verb"]
 
 UPDATES = 8
 """Of a training that is disturbed."""
@@ -48,7 +42,7 @@ TRAININGS: dict[str, dict[str, Any]] = {
 }
 """Sections `training` of the runs that are disturbed from their start."""
 
-_GROUND_TRAINING = _settings(
+GROUND_TRAINING = _settings(
     stop={"updates": _GROUND_UPDATES},
     batch={"max_tokens": 400},
     schedule={"peak": 1e-2, "warmup_updates": 10},
@@ -184,7 +178,7 @@ VERBS: dict[str, Verb] = {
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
         ground=("run", "text"),
         parts=("out",),
-        prepare="tests.faults.verbs:in_one_process",
+        prepare="tests.faults.ground:in_one_process",
         preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
     ),
     "backtranslate-merge": Verb(
@@ -194,7 +188,7 @@ VERBS: dict[str, Verb] = {
             ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--shard", part)
             for part in ("1/2", "2/2")
         ),
-        prepare="tests.faults.verbs:in_one_process",
+        prepare="tests.faults.ground:in_one_process",
         preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
@@ -206,7 +200,7 @@ VERBS: dict[str, Verb] = {
     "demo": Verb(
         ("demo", "--folder", "demo", *_SMALL_DEMO),
         ground=(),
-        prepare="tests.faults.verbs:on_a_small_corpus",
+        prepare="tests.faults.ground:on_a_small_corpus",
         timed=("report.html",),
         trains=True,
         preload=(*TORCH, *_TRANSLATE, *_REPORT),
@@ -220,7 +214,7 @@ EXPORTS: dict[str, Verb] = {
         f"export-{target}": Verb(
             ("export", "run", "--to", target, "--out", "out", "--lines", "4"),
             ground=("run", "store", *(["graphs"] if target == "onnx" else [])),
-            prepare="tests.faults.verbs:on_ready_graphs" if target == "onnx" else "",
+            prepare="tests.faults.ground:on_ready_graphs" if target == "onnx" else "",
             preload=(*TORCH, *_EXPORT, *modules),
         )
         for target, modules in {
@@ -245,119 +239,3 @@ EXPORTS: dict[str, Verb] = {
     ),
 }
 """Verbs that write or read the folders of other toolkits, by name."""
-
-
-def in_one_process() -> None:
-    """Let `backtranslate` translate in its own process: operations of others are not seen."""
-    from tests.backtranslation import conftest
-    from ziggurat.backtranslation import run
-
-    run._pool = conftest.here  # type: ignore[assignment]
-
-
-def on_a_small_corpus() -> None:
-    """Let `demo` write a few hundred pairs instead of 21,000."""
-    from functools import partial
-
-    from ziggurat.data import babel
-
-    babel.write_corpus = partial(babel.write_corpus, train=300, dev=10, test=4)  # type: ignore[assignment]
-
-
-def on_ready_graphs() -> None:
-    """Let the export to ONNX write graphs that were traced before, which takes a dozen seconds."""
-    import torch.onnx
-
-    class Ready:
-        def save(self, path: Path) -> None:
-            path.write_bytes(Path("graphs", path.name).read_bytes())
-
-    torch.onnx.export = lambda *arguments, **options: Ready()  # type: ignore[assignment,return-value]
-
-
-@dataclass
-class Ground:
-    """Makes what commands find: corpus, store, a run, text; each once, then copied.
-
-    All paths are relative to the folder that the command runs in.
-    """
-
-    folder: Path
-    nursery: Nursery
-    _made: set[str] = field(default_factory=set)
-
-    def lay(self, verb: Verb, folder: Path) -> None:
-        """Make `folder` anew with what is there before `verb`."""
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
-        for part in verb.ground:
-            self._copy(part, folder)
-        for arguments in verb.before:
-            ended = self.nursery.run(arguments, folder, prepare=verb.prepare, preload=verb.preload)
-            assert ended.status == 0, ended.said
-
-    def part(self, name: str) -> Path:
-        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `fairseq`, `<training>.yaml`."""
-        if name not in self._made:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._make(name)
-            self._made.add(name)
-        return self.folder / name
-
-    def _copy(self, name: str, folder: Path) -> None:
-        path = self.part(name)
-        if path.is_dir():
-            shutil.copytree(path, folder / name, symlinks=True)
-        else:
-            shutil.copy2(path, folder / name)
-
-    def _make(self, name: str) -> None:
-        if name == "corpus":
-            (self.folder / "corpus").mkdir()
-            tiny_experiment(self.folder / "corpus")
-        elif name == "text":
-            lines = [pair[0] + "\n" for pair in generate(12, seed=9)]
-            (self.folder / name).write_text("".join(lines), encoding="utf-8")
-        elif name.endswith(".yaml"):
-            model = {"encoder": {"residual": "post"}} if name == "post.yaml" else {}
-            self.configuration(name, TRAININGS.get(name.removesuffix(".yaml"), _GROUND_TRAINING), model)
-        elif name == "store":
-            self.part("corpus"), self.part("tiny.yaml")
-            self._do("prepare", "tiny.yaml")
-        elif name == "run":
-            self.part("store"), self.part("tiny.yaml")
-            self._do("train", "tiny.yaml", "--run", "run", preload=TORCH)
-        elif name == "graphs":
-            self.part("run")
-            self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=TORCH)
-        elif name == "fairseq":
-            self.part("run")
-            from tests.faults.foreign import write_fairseq
-
-            write_fairseq(self.folder / "run", self.folder / name)
-        else:
-            raise KeyError(name)
-
-    def configuration(self, name: str, training: Mapping[str, Any], model: Mapping[str, Any]) -> Path:
-        """Write the tiny experiment with this section `training` and changes of `model`; return the file."""
-        self.part("corpus")
-        tiny = tiny_experiment(self.folder / "corpus").model_dump()
-        tiny["data"]["store"] = "store"
-        changed = {"model": merged(tiny["model"], model), "training": merged(tiny["training"], training)}
-        text = dump(Experiment.model_validate({**tiny, **changed})).replace(f"{self.folder}/", "")
-        (self.folder / name).write_text(text, encoding="utf-8")
-        return self.folder / name
-
-    def _do(self, *arguments: str, preload: tuple[str, ...] = ()) -> None:
-        ended = self.nursery.run(arguments, self.folder, preload=preload)
-        assert ended.status == 0, ended.said
-
-    def undisturbed(self, verb: Verb, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]:
-        """Run the command as it is; return snapshots before and after, and its file operations."""
-        self.lay(verb, folder)
-        before = snapshot(folder, verb.timed)
-        ended = self.nursery.run(
-            verb.arguments, folder, prepare=verb.prepare, preload=verb.preload, watched=True, seconds=300
-        )
-        assert ended.status == 0, ended.said
-        return before, snapshot(folder, verb.timed), ended.operations
