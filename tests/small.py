@@ -14,8 +14,8 @@ __all__ = ["merged", "moved", "small_config"]
 
 
 def merged(defaults: Mapping[str, Any], choices: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `defaults` with `choices`; sections are merged key by key."""
-    sections = {k: {**defaults.get(k, {}), **v} if isinstance(v, dict) else v for k, v in choices.items()}
+    """Return `defaults` with `choices`; sections are merged key by key, one that is None as an empty one."""
+    sections = {k: {**(defaults.get(k) or {}), **v} if isinstance(v, dict) else v for k, v in choices.items()}
     return {**defaults, **sections}
 
 

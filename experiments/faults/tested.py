@@ -1,0 +1,57 @@
+"""Attacks that are tests of the suite, or campaigns of their own: run, and counted case by case."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from xml.etree import ElementTree
+
+from experiments.faults.ledger import Ledger
+
+__all__ = ["TESTS", "flip_bits", "run_tests"]
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+TESTS: dict[str, tuple[str, ...]] = {
+    "hostile corpora through prepare": ("tests/data/test_hostile.py",),
+    "pickle payloads in fairseq .pt": ("tests/export/test_import.py::test_a_checkpoint_runs_no_code",),
+}
+"""Attack -> tests, every case of which is one disturbance; files that are not there are left out."""
+
+
+def run_tests(ledger: Ledger, folder: Path) -> None:
+    """Run the tests of every attack, slow ones too."""
+    for attack, names in TESTS.items():
+        there = [name for name in names if (_ROOT / name.partition("::")[0]).exists()]
+        results = folder / "results.xml"
+        command = [sys.executable, "-m", "pytest", "-m", "slow or not slow", f"--junit-xml={results}", *there]
+        if not there or subprocess.run(command, cwd=_ROOT, capture_output=True).returncode not in (0, 1):
+            print(f"{attack}: not tried: no such tests", flush=True)
+            continue
+        for case in ElementTree.parse(results).getroot().iter("testcase"):
+            key = f"{case.get('classname')}.{case.get('name')}"
+            if (skipped := case.find("skipped")) is not None:
+                print(f"{key}: not tried: {skipped.get('message')}", flush=True)
+            elif not ledger.has(attack, key):
+                failed = next((case.find(kind) for kind in ("failure", "error") if case.find(kind) is not None), None)
+                detail = "" if failed is None else str(failed.get("message"))[:300]
+                ledger.add(attack, key, "survived" if failed is None else "failed", detail)
+
+
+def flip_bits(ledger: Ledger, folder: Path, per_file: int) -> None:
+    """Damage every file of stores, checkpoints, models and exports; a kind of folder that was counted is left out."""
+    from experiments.faults.flips import campaign, subjects
+
+    folder.mkdir(parents=True, exist_ok=True)
+    for subject in subjects(folder):
+        attack = f"damage: {subject.kind}"
+        if ledger.tried(attack):
+            continue
+        count = campaign([subject], per_file=per_file)[subject.kind]
+        wrong = {"silent": count.silent, "unnamed": count.unnamed, "internal": count.internal, "crashed": count.crashed}
+        ledger.add(attack, "refused or without effect", "survived", tried=count.refused + count.harmless)
+        for verdict, several in wrong.items():
+            for number, said in enumerate(several):
+                ledger.add(attack, f"{verdict} {number}", verdict, said)
+        print(f"{subject.kind}: {count.tried} damages, {len(count.failures)} not survived", flush=True)

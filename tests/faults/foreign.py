@@ -1,0 +1,17 @@
+"""A checkpoint of fairseq, made of a run of ours."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tests.export.test_import import dictionary, fairseq_checkpoint
+from ziggurat.data.subword import load_tokenizers
+
+__all__ = ["write_fairseq"]
+
+
+def write_fairseq(run: Path, folder: Path) -> None:
+    """Write `checkpoint.pt` and `dict.txt` of the model of `run` into `folder`."""
+    source, _ = load_tokenizers(run)
+    fairseq_checkpoint(run, folder, learned=False)
+    dictionary(source, folder / "dict.txt")

@@ -1,0 +1,135 @@
+"""What commands find before they start: corpus, store, a run, made once and copied; stand-ins for what is slow."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tests.conftest import tiny_experiment
+from tests.faults.nursery import Nursery
+from tests.faults.trees import snapshot
+from tests.faults.verbs import GROUND_TRAINING, TORCH, TRAININGS, Verb
+from tests.small import merged
+from ziggurat.config import Experiment, dump
+from ziggurat.data.babel import generate
+
+__all__ = ["Ground", "in_one_process", "on_a_small_corpus", "on_ready_graphs"]
+
+
+def in_one_process() -> None:
+    """Let `backtranslate` translate in its own process: operations of others are not seen."""
+    from tests.backtranslation import conftest
+    from ziggurat.backtranslation import run
+
+    run._pool = conftest.here  # type: ignore[assignment]
+
+
+def on_a_small_corpus() -> None:
+    """Let `demo` write a few hundred pairs instead of 21,000."""
+    from functools import partial
+
+    from ziggurat.data import babel
+
+    babel.write_corpus = partial(babel.write_corpus, train=300, dev=10, test=4)  # type: ignore[assignment]
+
+
+def on_ready_graphs() -> None:
+    """Let the export to ONNX write graphs that were traced before, which takes a dozen seconds."""
+    import torch.onnx
+
+    class Ready:
+        def save(self, path: Path) -> None:
+            path.write_bytes(Path("graphs", path.name).read_bytes())
+
+    torch.onnx.export = lambda *arguments, **options: Ready()  # type: ignore[assignment,return-value]
+
+
+@dataclass
+class Ground:
+    """Makes what commands find: corpus, store, a run, text; each once, then copied.
+
+    All paths are relative to the folder that the command runs in.
+    """
+
+    folder: Path
+    nursery: Nursery
+    _made: set[str] = field(default_factory=set)
+
+    def lay(self, verb: Verb, folder: Path) -> None:
+        """Make `folder` anew with what is there before `verb`."""
+        shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True)
+        for part in verb.ground:
+            self._copy(part, folder)
+        for arguments in verb.before:
+            ended = self.nursery.run(arguments, folder, prepare=verb.prepare, preload=verb.preload)
+            assert ended.status == 0, ended.said
+
+    def part(self, name: str) -> Path:
+        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `fairseq`, `<training>.yaml`."""
+        if name not in self._made:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            self._make(name)
+            self._made.add(name)
+        return self.folder / name
+
+    def _copy(self, name: str, folder: Path) -> None:
+        path = self.part(name)
+        if path.is_dir():
+            shutil.copytree(path, folder / name, symlinks=True)
+        else:
+            shutil.copy2(path, folder / name)
+
+    def _make(self, name: str) -> None:
+        if name == "corpus":
+            (self.folder / "corpus").mkdir()
+            tiny_experiment(self.folder / "corpus")
+        elif name == "text":
+            lines = [pair[0] + "\n" for pair in generate(12, seed=9)]
+            (self.folder / name).write_text("".join(lines), encoding="utf-8")
+        elif name.endswith(".yaml"):
+            model = {"encoder": {"residual": "post"}} if name == "post.yaml" else {}
+            self.configuration(name, TRAININGS.get(name.removesuffix(".yaml"), GROUND_TRAINING), model)
+        elif name == "store":
+            self.part("corpus"), self.part("tiny.yaml")
+            self._do("prepare", "tiny.yaml")
+        elif name == "run":
+            self.part("store"), self.part("tiny.yaml")
+            self._do("train", "tiny.yaml", "--run", "run", preload=TORCH)
+        elif name == "graphs":
+            self.part("run")
+            self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=TORCH)
+        elif name == "fairseq":
+            self.part("run")
+            from tests.faults.foreign import write_fairseq
+
+            write_fairseq(self.folder / "run", self.folder / name)
+        else:
+            raise KeyError(name)
+
+    def configuration(self, name: str, training: Mapping[str, Any], model: Mapping[str, Any]) -> Path:
+        """Write the tiny experiment with this section `training` and changes of `model`; return the file."""
+        self.part("corpus")
+        tiny = tiny_experiment(self.folder / "corpus").model_dump()
+        tiny["data"]["store"] = "store"
+        changed = {"model": merged(tiny["model"], model), "training": merged(tiny["training"], training)}
+        text = dump(Experiment.model_validate({**tiny, **changed})).replace(f"{self.folder}/", "")
+        (self.folder / name).write_text(text, encoding="utf-8")
+        return self.folder / name
+
+    def _do(self, *arguments: str, preload: tuple[str, ...] = ()) -> None:
+        ended = self.nursery.run(arguments, self.folder, preload=preload)
+        assert ended.status == 0, ended.said
+
+    def undisturbed(self, verb: Verb, folder: Path) -> tuple[dict[str, Any], dict[str, Any], list[tuple[str, str]]]:
+        """Run the command as it is; return snapshots before and after, and its file operations."""
+        self.lay(verb, folder)
+        before = snapshot(folder, verb.timed)
+        ended = self.nursery.run(
+            verb.arguments, folder, prepare=verb.prepare, preload=verb.preload, watched=True, seconds=300
+        )
+        assert ended.status == 0, ended.said
+        return before, snapshot(folder, verb.timed), ended.operations

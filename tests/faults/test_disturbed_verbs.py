@@ -1,0 +1,107 @@
+"""Verbs killed, or met by an error, at a file operation: the same command again gives what it would have given.
+
+The whole of it, every operation of every verb, is slow; the default suite tries a few of some. With every error that an
+operation can give: `python -m experiments.faults operations`.
+"""
+
+from __future__ import annotations
+
+import errno
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.faults.ground import Ground
+from tests.faults.operations import Fault, Operation
+from tests.faults.trials import Bench, Outcome, chosen, faults_of
+from tests.faults.verbs import EXPORTS, VERBS, Verb
+
+SAMPLED = ("prepare-force", "train", "average-out", "translate-replacing")
+WHOLE = {**VERBS, **EXPORTS}
+
+
+def disturbed(bench: Bench, faults: list[Fault]) -> dict[Fault, Outcome]:
+    """Disturb a verb in each of the ways; return those that it did not survive."""
+    outcomes = {fault: bench.kill(fault) if fault.error is None else bench.fail(fault) for fault in faults}
+    assert outcomes
+    return {fault: outcome for fault, outcome in outcomes.items() if outcome.verdict != "survived"}
+
+
+@pytest.mark.parametrize("name", SAMPLED)
+def test_some_operations_killed_and_failed(name: str, ground: Ground, place: Path) -> None:
+    bench = Bench(VERBS[name], ground, place / "work")
+    faults = chosen(faults_of(bench.operations, errors=False), 2, name)
+    faults += chosen(faults_of(bench.operations, errors=True, brief=True), 3, name)[1:2]
+    assert disturbed(bench, faults) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_operation_killed(name: str, ground: Ground, place: Path) -> None:
+    bench = Bench(WHOLE[name], ground, place / "work")
+    assert disturbed(bench, faults_of(bench.operations, errors=False)) == {}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", WHOLE)
+def test_every_operation_failed(name: str, ground: Ground, place: Path) -> None:
+    bench = Bench(WHOLE[name], ground, place / "work")
+    assert disturbed(bench, faults_of(bench.operations, errors=True, brief=True)) == {}
+
+
+def test_every_verb_that_writes_is_disturbed() -> None:
+    from ziggurat.cli.app import app
+
+    known = {command.name or command.callback.__name__ for command in app.registered_commands if command.callback}
+    reading = {"recipes", "explain", "score"}  # they print
+    assert {verb.arguments[0] for verb in WHOLE.values()} == known - reading
+
+
+def write_in_place() -> None:
+    """Let every file be written where it lies, as no code of ours does."""
+    import contextlib
+    from collections.abc import Iterator
+
+    from ziggurat.cli import output
+    from ziggurat.data import files
+
+    @contextlib.contextmanager
+    def in_place(path: Path, *_: Any, **__: Any) -> Iterator[Any]:
+        with open(path, "wb") as file:
+            yield file
+
+    files.atomic_file = in_place  # type: ignore[assignment]
+    output.atomic_file = in_place  # type: ignore[attr-defined]
+
+
+def test_a_file_written_in_place_is_found_out(ground: Ground, place: Path) -> None:
+    sound = VERBS["translate-replacing"]
+    careless = Verb(
+        sound.arguments,
+        ground=sound.ground,
+        before=sound.before,
+        preload=sound.preload,
+        prepare="tests.faults.test_disturbed_verbs:write_in_place",
+    )
+    bench = Bench(careless, ground, place / "work")
+    writing = [one.kind for one in bench.operations if one.kind != "read"]
+    assert "rename" not in writing
+    number = writing.index("write") + 1
+    assert bench.kill(Fault(number)).verdict == "half"
+    assert bench.fail(Fault(number, errno.ENOSPC)).verdict in ("half", "unnamed")
+
+
+def test_operations_are_seen_where_they_happen(ground: Ground, place: Path) -> None:
+    """One file written whole: made, written, given its mode, synced and renamed, in this order."""
+    bench = Bench(VERBS["translate-replacing"], ground, place / "work")
+    writing = [one for one in bench.operations if one.kind != "read"]
+    assert [one.kind for one in writing if one.kind != "flock"] == ["open", "write", "chmod", "fsync", "rename"]
+    assert Operation("rename", str(place / "work" / "out")) in writing
+    ended = ground.nursery.run(
+        bench.verb.arguments, place / "work", preload=bench.verb.preload, fault=Fault(1, errno.EIO, reads=True)
+    )
+    assert ended.status == 2
+    killed = ground.nursery.run(bench.verb.arguments, place / "work", preload=bench.verb.preload, fault=Fault(1))
+    assert killed.status == -signal.SIGKILL

@@ -1,0 +1,120 @@
+"""Folders as they are compared: every file's bytes, but for what depends on the clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["CLOCK", "differences", "leftovers", "snapshot"]
+
+CLOCK = {"time", "seconds", "data_wait", "data_wait_share", "checkpoint_wait"}
+"""Fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides rates
+(`..._per_second`)."""
+
+_LEFTOVER = re.compile(r"(.*\.(tmp|partial|replaced|old|new|staged|journal)|\.tmp.*|\.shared)")
+
+
+def snapshot(folder: Path, timed: Iterable[str] = ()) -> dict[str, Any]:
+    """Return what is below `folder`: path -> content, without what depends on the clock; of a link its target.
+
+    Of files called as in `timed` only their being there counts.
+    """
+    found: dict[str, Any] = {}
+    readers = {**_READERS, **dict.fromkeys(timed, _there)}
+    for where, folders, files in os.walk(folder):
+        for name in [*folders, *files]:
+            path = Path(where) / name
+            key = str(path.relative_to(folder))
+            if path.is_symlink():
+                found[key] = f"-> {os.readlink(path)}"
+            elif path.is_dir():
+                found[f"{key}/"] = None
+            else:
+                found[key] = readers.get(name, _page if path.suffix == ".html" else Path.read_bytes)(path)
+    return found
+
+
+def leftovers(folder: Path) -> list[str]:
+    """Return what only a process under way may have: temporary files, folders half built or set aside."""
+    names = (str(path.relative_to(folder)) for path in folder.rglob("*"))
+    return sorted(name for name in names if _LEFTOVER.fullmatch(os.path.basename(name)))
+
+
+def differences(found: dict[str, Any], expected: dict[str, Any]) -> list[str]:
+    """Return in words where two snapshots differ, file by file."""
+    said = [f"{name} is missing" for name in sorted(expected.keys() - found.keys())]
+    said += [f"{name} is too much" for name in sorted(found.keys() - expected.keys())]
+    for name in sorted(found.keys() & expected.keys()):
+        if found[name] != expected[name]:
+            said.append(f"{name} differs{_place(found[name], expected[name])}")
+    return said
+
+
+def _place(found: Any, expected: Any) -> str:
+    """Say what the first difference of two files is, where it can be said in a line."""
+    if isinstance(found, list) and isinstance(expected, list):
+        if len(found) != len(expected):
+            return f": {len(found)} records instead of {len(expected)}"
+        number = next(i for i, pair in enumerate(zip(found, expected, strict=True)) if pair[0] != pair[1])
+        return f", record {number + 1}{_place(found[number], expected[number])}"
+    if isinstance(found, dict) and isinstance(expected, dict):
+        keys = sorted(k for k in found.keys() | expected.keys() if found.get(k) != expected.get(k))
+        return ": " + "; ".join(f"{key}{_place(found.get(key), expected.get(key))}" for key in keys[:4])
+    if isinstance(found, str | bytes) and isinstance(expected, str | bytes) and len(found) != len(expected) > 99:
+        return f": length {len(found)} instead of {len(expected)}"
+    if isinstance(found, bytes) or isinstance(expected, bytes):
+        return ""
+    return f" {found!r:.60} instead of {expected!r:.60}"
+
+
+def _timeless(record: dict[str, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in record.items() if key not in CLOCK and not key.endswith("_per_second")}
+    return {key: _timeless(value) if isinstance(value, dict) else value for key, value in kept.items()}
+
+
+def _records(path: Path) -> list[dict[str, Any]]:
+    return [_timeless(_document(line)) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def _document(text: str) -> dict[str, Any]:
+    """Return a JSON object; one that is cut off stands for itself."""
+    try:
+        return dict(json.loads(text))
+    except ValueError:
+        return {"unreadable": text}
+
+
+def _meta(path: Path) -> dict[str, Any]:
+    """Return a checkpoint's `meta.json`: the time trained for is in it, and a checksum over that.
+
+    Of the scores those count whose checkpoints are there: it may name one that was deleted right after it was written.
+    """
+    document = _document(path.read_text(encoding="utf-8"))
+    document.pop("checksum", None)
+    if isinstance(progress := document.get("progress"), dict):
+        there = {folder.name for folder in path.parents[1].iterdir()}
+        scores = {name: score for name, score in progress.get("scores", {}).items() if name in there}
+        document["progress"] = {**_timeless(progress), "scores": scores}
+    return document
+
+
+def _page(path: Path) -> str:
+    """Return a report without the minute it was made in."""
+    return re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d", "", path.read_text(encoding="utf-8"))
+
+
+def _there(path: Path) -> str:
+    return "there"
+
+
+_READERS: dict[str, Callable[[Path], Any]] = {
+    "metrics.jsonl": _records,
+    "depth.jsonl": _records,
+    "meta.json": _meta,
+    ".job": _there,  # who trains
+    "log.txt": _there,  # says when, and how often the run was interrupted
+}

@@ -1,0 +1,196 @@
+"""One disturbance of one verb, and what came of it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tests.faults.ground import Ground
+from tests.faults.nursery import Ended
+from tests.faults.operations import ERRORS, Fault, Operation
+from tests.faults.trees import differences, leftovers, snapshot
+from tests.faults.verbs import Verb
+
+__all__ = ["Bench", "Outcome", "bad_end", "chosen", "faults_of", "last_line"]
+
+_UNTOLD = re.compile(r"internal error|Traceback \(most recent|Fatal Python error|Segmentation fault")
+_GAPPED = {"metrics.jsonl", "log.txt", "depth.jsonl"}
+"""What training goes on without, where it has said so."""
+
+
+class Outcome(NamedTuple):
+    """What came of a disturbance.
+
+    Attributes:
+        verdict: `survived`, or what went wrong: `lost` (the result is another one after the command was given again, or
+            what was there before is gone), `half` (an output was left half written), `refused` (the command given again
+            does not go on), `silent` (an error without exit status, or a result that is another one with status 0),
+            `internal` (a traceback or an internal error), `unnamed` (a message that names no file, or not the error),
+            `leftovers`, `hung`, `crashed`.
+        detail: more of it.
+    """
+
+    verdict: str
+    detail: str = ""
+
+
+class Bench:
+    """Disturbs one verb over and over, in one folder.
+
+    Attributes:
+        operations: those of the undisturbed command.
+    """
+
+    def __init__(self, verb: Verb, ground: Ground, folder: Path) -> None:
+        self.verb, self._ground, self._folder = verb, ground, folder
+        self._before, self._after, found = ground.undisturbed(verb, folder)
+        self.operations = [Operation(*one) for one in found]
+
+    def kill(self, fault: Fault) -> Outcome:
+        """Kill the command at an operation, type it again, compare."""
+        ended = self._disturbed(fault)
+        if not ended.killed:  # it ended before; asynchronous checkpoints make the number vary
+            return bad_end(ended, (0,)) or self._compared()
+        if not self.verb.trains:
+            torn = self._torn(snapshot(self._folder, self.verb.timed))
+            if torn:
+                return Outcome("half", ", ".join(torn[:3]))
+        return self._again()
+
+    def _torn(self, left: dict[str, Any]) -> list[str]:
+        """Return the files that a kill has left with a content that is neither the old nor the new one."""
+        skipped = leftovers(self._folder)
+        names = (name for name in left if not _is_of(name, skipped) and not self.verb.goes_on(name))
+        return [name for name in names if left[name] not in (self._before.get(name), self._after.get(name))]
+
+    def fail(self, fault: Fault) -> Outcome:
+        """Let an operation fail; see what is said and left, type the command again, compare."""
+        assert fault.error is not None
+        return self.judged(self._disturbed(fault), os.strerror(fault.error))
+
+    def judged(self, ended: Ended, reason: str) -> Outcome:
+        """Say what came of a command that met an error: its message must give the `reason` and name a file."""
+        if bad := bad_end(ended, (0, 2)):
+            return bad
+        left = snapshot(self._folder, self.verb.timed)
+        unlike = self._unlike(left)
+        if ended.status == 0 and unlike and reason not in ended.said + self._pages():
+            return Outcome("silent", "; ".join(unlike[:3]))
+        if ended.status == 0:  # what could not be removed is removed the next time
+            told = self.verb.trains and {one.split()[0].rpartition("/")[2] for one in unlike} <= _GAPPED
+            return Outcome("survived") if told and unlike else self._again()
+        if not _names_a_file(ended.said, [os.path.relpath(one.path, self._folder) for one in self.operations]):
+            return Outcome("unnamed", last_line(ended.said))
+        if reason not in ended.said:
+            return Outcome("unnamed", f"not {reason!r}: {last_line(ended.said)}")
+        if half := self._half(left):
+            return Outcome("half", half)
+        return self._again()
+
+    def _half(self, left: dict[str, Any]) -> str:
+        """Return in words what an error has left that is neither as before nor as it is to be; of training nothing."""
+        if self.verb.trains or left == self._after:
+            return ""
+        for said in differences(left, self._before):
+            name, _, rest = said.partition(" ")
+            whole = rest == "is too much" and (self.verb.goes_on(name) or name[-1] == "/")
+            if not whole or left[name] != self._after.get(name, left[name]):
+                return said
+        return ""
+
+    def _pages(self) -> str:
+        """Return the reports: what could not be read is told there too."""
+        return "".join(path.read_text(encoding="utf-8") for path in self._folder.rglob("*.html"))
+
+    def _unlike(self, found: dict[str, Any]) -> list[str]:
+        """Return in words where a snapshot differs from that of the undisturbed command, leftovers aside."""
+        left = leftovers(self._folder)
+        return [said for said in differences(found, self._after) if not _is_of(said, left)]
+
+    def _disturbed(self, fault: Fault) -> Ended:
+        self._ground.lay(self.verb, self._folder)
+        return self._run(self.verb.arguments, fault)
+
+    def _run(self, arguments: Sequence[str], fault: Fault | None = None) -> Ended:
+        verb = self.verb
+        return self._ground.nursery.run(
+            arguments, self._folder, prepare=verb.prepare, preload=verb.preload, fault=fault
+        )
+
+    def _again(self) -> Outcome:
+        """Type the command again, as a user would."""
+        ended = self._run(self.verb.retyped(self._folder))
+        if ended.status == 2 and not _UNTOLD.search(ended.said):
+            whole = self._compared()  # it may say that all is there already
+            return whole if whole.verdict == "survived" else Outcome("refused", last_line(ended.said))
+        return bad_end(ended, (0,)) or self._compared()
+
+    def _compared(self) -> Outcome:
+        unlike = self._unlike(snapshot(self._folder, self.verb.timed))
+        if unlike:
+            return Outcome("lost", "; ".join(unlike[:3]))
+        left = leftovers(self._folder)
+        return Outcome("leftovers", ", ".join(left[:3])) if left else Outcome("survived")
+
+
+def bad_end(ended: Ended, expected: tuple[int, ...]) -> Outcome | None:
+    """Return what is wrong with how a command ended; None where its status is one of the `expected`."""
+    if ended.status is None:
+        return Outcome("hung", last_line(ended.said))
+    if _UNTOLD.search(ended.said):
+        return Outcome("internal", last_line(ended.said))
+    if ended.status < 0:
+        return Outcome("crashed", f"signal {-ended.status}: {last_line(ended.said)}")
+    if ended.status not in expected:
+        return Outcome("internal", f"status {ended.status}: {last_line(ended.said)}")
+    return None
+
+
+def last_line(said: str) -> str:
+    """Return the last message of `ziggurat` itself, or the last line."""
+    lines = [line for line in said.splitlines() if line.strip()]
+    told = [line for line in lines if line.startswith("ziggurat:")]
+    return (told or lines or ["nothing said"])[-1][:300]
+
+
+def _names_a_file(said: str, paths: Sequence[str]) -> bool:
+    """Whether a message names one of the files, or a folder they are in."""
+    told = last_line(said)
+    parts = {part for path in paths for part in path.split("/") if part not in ("..", ".")}
+    return any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", told) for part in parts)
+
+
+def _is_of(said: str, left: Sequence[str]) -> bool:
+    """Whether a name, or what is said of it, is of a leftover or below one."""
+    name = said.partition(" ")[0].rstrip("/")
+    return any(name == path or name.startswith(f"{path}/") for path in left)
+
+
+def faults_of(operations: Sequence[Operation], *, errors: bool, brief: bool = False) -> list[Fault]:
+    """Return every fault of a command: SIGKILL at each operation that writes, or each error of each operation.
+
+    With `errors` and `brief`, one error of each operation instead of all.
+    """
+    if not errors:
+        count = sum(one.kind != "read" for one in operations)
+        return [Fault(number) for number in range(1, count + 1)]
+    found = []
+    for number, one in enumerate(operations, start=1):
+        several = [Fault(number, error, reads=True) for error in ERRORS[one.kind]]
+        if errno.ENOSPC in ERRORS[one.kind]:
+            several.append(Fault(number, errno.ENOSPC, lasting=True, reads=True))
+        found += [several[number % len(several)]] if brief else several
+    return found
+
+
+def chosen(faults: Sequence[Fault], count: int, seed: str) -> list[Fault]:
+    """Return `count` of the faults, or all, in their order; the last and the first are among them."""
+    if count >= len(faults):
+        return list(faults)
+    middle: list[Any] = random.Random(seed).sample(list(faults[1:-1]), max(0, count - 2))
+    return sorted({faults[0], faults[-1], *middle}, key=lambda fault: fault.number)

@@ -1,0 +1,241 @@
+"""Every verb that writes, as a command on a tiny corpus, store or run: what is there before, and what is typed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.small import merged
+
+__all__ = ["EXPORTS", "GROUND_TRAINING", "TORCH", "TRAININGS", "VERBS", "Verb"]
+
+UPDATES = 8
+"""Of a training that is disturbed."""
+_GROUND_UPDATES = 60
+"""Of the run that other verbs find: most of its translations end."""
+
+_TRAINING: dict[str, Any] = {
+    "threads": 1,
+    "batch": {"max_tokens": 120},
+    "stop": {"updates": UPDATES},
+    "checkpoint": {"every_updates": 2, "keep_last": 2, "average_last": 2, "asynchronous": False},
+    "validation": {"every_updates": 4, "decode": False},
+    "log_every_updates": 3,
+}
+
+
+def _settings(**changes: Any) -> dict[str, Any]:
+    return merged(_TRAINING, changes)
+
+
+TRAININGS: dict[str, dict[str, Any]] = {
+    "train": _settings(diagnostics={"every_updates": 4, "max_share": None}),
+    "train-asynchronous": _settings(checkpoint={"asynchronous": True}),
+    "train-growth": _settings(growth={"stages": [{"layers": 1, "updates": 3}], "moments": "copy"}),
+    "train-roll-back": _settings(
+        divergence={"action": "roll_back", "loss_spike": 1.0001, "window": 2},
+        patience={"non_finite": 1},
+        checkpoint={"keep_last": 9},
+    ),
+}
+"""Sections `training` of the runs that are disturbed from their start."""
+
+GROUND_TRAINING = _settings(
+    stop={"updates": _GROUND_UPDATES},
+    batch={"max_tokens": 400},
+    schedule={"peak": 1e-2, "warmup_updates": 10},
+    validation={"every_updates": 20},
+    checkpoint={"every_updates": 20},
+)
+
+
+@dataclass(frozen=True)
+class Verb:
+    """A command and its ground.
+
+    Attributes:
+        arguments: what is typed.
+        again: what is typed after it was killed or has failed; None: the same. It gets the folder.
+        ground: parts of the ground that are there before, as the Ground makes them.
+        before: commands that make the rest of what is there before.
+        preload: modules that the command imports late, for the waiting process.
+        prepare: called in the child before the command (tests/faults/nursery.py).
+        trains: whether it is training, which goes on in its own folder after an error.
+        timed: files that hold how long something took; they need only be there.
+        parts: what may be there in part after an error, since the same command goes on from it: beginnings of paths.
+    """
+
+    arguments: tuple[str, ...]
+    again: Callable[[Path], tuple[str, ...]] | None = None
+    ground: tuple[str, ...] = ("run", "store")
+    before: tuple[tuple[str, ...], ...] = ()
+    preload: tuple[str, ...] = ()
+    prepare: str = ""
+    trains: bool = False
+    timed: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()
+
+    def goes_on(self, name: str) -> bool:
+        """Whether the command given again goes on from a file called so."""
+        return name.startswith(self.parts) if self.parts else False
+
+    def retyped(self, folder: Path) -> tuple[str, ...]:
+        """Return what is typed in `folder` after the command did not end well."""
+        return self.arguments if self.again is None else self.again(folder)
+
+
+def _resumed(folder: Path) -> tuple[str, ...]:
+    """What a user types whose training was killed: `--resume` once there is a run."""
+    return ("train", "--run", "new", "--resume")
+
+
+def _train(name: str) -> Verb:
+    arguments = ("train", f"{name}.yaml", "--run", "new")
+    return Verb(
+        arguments,
+        lambda folder: _resumed(folder) if (folder / "new" / "checkpoints").is_dir() else arguments,
+        ("store", f"{name}.yaml"),
+        preload=TORCH,
+        trains=True,
+    )
+
+
+TORCH = ("ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.trial", "tests.conftest")
+_REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
+_TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
+_EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
+_SCORED = ("--reference", "text", "-o", "out", "--metrics", "chrf")
+_SMALL_DEMO = (
+    *("model.d_model=16", "model.d_ff=32", "model.heads=2", "model.encoder.layers=1", "model.decoder.layers=1"),
+    *("data.subword.vocabulary_size=400", "training.batch.max_tokens=200", "training.threads=1"),
+    *("training.stop.updates=4", "training.checkpoint.every_updates=2", "training.validation.every_updates=4"),
+    *("training.validation.max_sentences=2", "training.diagnostics.every_updates=null"),
+    *("training.tensorboard=false", "decoding.max_length.extra=5"),
+)
+_MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_GROUND_UPDATES + 6}")
+
+VERBS: dict[str, Verb] = {
+    "prepare": Verb(("prepare", "tiny.yaml"), ground=("corpus", "tiny.yaml")),
+    "prepare-force": Verb(
+        ("prepare", "tiny.yaml", "data.subword.vocabulary_size=380", "--force"),
+        ground=("corpus", "store", "tiny.yaml"),
+    ),
+    "prepare-labels": Verb(("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")),
+    **{name: _train(name) for name in TRAININGS},
+    "train-resumed": Verb(
+        _MORE_UPDATES,
+        lambda folder: _MORE_UPDATES,
+        preload=TORCH,
+        trains=True,
+    ),
+    "average": Verb(("average", "run", "--last", "1"), preload=TORCH),
+    "average-out": Verb(("average", "run", "--last", "2", "--out", "out"), preload=TORCH),
+    "average-replacing": Verb(
+        ("average", "run", "--last", "2", "--out", "out"),
+        before=(("average", "run", "--last", "1", "--out", "out"),),
+        preload=TORCH,
+    ),
+    "grow": Verb(("grow", "run", "--layers", "3", "--out", "out"), preload=TORCH),
+    "grow-force": Verb(
+        ("grow", "run", "--layers", "4", "--out", "out", "--force"),
+        before=(("grow", "run", "--layers", "3", "--out", "out"),),
+        preload=TORCH,
+    ),
+    "diagnose": Verb(("diagnose", "run"), preload=(*TORCH, "ziggurat.training.diagnose")),
+    "diagnose-again": Verb(
+        ("diagnose", "run"), before=(("diagnose", "run"),), preload=(*TORCH, "ziggurat.training.diagnose")
+    ),
+    "report": Verb(
+        ("report", "run", "--translations", "2"), preload=(*TORCH, *_REPORT, *_TRANSLATE), parts=("run/translations",)
+    ),
+    "report-figures": Verb(
+        ("report", "run", "--translations", "0", "--out", "page.html", "--figures", "figures", "--format", "svg"),
+        preload=(*TORCH, *_REPORT),
+        parts=("page.html", "figures"),
+    ),
+    "translate": Verb(
+        ("translate", "run", "-i", "text", "-o", "out"), ground=("run", "text"), preload=(*TORCH, *_TRANSLATE)
+    ),
+    "translate-replacing": Verb(
+        ("translate", "run", "-i", "text", "-o", "out", "beam_size=2"),
+        ground=("run", "text"),
+        before=(("translate", "run", "-i", "text", "-o", "out", "beam_size=1"),),
+        preload=(*TORCH, *_TRANSLATE),
+    ),
+    "evaluate": Verb(
+        ("evaluate", "run", "--source", "text", *_SCORED),
+        ground=("run", "text"),
+        preload=(*TORCH, *_TRANSLATE),
+    ),
+    "evaluate-compare": Verb(
+        (*["evaluate", "--compare", "a=run", "--compare", "b=text", "--source", "text"], *_SCORED),
+        ground=("run", "text"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.cli.comparing"),
+    ),
+    "backtranslate": Verb(
+        ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
+        ground=("run", "text"),
+        parts=("out",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+    ),
+    "backtranslate-merge": Verb(
+        ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
+        ground=("run", "text"),
+        before=tuple(
+            ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--shard", part)
+            for part in ("1/2", "2/2")
+        ),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+    ),
+    "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
+    "inspect-suggest": Verb(
+        ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
+        ground=("store", "post.yaml"),
+        preload=(*TORCH, "ziggurat.depth.check"),
+    ),
+    "demo": Verb(
+        ("demo", "--folder", "demo", *_SMALL_DEMO),
+        ground=(),
+        prepare="tests.faults.ground:on_a_small_corpus",
+        timed=("report.html",),
+        trains=True,
+        preload=(*TORCH, *_TRANSLATE, *_REPORT),
+    ),
+}
+"""By name. Those that need other toolkits are EXPORTS."""
+
+_HUB = ("export", "run", "--to", "huggingface", "--out", "hub", "--lines", "4")
+EXPORTS: dict[str, Verb] = {
+    **{
+        f"export-{target}": Verb(
+            ("export", "run", "--to", target, "--out", "out", "--lines", "4"),
+            ground=("run", "store", *(["graphs"] if target == "onnx" else [])),
+            prepare="tests.faults.ground:on_ready_graphs" if target == "onnx" else "",
+            preload=(*TORCH, *_EXPORT, *modules),
+        )
+        for target, modules in {
+            "plain": ("onnxruntime",),
+            "ctranslate2": ("ctranslate2",),
+            "huggingface": ("transformers",),
+            "onnx": ("onnx", "onnxruntime", "onnxscript", "torch.onnx"),
+        }.items()
+    },
+    "export-replacing": Verb(
+        ("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4", "--quantization", "int8"),
+        before=(("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4"),),
+        preload=(*TORCH, *_EXPORT, "ctranslate2"),
+    ),
+    "import-huggingface": Verb(
+        ("import", "hub", "--out", "out"), before=(_HUB,), preload=(*TORCH, *_EXPORT, "transformers")
+    ),
+    "import-fairseq": Verb(
+        ("import", "fairseq/checkpoint.pt", "--out", "out", "--dictionary", "fairseq/dict.txt"),
+        ground=("fairseq",),
+        preload=(*TORCH, *_EXPORT),
+    ),
+}
+"""Verbs that write or read the folders of other toolkits, by name."""
