@@ -1,6 +1,7 @@
 """Damages files of every kind and reads them: `python -m experiments.faults.fuzz --count 500 --seed 1`.
 
-Prints each fault with the command that repeats it, and a table; ends with status 1 when there was any.
+With `--memory`: undamaged ones, with too little memory, in steps of so many KiB until it is enough. Prints each fault
+with the command that repeats it, and a table; ends with status 1 when there was any.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.faults.fuzzing import FAULTS, fuzz, table
+from tests.faults.fuzzing import FAULTS, fuzz, starve, table
 from tests.faults.readers import READERS
 
 
@@ -20,21 +21,27 @@ def main() -> int:
     parser.add_argument("--reader", action="append", choices=list(READERS), help="only this one; repeat for several")
     parser.add_argument("--count", type=int, default=200, help="cases of each reader")
     parser.add_argument("--seed", type=int, default=1, help="of the first case of each reader; the next have the next")
+    parser.add_argument("--memory", type=int, metavar="KIB", help="step in which memory is granted; no damage then")
     parser.add_argument("--golden", type=Path, help="set of tests/golden to damage; default: the newest")
     parser.add_argument("--work", type=Path, help="folder to work in, kept; default: one that is removed")
     parser.add_argument("--shown", type=int, default=5, help="faults of each kind and reader that are printed")
     asked = parser.parse_args()
-    cases = [(name, asked.seed + i) for name in asked.reader or READERS for i in range(asked.count)]
+    readers = asked.reader or list(READERS)
+    golden = asked.golden and asked.golden.absolute()
     began, outcomes = time.monotonic(), []
     with tempfile.TemporaryDirectory() as temporary:
         work = (asked.work or Path(temporary)).absolute()
         work.mkdir(exist_ok=True)
-        for outcome in fuzz(work, cases, asked.golden and asked.golden.absolute()):
+        cases = [(name, asked.seed + i) for name in readers for i in range(asked.count)]
+        for outcome in starve(work, readers, asked.memory << 10, golden) if asked.memory else fuzz(work, cases, golden):
             outcomes.append(outcome)
             of_kind = sum(o.reader == outcome.reader and o.kind == outcome.kind for o in outcomes)
             if outcome.kind in FAULTS and of_kind <= asked.shown:
-                again = f"python -m experiments.faults.fuzz --reader {outcome.reader} --seed {outcome.seed} --count 1"
-                print(f"{outcome.kind}: {outcome.file}: {outcome.damage}\n  {again}\n{outcome.said}\n", flush=True)
+                how = f"--memory {asked.memory}" if asked.memory else f"--seed {outcome.seed} --count 1"
+                print(f"{outcome.kind}: {outcome.file}: {outcome.damage}")
+                print(
+                    f"  python -m experiments.faults.fuzz --reader {outcome.reader} {how}\n{outcome.said}\n", flush=True
+                )
     print(table(outcomes))
     print(f"\n{len(outcomes):,} cases in {time.monotonic() - began:.0f} s")
     return int(any(outcome.kind in FAULTS for outcome in outcomes))
