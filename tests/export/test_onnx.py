@@ -167,6 +167,15 @@ def test_models_without_a_table_have_no_limit(exported: Callable[[str], Path]) -
         assert scorer.step(torch.tensor([[5]])).isfinite().all()
 
 
+def test_graphs_do_not_tell_where_they_were_made(exported: Callable[[str], Path]) -> None:
+    folder = exported("full")
+    for name in ("encoder.onnx", "step.onnx"):
+        content = (folder / name).read_bytes()
+        assert b"site-packages" not in content
+        assert b".py" not in content
+        assert str(Path.cwd()).encode() not in content
+
+
 def test_what_cannot_be_opened_is_named(exported: Callable[[str], Path], tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"onnx\.json: No such file"):
         open_onnx(tmp_path)

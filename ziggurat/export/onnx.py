@@ -118,6 +118,8 @@ def _write(
             verbose=False,
         )
     assert program is not None  # it is with dynamo
+    for node in program.model.graph.all_nodes():  # lines of our source and where it lies on this machine: half the file
+        node.metadata_props.clear()
     program.save(path)
 
 

@@ -1,0 +1,298 @@
+"""Everything in this package that reads files, as functions of the folder one is in, for the fuzzer (fuzzing.py).
+
+Most are verbs of the command line, since what a user sees is the outcome. The undamaged files are those of
+tests/faults/material.py.
+"""
+
+from __future__ import annotations
+
+import io
+import sys
+import warnings
+from collections.abc import Callable
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ziggurat.cli
+from ziggurat.config.data import CorpusConfig, RegularisationConfig, SubwordConfig
+from ziggurat.config.load import parse_experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.readers import CorpusReader
+from ziggurat.data.subword import Tokenizer, load_tokenizers
+from ziggurat.data.subword_training import existing_tokenizers
+from ziggurat.errors import ConfigError
+from ziggurat.export.onnx_runtime import load_onnx
+from ziggurat.models.tensors import read_tensors
+from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
+
+__all__ = ["READERS", "FailedError", "Reader", "RefusedError"]
+
+
+class RefusedError(Exception):
+    """A verb ended with status 2; what it said."""
+
+
+class FailedError(Exception):
+    """A verb ended with another status than 0 and 2; what it said."""
+
+
+def checksummed(path: Path) -> bool:
+    """Whether the folder of a file lists checksums."""
+    return (path.parent / "checksums.json").exists()
+
+
+@dataclass(frozen=True)
+class Reader:
+    """One way to read files.
+
+    Attributes:
+        name: of the reader.
+        parts: what of the material it needs in its folder.
+        files: patterns of the files to damage.
+        read: called in the folder; returns what is equal where the same was read.
+        checked: whether damage to this file must be noticed where it changes the result.
+        outputs: what must not be there after a refusal.
+    """
+
+    name: str
+    parts: tuple[str, ...]
+    files: tuple[str, ...]
+    read: Callable[[], Any]
+    checked: Callable[[Path], bool] = lambda path: False
+    outputs: tuple[str, ...] = ()
+
+
+def verb(*arguments: str) -> str:
+    """Run one verb and return its standard output. Raises RefusedError and FailedError."""
+    out, said = io.TextIOWrapper(io.BytesIO(), "utf-8"), io.StringIO()
+    with redirect_stdout(out), redirect_stderr(said), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        status = ziggurat.cli._run(list(arguments), "--debug" in sys.argv)
+    if status == 2:
+        raise RefusedError(said.getvalue())
+    if status:
+        raise FailedError(said.getvalue())
+    out.flush()
+    buffer: Any = out.buffer
+    return str(buffer.getvalue().decode())
+
+
+def translated(model: str, *options: str) -> str:
+    """Translate with a model in the folder; scores are in the result, so that all weights are."""
+    return verb("translate", model, *options, "-i", "sources.txt", "--json", "--threads", "1", "--device", "cpu")
+
+
+def store_at(path: str) -> Any:
+    """Return all that a store holds."""
+    store = Store.open(path)
+    found: list[Any] = [store.fingerprint, tokenized((store.source, store.target))]
+    for table in (store.train, store.dev):
+        if table is not None:
+            rows = range(len(table))
+            found += [[ids.tolist() for ids in side] for side in table.pairs(rows)]
+            found += [array.tolist() for array in (table.corpora, table.source_lengths, table.target_lengths)]
+            found += [table.corpus_names, table.corpus_weights, table.texts(rows) if table.has_text else []]
+    return found
+
+
+def tokenized(pair: tuple[Tokenizer, Tokenizer]) -> Any:
+    """Return what a pair of tokenizers makes of a few texts, and all their pieces."""
+    texts = ["Thas stailei voufali", "q\ufdd0 \u2581 \u4e00 <bt> zz", ""]
+    return [
+        [
+            tokenizer.size,
+            dict(tokenizer.tags),
+            tokenizer.encode(texts),
+            tokenizer.pieces(range(tokenizer.size)),
+            tokenizer.decode(range(tokenizer.size)),
+        ]
+        for tokenizer in pair
+    ]
+
+
+def _sentencepiece() -> Any:
+    config = SubwordConfig(kind="existing", source_model="bpe.spm", target_model="unigram.spm")
+    pair = existing_tokenizers(config, "nfkc", ["<bt>"])
+    drawn = [tokenizer.sample(["Thas stailei"], [3], RegularisationConfig()) for tokenizer in pair]
+    return [tokenized(pair), drawn]
+
+
+def _checkpoint() -> Any:
+    found = load_checkpoint(checkpoint_folders(Path("run"))[-1])
+    tensors = [
+        (name, t.dtype, t.numpy().tobytes()) for part in (found.weights, found.optimiser) for name, t in part.items()
+    ]
+    return [found.progress, found.store, tensors]
+
+
+def _resumed() -> Any:
+    verb("train", "--run", "run", "--resume", "training.stop.updates=402")
+    last = checkpoint_folders(Path("run"))[-1]
+    return [last.name, (last / "model.safetensors").read_bytes()]
+
+
+def _begun() -> Any:
+    verb("train", "config.yaml", "--run", "begun", "training.start_from=plain", "training.stop.updates=2")
+    return (checkpoint_folders(Path("begun"))[-1] / "model.safetensors").read_bytes()
+
+
+def _average() -> Any:
+    verb("average", "run", "--last", "1", "--out", "mean")
+    return Path("mean/model.safetensors").read_bytes()
+
+
+def _corpus(config: CorpusConfig) -> Any:
+    return list(CorpusReader.of(config, "data.train.0", ("qlo", "qhi")).blocks())
+
+
+def _prepared() -> Any:
+    verb("prepare", "prepared.yaml")
+    return store_at("prepared")
+
+
+def _imported(*arguments: str) -> Any:
+    verb("import", *arguments, "--out", "imported")
+    try:
+        return translated("imported", "max_length.extra=5")
+    except RefusedError as error:  # numbers that are none: they were so in the other model
+        return str(error)
+
+
+def _onnx() -> Any:
+    lines = Path("sources.txt").read_text().splitlines()
+    return [translation.to_json() for translation in load_onnx("onnx", threads=1).translate(lines)]
+
+
+def _overridden() -> Any:
+    given = Path("overrides.txt").read_text("utf-8", "surrogateescape").splitlines()
+    text = Path("config.yaml").read_text()
+    try:
+        return [parse_experiment(text, "config.yaml", [line]) for line in given if line]
+    except ConfigError as error:
+        raise RefusedError(f"overrides.txt: {error}") from None
+
+
+def _tensors() -> Any:
+    tensors = read_tensors(Path("weights.safetensors"))
+    return [(name, t.dtype, list(t.shape), t.numpy().tobytes()) for name, t in tensors.items()]
+
+
+def _fairseq() -> Any:
+    options = ("--dictionary", "fairseq/dict.txt", "--sentencepiece", "fairseq/joint.spm")
+    return _imported("fairseq/checkpoint.pt", *options)
+
+
+def _lines() -> Any:
+    beside = ("--prefix", "prefixes.txt", "--constraints", "constraints.txt", "--terminology", "terms.txt")
+    verb("translate", "run", "-i", "lines.txt", *beside, "-o", "out", "--threads", "1", "--device", "cpu")
+    return Path("out").read_bytes()
+
+
+def _merged() -> Any:
+    verb(
+        "backtranslate", "run", "-i", "mono.txt", "-o", "synthetic", "--shard-lines", "4", "--device", "cpu", "--merge"
+    )
+    return [Path("synthetic", name).read_bytes() for name in ("source.txt", "target.txt")]
+
+
+_CORPORA = ("tsv", "tsv.gz", "tsv.xz", "tsv.zst", "jsonl", "parquet", "parquet.zst")
+_STATE = (".safetensors", ".spm", ".arrow", ".npy", ".yaml")
+"""Files of a run and its store whose content decides how it goes on."""
+
+READERS: dict[str, Reader] = {
+    reader.name: reader
+    for reader in (
+        Reader("store", ("store",), ("store/*",), lambda: store_at("store"), lambda path: True),
+        Reader("checkpoint", ("run",), ("run/checkpoints/**/*",), _checkpoint, lambda path: True),
+        Reader("resume", ("run", "store"), ("run/**/*", "store/*"), _resumed, lambda path: path.suffix in _STATE),
+        Reader("begin", ("plain", "store", "config.yaml"), ("plain/*",), _begun, checksummed, ("begun",)),
+        Reader("average", ("run",), ("run/**/*",), _average, lambda path: path.suffix == ".safetensors", ("mean",)),
+        Reader("run", ("run", "sources.txt"), ("run/averaged/*",), lambda: translated("run"), checksummed),
+        Reader("model", ("grown", "sources.txt"), ("grown/*",), lambda: translated("grown"), checksummed),
+        Reader(
+            "ctranslate2",
+            ("ctranslate2", "sources.txt"),
+            ("ctranslate2/*",),
+            lambda: translated("ctranslate2"),
+            checksummed,
+        ),
+        Reader("onnx", ("onnx", "sources.txt"), ("onnx/*",), _onnx, checksummed),
+        Reader(
+            "huggingface",
+            ("huggingface", "sources.txt"),
+            ("huggingface/*",),
+            lambda: _imported("huggingface"),
+            checksummed,
+            ("imported",),
+        ),
+        Reader("fairseq", ("fairseq", "sources.txt"), ("fairseq/*",), _fairseq, outputs=("imported",)),
+        Reader("safetensors", ("weights.safetensors",), ("weights.safetensors",), _tensors),
+        Reader(
+            "shortlist",
+            ("run", "shortlist.safetensors", "sources.txt"),
+            ("shortlist.safetensors",),
+            lambda: translated("run", "shortlist=shortlist.safetensors"),
+            lambda path: True,
+        ),
+        Reader("sentencepiece", ("bpe.spm", "unigram.spm"), ("*.spm",), _sentencepiece),
+        Reader("vocabulary", ("words",), ("words/*",), lambda: tokenized(load_tokenizers("words"))),
+        Reader(
+            "yaml",
+            ("config.yaml",),
+            ("config.yaml",),
+            lambda: verb("inspect", "config.yaml", "--json", "--no-cost", "--no-check"),
+        ),
+        Reader("overrides", ("config.yaml", "overrides.txt"), ("overrides.txt",), _overridden),
+        Reader(
+            "report",
+            ("run",),
+            ("run/*.*", "run/diagnostics/*"),
+            lambda: verb("report", "run", "--json", "--translations", "0"),
+            outputs=("run/report.html",),
+        ),
+        Reader(
+            "text",
+            ("corpus",),
+            ("corpus/train.qlo", "corpus/train.qhi.gz"),
+            lambda: _corpus(CorpusConfig(source="corpus/train.qlo", target="corpus/train.qhi.gz")),
+        ),
+        *(
+            Reader(
+                kind,
+                (f"corpus.{kind}",),
+                (f"corpus.{kind}",),
+                lambda kind=kind: _corpus(CorpusConfig(path=f"corpus.{kind}")),
+            )
+            for kind in _CORPORA
+        ),
+        Reader(
+            "prepare",
+            ("corpus", "prepared.yaml"),
+            ("corpus/train.q??", "corpus/dev.*"),
+            _prepared,
+            outputs=("prepared",),
+        ),
+        Reader(
+            "lines",
+            ("run", "lines.txt", "prefixes.txt", "constraints.txt", "terms.txt"),
+            ("*.txt",),
+            _lines,
+            outputs=("out",),
+        ),
+        Reader(
+            "evaluate",
+            ("lines.txt", "mono.txt"),
+            ("*.txt",),
+            lambda: verb("evaluate", "--hypothesis", "lines.txt", "--reference", "mono.txt", "--json"),
+        ),
+        Reader(
+            "backtranslate",
+            ("synthetic", "run", "mono.txt"),
+            ("synthetic/**/*",),
+            _merged,
+            lambda path: path.suffix == ".tsv",
+        ),
+    )
+}
