@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from tests.conftest import tiny_experiment
+from ziggurat.data.arrow_shard import Shard
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint
@@ -142,6 +143,31 @@ def test_pairs_that_a_model_could_not_take_are_refused(
     train.pairs([4, 6])
     with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(a source .*{said}.*prepare --force"):
         train.pairs([4, 5, 6])
+
+
+@pytest.mark.parametrize("offsets", [[0, 5, 3, 8], [0, 3, 1000, 8], [-4, 0, 3, 8], [0, 3, 5, 1000]])
+@pytest.mark.parametrize("texts", [False, True])
+def test_offsets_without_sense_are_refused(offsets: list[int], texts: bool, tmp_path: Path) -> None:
+    columns = dict.fromkeys(("source", "target"), pa.array([[1] * 3, [2] * 2, [3] * 3], pa.list_(pa.int32())))
+    columns |= dict.fromkeys(("source_text", "target_text"), pa.array(["abc", "de", "fgh"], pa.large_string()))
+    batch = pa.record_batch(list(columns.values()), names=list(columns))
+    path = tmp_path / "train-00000.arrow"
+    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_file(sink, batch.schema) as writer:
+        writer.write_batch(batch)
+    kind = np.int64 if texts else np.int32
+    right = np.array([0, 3, 5, 8], kind).tobytes()
+    content = path.read_bytes()
+    assert right in content
+    path.write_bytes(content.replace(right, np.array(offsets, kind).tobytes(), 1))
+
+    def read() -> object:
+        found, row = Shard(path, 3, has_text=True, checksum=None).locate(1)
+        return found.text("source", row) if texts else found.sides
+
+    inside = max(offsets[0], offsets[-1]) == 8 and offsets[0] == 0
+    said = "offsets of source.* run backwards" if inside else "[Oo]ffset"
+    with pytest.raises(DataError, match=rf"train-00000\.arrow: damaged \(.*{said}.*prepare --force"):
+        read()
 
 
 def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> None:

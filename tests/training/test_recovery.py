@@ -342,7 +342,7 @@ def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -
     folder = tmp_path / "run" / "last"
     path = folder / "meta.json"
     meta = json.loads(path.read_text())
-    assert meta["format"] == CHECKPOINT_FORMAT == 4
+    assert meta["format"] == CHECKPOINT_FORMAT == 5
     new = ["fault", "spikes", "losses", "roll_backs", "rate_factor", "good", "out_of_memory", "out_of_memory_in_a_row"]
     meta["progress"] = {key: value for key, value in meta["progress"].items() if key not in new}
     before = load_checkpoint(folder).optimiser

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from bisect import bisect_right
 from collections.abc import Sequence
@@ -11,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
-import xxhash
 from numpy.typing import NDArray
 
 from ziggurat.data.checksums import is_intact
@@ -103,28 +101,23 @@ class Shard:
         self._pairs, self._has_text, self._checksum = pairs, has_text, checksum
         try:
             self._file = pa.memory_map(str(path))
-            self._status = os.stat(path)
+            # What is mapped is to be compared, which need not be what lies under this name by then.
+            self._opened = path.open("rb") if checksum is not None else None
         except (pa.ArrowException, OSError) as error:
             raise refuse_damaged(path, f"cannot be read: {error}") from None
 
     def verify(self) -> None:
-        """Compare the file with its fingerprint. Raises DataError when it is another."""
-        if self._checksum is None:
+        """Compare the file with its fingerprint, once. Raises DataError when it is another, or cannot be read."""
+        if self._opened is None or self._checksum is None:  # compared, or nothing to compare with
             return
-        if self._is_in_place():
-            whole = is_intact(self.path, self._checksum)
-        else:  # another store lies there now: what counts is the file that is mapped
-            self._file.seek(0)
-            whole = xxhash.xxh3_128(self._file.read_buffer()).hexdigest() == self._checksum
+        try:
+            whole = is_intact(Path(f"/proc/self/fd/{self._opened.fileno()}"), self._checksum)
+        except DataError as error:
+            raise refuse_damaged(self.path, error) from None
         if not whole:
             raise refuse_damaged(self.path, "wrong check sum")
-
-    def _is_in_place(self) -> bool:
-        """Whether the file that is mapped still lies under its name."""
-        try:
-            return os.path.samestat(os.stat(self.path), self._status)
-        except OSError:
-            return False
+        self._opened.close()
+        self._opened = None
 
     @cached_property
     def _contents(self) -> tuple[list[ShardBatch], list[int]]:
