@@ -32,7 +32,7 @@ OUTCOMES = ("refused", "equal", "differs", "silent", "unnamed", "leftover", "int
 """`refused`: with a message that names a file (too little memory: that says so); `unnamed`: with one that does not.
 `equal`: the result is that of the undamaged file. `differs`: it is another, and nothing could have told (no checksum);
 `silent`: it is another, and a checksum should have told. `leftover`: refused, but a part of the output is there.
-`internal`: any other exception. `memory`: more than `MEMORY`. `hang`: longer than `SECONDS`. `crash`: ended by a signal."""
+`internal`: any other exception. `memory`: more than `MEMORY`. `hang`: longer than `SECONDS`. `crash`: by a signal."""
 
 FAULTS = ("silent", "unnamed", "leftover", "internal", "memory", "hang", "crash")
 """Outcomes that must not be."""

@@ -111,7 +111,7 @@ class Shard:
         if self._opened is None or self._checksum is None:  # compared, or nothing to compare with
             return
         try:
-            whole = is_intact(Path(f"/proc/self/fd/{self._opened.fileno()}"), self._checksum)
+            whole = is_intact(Path(f"/dev/fd/{self._opened.fileno()}"), self._checksum)
         except DataError as error:
             raise refuse_damaged(self.path, error) from None
         if not whole:
