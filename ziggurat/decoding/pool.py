@@ -39,7 +39,7 @@ def _left_to_parent() -> Iterator[None]:
 def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[..., Future[Any]]]:
     """Give `submit(function, *arguments)`, which has one of `workers` new processes do it; at the end none is left.
 
-    The processes are started as they are needed. Whatever ends the block, an interrupt too, ends them, at once and in
+    The processes are started with the first task. Whatever ends the block, an interrupt too, ends them, at once and in
     the middle of what they do. Ctrl-C and the end of the terminal are left to this process.
 
     Raises DataError, with `when_killed` at its end, where a worker died.
@@ -48,13 +48,24 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
     started: set[Any] = set()
 
-    def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
+    def begin(function: Callable[..., Any], *arguments: object) -> tuple[Future[Any], bool]:
+        """Hand one task over; also return whether another process was started for it."""
         others = set(multiprocessing.active_children())
+        try:
+            future = pool.submit(function, *arguments)
+        finally:
+            new = set(multiprocessing.active_children()) - others
+            started.update(new)
+        return future, bool(new)
+
+    def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
         with _left_to_parent():
-            try:
-                return pool.submit(function, *arguments)
-            finally:
-                started.update(set(multiprocessing.active_children()) - others)
+            future, more = begin(function, *arguments)
+            # The pool wakes the thread that watches its processes before it starts another, not after. The death of
+            # that one would not be noticed until another task ends, or ever, so one that does nothing comes behind it.
+            while more:
+                _, more = begin(_nothing)
+        return future
 
     try:
         yield submit
@@ -92,6 +103,10 @@ def in_order(start: Callable[[Task], Future[Result]], tasks: Iterable[Task], lim
             yield pending.popleft().result()
     if failure is not None:
         raise failure
+
+
+def _nothing() -> None:
+    """Be a task."""
 
 
 def _leave_with_parent() -> None:
