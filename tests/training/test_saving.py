@@ -22,7 +22,7 @@ from tests.training.runs import QUIET, final_bytes, records, timeless_progress
 from ziggurat.config import Experiment
 from ziggurat.config.train import CheckpointConfig
 from ziggurat.data.corpus import Store
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.directory import open_model, weights
 from ziggurat.training import saving
 from ziggurat.training.checkpoint import (
@@ -356,3 +356,21 @@ def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
         (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
     clear_leftovers(tmp_path)
     assert list((tmp_path / "checkpoints").iterdir()) == [folder]
+
+
+def test_too_many_open_files_while_old_checkpoints_go_do_not_end_a_run_that_is_to_go_on(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = {"stop": {"updates": 4}, "checkpoint": {"every_updates": 1, "keep_last": 1, "on_error": "continue"}}
+    original, refused = saving.prune, []
+
+    def prune(*args: Any, **options: Any) -> None:
+        if not refused:
+            refused.append(True)
+            raise MachineError("meta.json: cannot be read: Too many open files")
+        original(*args, **options)
+
+    monkeypatch.setattr(saving, "prune", prune)
+    assert train(tmp_path / "run", tiny_experiment(tiny_folder, **settings), console=QUIET).update == 4
+    assert "old checkpoints cannot be deleted: meta.json: cannot be read" in (tmp_path / "run" / "log.txt").read_text()
+    assert [f.name for f in checkpoint_folders(tmp_path / "run")] == ["step-00000004"]

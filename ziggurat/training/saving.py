@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,7 +18,7 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.watch import StoreWatch
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.run_folder import CHECKPOINTS, read_meta, write_meta
 from ziggurat.models.tensors import local
 from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
@@ -165,7 +166,7 @@ class Saver:
             write_meta(folder, {**read_meta(folder), "progress": asdict(self._progress)})
 
         try:
-            self._processes.first_does(write)
+            self._processes.first_does(partial(_on_the_disk, write))
             self._prune(self._progress)
         except OSError as error:
             self._judge(CheckpointError(f"{folder}: cannot be brought up to date: {error.strerror or error}"))
@@ -222,9 +223,8 @@ class Saver:
 
     def _prune(self, progress: Progress) -> None:
         try:
-            self._processes.first_does(
-                lambda: prune(self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)
-            )
+            work = partial(prune, self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)
+            self._processes.first_does(partial(_on_the_disk, work))
         except OSError as error:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
         staying = self._processes.texts([*progress.scores, *progress.interim])[0]
@@ -267,3 +267,11 @@ class Saver:
                 "bold red",
             )
         self._replaced = replaced
+
+
+def _on_the_disk(work: Callable[[], object]) -> None:
+    """Do it; a refusal of the machine is then one of the disk, of which all processes hear and `on_error` decides."""
+    try:
+        work()
+    except MachineError as error:
+        raise OSError(str(error)) from None
