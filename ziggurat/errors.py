@@ -16,6 +16,7 @@ __all__ = [
     "out_of_memory",
     "printable",
     "refuse_passing",
+    "shortage",
 ]
 
 
@@ -83,6 +84,31 @@ _SAID_WITHOUT_MEMORY = (
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
+
+
+def shortage(error: BaseException) -> str | None:
+    """Return what the system had too little of, where `error` or one that led to it comes of that: memory, threads.
+
+    A reader that takes whatever a parser raises for damage is otherwise wrong about a whole file.
+    """
+    at: BaseException | None = error
+    while at is not None:
+        said = str(at)
+        if out_of_memory(at) or any(words in said for words in _SAID_WITHOUT_ADDRESSES):
+            return "memory"
+        if any(words in said for words in _SAID_WITHOUT_THREADS) or (type(at) is RuntimeError and said == _EAGAIN):
+            return "threads"
+        at = at.__cause__ or at.__context__
+    return None
+
+
+_SAID_WITHOUT_ADDRESSES = (
+    "failed to map segment from shared object",  # the loader's
+    "annot allocate memory",  # the system's own words, in whatever a library makes of them
+    "mkl_malloc: failed",
+)
+_SAID_WITHOUT_THREADS = ("can't start new thread", "Failed to launch worker thread")
+_EAGAIN = "Resource temporarily unavailable"  # std::thread's words, and of files that are locked: those are OSErrors
 
 
 def printable(text: str, limit: int = 80) -> str:

@@ -24,7 +24,7 @@ from tests.faults.children import Told, in_child, in_children, limited
 from tests.faults.material import newest_set, write_material
 from tests.faults.mutations import damage
 from tests.faults.readers import READERS, FailedError, Reader, RefusedError
-from ziggurat.errors import ZigguratError, out_of_memory
+from ziggurat.errors import ZigguratError, shortage
 
 __all__ = ["FAULTS", "OUTCOMES", "Outcome", "fuzz", "starve", "table"]
 
@@ -32,7 +32,8 @@ OUTCOMES = ("refused", "equal", "differs", "silent", "unnamed", "leftover", "int
 """`refused`: with a message that names a file (too little memory: that says so); `unnamed`: with one that does not.
 `equal`: the result is that of the undamaged file. `differs`: it is another, and nothing could have told (no checksum);
 `silent`: it is another, and a checksum should have told. `leftover`: refused, but a part of the output is there.
-`internal`: any other exception. `memory`: more than `MEMORY`. `hang`: longer than `SECONDS`. `crash`: by a signal."""
+`internal`: any other exception. `memory`: more than `MEMORY`.
+`hang`: longer than `SECONDS`. `crash`: ended by a signal."""
 
 FAULTS = ("silent", "unnamed", "leftover", "internal", "memory", "hang", "crash")
 """Outcomes that must not be."""
@@ -43,6 +44,7 @@ MEMORY = 500 << 20
 SECONDS = 10.0
 """Processor seconds a case may take; on a busy machine the clock may show four times as many."""
 
+_WITHOUT_MEANS = ("out of memory", "annot allocate memory", "no more threads")
 _CASES_OF_A_CHILD = 150
 _ENOUGH = 3
 
@@ -111,6 +113,8 @@ def starve(work: Path, readers: Sequence[str], step: int, golden: Path | None = 
         yield _read(READERS[name], wanted, False, (), memory)
 
     for name in readers:
+        if name == "begin":  # a run that has no memory to train with is there all the same: it can go on
+            continue
         [(_, undamaged)] = in_children([name], whole, of_a_child=1, patience=4 * SECONDS)
         memory, enough = 0, 0
         do = partial(case, name=name, wanted=undamaged["said"])
@@ -161,19 +165,18 @@ def _read(reader: Reader, wanted: str, checked: bool, names: Collection[str], me
         except (ZigguratError, RefusedError) as error:
             said = str(error)
             kind = "refused" if any(name in said for name in names) else "unnamed"
+            if shortage(error) or any(words in said for words in _WITHOUT_MEANS):
+                kind = "memory"
         except OSError as error:  # the command line says its file and reason
             said = str(error)
             kind = "refused" if error.filename else "unnamed"
         except FailedError as error:
             said = str(error)
         except BaseException as error:
-            kind = "memory" if out_of_memory(error) else "internal"
+            kind = "memory" if shortage(error) else "internal"
             said = traceback.format_exc()
-    if kind in ("refused", "unnamed"):
-        if "out of memory" in said.lower() or "Cannot allocate memory" in said:
-            kind = "memory"
-        if any(Path(path).exists() for path in reader.outputs):
-            kind = "leftover"
+    if kind in ("refused", "unnamed", "memory") and any(Path(path).exists() for path in reader.outputs):
+        kind = "leftover"
     return {"kind": kind, "said": said[-4000:]}
 
 

@@ -154,9 +154,12 @@ def _prepared() -> Any:
 
 def _imported(*arguments: str) -> Any:
     verb("import", *arguments, "--out", "imported")
+    Path("imported").rename("whole")
     try:
-        return translated("imported", "max_length.extra=5")
-    except RefusedError as error:  # numbers that are none: they were so in the other model
+        return translated("whole", "max_length.extra=5")
+    except RefusedError as error:
+        if "not finite" not in str(error):  # as they were in the other model
+            raise
         return str(error)
 
 

@@ -15,7 +15,7 @@ from types import FrameType
 import typer
 
 from ziggurat.cli.hints import option_hint
-from ziggurat.errors import ZigguratError, out_of_memory
+from ziggurat.errors import ZigguratError, shortage
 from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 
 __all__ = ["leaving_at_once", "main"]
@@ -59,7 +59,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except ZigguratError as error:
-        return _fail(str(error), 2, debug)
+        return _fail(_lacking(error) or str(error), 2, debug)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped", 130, False)
     except _Ended as ended:
@@ -84,8 +84,8 @@ def _run(arguments: list[str], debug: bool) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:
-        if out_of_memory(error):
-            return _fail("out of memory; use smaller batches (`max_tokens`, `batch_tokens`) or model", 2, debug)
+        if lacking := _lacking(error):
+            return _fail(lacking, 2, debug)
         # Typer's usage errors: it carries click inside in some versions and depends on it in others.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
@@ -126,6 +126,16 @@ def _unwinding() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _lacking(error: Exception) -> str | None:
+    """Return what to say of an error that comes of too little memory, or too few threads, and does not say so."""
+    lack = shortage(error)
+    if lack is None or (isinstance(error, ZigguratError) and "memory" in str(error)):
+        return None
+    if lack == "memory":
+        return "out of memory; use smaller batches (`max_tokens`, `batch_tokens`) or model"
+    return "the system gives no more threads: out of memory, or a limit (`ulimit -v`, `ulimit -u`, the container's)"
 
 
 @contextlib.contextmanager

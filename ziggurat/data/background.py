@@ -26,8 +26,8 @@ class Background(Generic[Item]):
         # Neither the thread nor the finaliser knows this object, so that letting go of it ends the thread. The
         # finaliser also runs at exit: a thread still inside torch while the interpreter goes down can crash it.
         thread = Thread(target=_fill, args=(items, self._queue, stop), name="ziggurat-loader", daemon=True)
-        self.close = weakref.finalize(self, _end, self._queue, stop, thread)
         thread.start()
+        self.close = weakref.finalize(self, _end, self._queue, stop, thread)
 
     def __next__(self) -> Item:
         item = self._queue.get()

@@ -6,6 +6,7 @@ import io
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event, Thread
 
 import sentencepiece
 
@@ -59,6 +60,7 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
         except BaseException as error:
             failed.append(error)
 
+    _demand_threads(_TRAINING_THREADS)
     try:
         sentencepiece.SentencePieceTrainer.train(
             sentence_iterator=guarded(),
@@ -105,6 +107,20 @@ def _said(error: str, config: SubwordConfig, key: str) -> str:
         )
     detail = error.rpartition("] ")[2].strip() or error
     return f"{detail} (data.subword.{key} and data.subword.character_coverage decide on its pieces)"
+
+
+def _demand_threads(count: int) -> None:
+    """Raise RuntimeError unless so many threads can be had: SentencePiece, which gets only some, ends the process."""
+    gate, threads = Event(), []
+    try:
+        for _ in range(count):
+            threads.append(Thread(target=gate.wait))
+            threads[-1].start()
+    finally:
+        gate.set()
+        for thread in threads:
+            if thread.ident is not None:  # started
+                thread.join()
 
 
 def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
