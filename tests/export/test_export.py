@@ -63,7 +63,7 @@ def test_the_result_translates_alike(
     assert again == report
 
 
-@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "onnx"])
+@pytest.mark.parametrize("to", ["ctranslate2", "huggingface", "ziggurat"])
 def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
     to: str, written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
@@ -71,7 +71,7 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
     report = export_model(written(residual="post", decoding=decoding), to, tmp_path / "out", verify=text)
     assert report["verification"]["different"] == 0
     told = " ".join(report.get("search_without", []))
-    own = to == "onnx"  # it runs under our search
+    own = to == "ziggurat"
     for name in ("endings: fairseq", "prune: 0.5", "eos_margin: 0.0", "kind: gnmt"):
         assert (name in told) != own
     if to == "ctranslate2":
