@@ -13,15 +13,20 @@ import torch
 from tests.golden import make
 from tests.training.runs import QUIET
 from ziggurat.config import load_experiment
-from ziggurat.data.corpus import Store
+from ziggurat.data.checksums import CHECKSUMS_FORMAT
+from ziggurat.data.corpus import STORE_FORMAT, Store
 from ziggurat.data.shortlist import read_shortlist
+from ziggurat.data.subword import VOCABULARY_FORMAT
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import load_translator
 from ziggurat.diagnosis.records import read_records
+from ziggurat.export.exporter import REPORT_FORMAT
 from ziggurat.export.importer import import_checkpoint
+from ziggurat.export.onnx import FORMAT as ONNX_FORMAT
 from ziggurat.export.onnx_runtime import load_onnx
 from ziggurat.models.tensors import read_tensors
 from ziggurat.report.runs import read_run
+from ziggurat.training.checkpoint import CHECKPOINT_FORMAT, checkpoint_folders
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
 
@@ -48,8 +53,20 @@ def assert_translates(model: Any, folder: Path, name: str) -> None:
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], **CLOSE)
 
 
-def test_there_is_a_set_of_the_first_version() -> None:
+def test_there_is_a_set_of_the_first_version_and_of_this_one() -> None:
     assert SETS[0].name == "v0.1"
+    newest = SETS[-1]
+    checkpoint = checkpoint_folders(newest / "run")[-1]
+    formats = {
+        "store/manifest.json": STORE_FORMAT,
+        "store/vocabulary.json": VOCABULARY_FORMAT,
+        f"{checkpoint.relative_to(newest)}/meta.json": CHECKPOINT_FORMAT,
+        "grown/checksums.json": CHECKSUMS_FORMAT,
+        "onnx/onnx.json": ONNX_FORMAT,
+        "onnx/export.json": REPORT_FORMAT,
+    }
+    found = {name: json.loads((newest / name).read_text())["format"] for name in formats}
+    assert found == formats, f"a new format: `python -m tests.golden.make` makes a set beside {newest.name}"
 
 
 def test_a_store(folder: Path) -> None:
