@@ -14,8 +14,9 @@ import pytest
 from tests.cli.conftest import Ziggurat
 
 
-def test_sigterm_leaves_no_temporary_file(trained: Path, tmp_path: Path) -> None:
-    """`translate -o` is ended in the middle, as Ctrl-C ends it."""
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
+    """`translate -o` is ended in the middle, as Ctrl-C ends it; a terminal that goes says so twice."""
     output = tmp_path / "out"
     command = [sys.executable, "-m", "ziggurat", "translate", str(trained), "--window", "1", "-o", str(output)]
     pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
@@ -23,10 +24,11 @@ def test_sigterm_leaves_no_temporary_file(trained: Path, tmp_path: Path) -> None
         while not list(tmp_path.iterdir()):
             assert process.poll() is None
             time.sleep(0.05)
-        process.terminate()
+        for _ in range(1 + (number == signal.SIGHUP)):
+            process.send_signal(number)
         said = process.communicate()[1]
-    assert process.returncode == 128 + signal.SIGTERM, said
-    assert said.endswith("ziggurat: stopped by SIGTERM\n")
+    assert process.returncode == 128 + number, said
+    assert said.endswith(f"ziggurat: stopped by {number.name}\n")
     assert not list(tmp_path.iterdir())
 
 

@@ -97,7 +97,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 class _Ended(BaseException):
-    """SIGTERM came; not an Exception, so that nobody takes it for an error to go on after."""
+    """SIGTERM or SIGHUP came; not an Exception, so that nobody takes it for an error to go on after."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -106,26 +106,28 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[None]:
-    """Context in which SIGTERM goes the way of Ctrl-C, so that temporary files go; a second one ends at once.
+    """Context in which SIGTERM and SIGHUP go the way of Ctrl-C, so that temporary files go; a second one ends at once.
 
-    Under torchrun it ends the process as ever: one that waits for others in C++ would not hear it.
+    But for a second SIGHUP: the shell and the kernel both tell that the terminal is gone. Under torchrun both end the
+    process as ever: one that waits for others in C++ would not hear them.
     """
     if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
         yield
         return
 
     def end(number: int, frame: FrameType | None) -> None:
-        signal.signal(number, signal.SIG_DFL)
+        signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
         raise _Ended(number)
 
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:  # somebody else's: ziggurat is called in his program
-        yield
-        return
-    signal.signal(signal.SIGTERM, end)
+    # Others are somebody else's, whose program calls ziggurat, or nohup's, which ignores SIGHUP.
+    free = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
+    for number in free:
+        signal.signal(number, end)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in free:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _lacking(error: Exception) -> str | None:
