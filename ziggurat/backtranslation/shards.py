@@ -11,7 +11,8 @@ from typing import Any, Literal
 import xxhash
 
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, readable
-from ziggurat.data.files import byte_blocks, write_atomically
+from ziggurat.data.compressed import byte_blocks
+from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError
 
 __all__ = ["Line", "Manifest", "Shard", "Stage", "StageFiles", "count_lines", "cut", "raw_lines"]

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ziggurat.data.files import atomic_file, byte_blocks, compression_of
+from ziggurat.data.compressed import byte_blocks, compression_of
+from ziggurat.data.files import atomic_file
 from ziggurat.errors import ConfigError, DataError
 
 __all__ = [
