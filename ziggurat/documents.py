@@ -17,7 +17,17 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ziggurat.errors import DataError, ZigguratError, printable
 
-__all__ = ["MAX_BYTES", "Form", "check_regular", "parse_json", "read_bounded", "read_json", "read_json_lines", "shaped"]
+__all__ = [
+    "MAX_BYTES",
+    "Form",
+    "check_regular",
+    "inside",
+    "parse_json",
+    "read_bounded",
+    "read_json",
+    "read_json_lines",
+    "shaped",
+]
 
 MAX_BYTES = 1 << 24
 """Most bytes (16 MiB) of a document or of a line of JSON lines: the largest honest ones are vocabularies of 250,000
@@ -53,6 +63,24 @@ def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
     return found.st_size
 
 
+def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:
+    """Return the path of the file `name` in `folder`, which only names files of its own.
+
+    A link may lead to another place in the folder, or, in a snapshot of Hugging Face's cache, to the blobs beside it.
+
+    Raises `error`: a name with folders in it, or a link that leads outside; a stranger's folder could have a private
+    file copied into what is made from it.
+    """
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise error(f"{folder}: names {printable(name)!r} as one of its files, which is not in it")
+    path, home = folder / name, Path(os.path.realpath(folder))
+    allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    where = Path(os.path.realpath(path))
+    if not any(where.is_relative_to(place) for place in allowed):
+        raise error(f"{path}: is a link to {where}, outside its folder; copy the file there, if it is meant")
+    return path
+
+
 def read_bounded(
     path: Path, limit: int = MAX_BYTES, *, error: type[ZigguratError] = DataError, piped: bool = False
 ) -> bytes:
@@ -68,9 +96,9 @@ def read_bounded(
     """
     if not piped:
         check_regular(path, error=error)
+    patient = 0 if piped else os.O_NONBLOCK  # a pipe that took the file's place meanwhile must not hang
     try:
-        # Looked at again once it is open, and opened so that a pipe put there in between does not hang.
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | (0 if piped else os.O_NONBLOCK))) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | patient)) as file:
             if not piped and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise error(f"{path}: is not a regular file")
             content = file.read(limit + 1)
@@ -176,8 +204,8 @@ def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) ->
             if len(line) > MAX_BYTES:
                 raise DataError(f"{place}: longer than {MAX_BYTES >> 20} MiB; remove the line")
             try:
-                taken = take(parse_json(line, place, error=_NoJson), place)
-            except (_NoJson, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                taken = take(parse_json(line, place, error=_NoJsonError), place)
+            except (_NoJsonError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
                 if not line.endswith(b"\n"):
                     return
                 shown = printable(line[:400].decode("utf-8", "replace").rstrip("\n"))
@@ -185,5 +213,5 @@ def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) ->
             yield taken
 
 
-class _NoJson(ZigguratError):
+class _NoJsonError(ZigguratError):
     """A line that is not JSON."""

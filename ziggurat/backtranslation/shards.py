@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
+from pydantic import TypeAdapter
 
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, readable
 from ziggurat.data.compressed import byte_blocks
 from ziggurat.data.files import write_atomically
+from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import DataError
 
 __all__ = ["Line", "Manifest", "Shard", "Stage", "StageFiles", "count_lines", "cut", "raw_lines"]
@@ -111,6 +113,9 @@ class Manifest:
     dropped: Mapping[str, int]
 
 
+_MANIFEST = TypeAdapter(Manifest)
+
+
 class StageFiles:
     """The files of one stage: `<shard>.tsv`, and `<shard>.json` with its manifest, which is written last.
 
@@ -129,9 +134,10 @@ class StageFiles:
     def complete(self, index: int) -> Manifest | None:
         """Return the manifest of a complete shard, else None."""
         try:
-            manifest = Manifest(**json.loads(self.path(index).with_suffix(".json").read_bytes()))
+            document = parse_json(read_bounded(self.path(index).with_suffix(".json")), "")
+            manifest = _MANIFEST.validate_python(document, strict=True)
             size = self.path(index).stat().st_size
-        except (OSError, ValueError, TypeError):  # absent, cut off by a full disk, or of another format
+        except (OSError, DataError, ValueError):  # absent, cut off by a full disk, or of another format
             return None
         whole = (manifest.plan, manifest.stage, manifest.shard, manifest.bytes)
         return manifest if whole == (self.plan, self.stage, index, size) else None

@@ -117,6 +117,8 @@ class _Blocks(io.RawIOBase):
 def check_input(path: str) -> None:
     """Raise DataError when there is no such file to read (`-`: standard input)."""
     if path == "-":
+        if sys.stdin is None:  # `<&-` in a shell
+            raise DataError("standard input is closed; give a file or a pipe")
         return
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder, expected a text file")

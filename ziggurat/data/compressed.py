@@ -83,8 +83,8 @@ def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterat
         unpacked += len(block)
         if unpacked > _RATIO_FREE and unpacked > MAX_RATIO * file.tell():
             raise DataError(
-                f"{path}: {file.tell():,} bytes become more than {unpacked:,}, {MAX_RATIO} times as many; text does not "
-                f"compress so well, such files are made to fill memory or disk; {_UNPACK}"
+                f"{path}: {file.tell():,} bytes become more than {unpacked:,}, {MAX_RATIO} times as many; text does "
+                f"not compress so well, such files are made to fill memory or disk; {_UNPACK}"
             )
         yield block
 
@@ -95,7 +95,7 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
         yield from _zstd(file) if compression == ".zst" else _members(file, _DECOMPRESSORS[compression])
     except EOFError:
         raise DataError(f"{path}: the compressed data ends early (truncated file?); nothing of it was used") from None
-    except _BytesFollow as error:
+    except _BytesFollowError as error:
         raise DataError(f"{path}: bytes follow the compressed data ({error}); nothing of it was used") from None
     except (zlib.error, lzma.LZMAError) as error:
         if "limit" in str(error):
@@ -103,7 +103,7 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
         raise DataError(f"{path}: the compressed data is damaged ({error}); nothing of it was used") from error
 
 
-class _BytesFollow(Exception):
+class _BytesFollowError(Exception):
     """Behind the last member is something that is none."""
 
 
@@ -128,7 +128,7 @@ def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]
             block = member.decompress(data, _BLOCK_BYTES)
         except (zlib.error, lzma.LZMAError) as error:
             if members and not begun:
-                raise _BytesFollow(str(error)) from None
+                raise _BytesFollowError(str(error)) from None
             raise
         begun = True
         if block:
@@ -162,7 +162,7 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
             if "Truncated" in str(error):
                 raise EOFError from None
             if "Unknown frame descriptor" in str(error):  # the first frame's was looked at before
-                raise _BytesFollow(str(error)) from None
+                raise _BytesFollowError(str(error)) from None
             if error.errno is not None:  # of the file, not of what is in it
                 raise
             raise zlib.error(str(error).replace("requires too much memory", "limit of memory")) from None

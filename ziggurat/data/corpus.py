@@ -8,14 +8,16 @@ train-*, dev-*              see `ziggurat.data.table`; development pairs always 
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import Field
 
 from ziggurat.data.files import fingerprint
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
+from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
 
 __all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
@@ -79,9 +81,9 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """Return the manifest of the store in folder `path`; refuse what is not a whole store of this format."""
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_text("utf-8"))
+        manifest = parse_json(read_bounded(file), str(file), remedy="run `ziggurat prepare --force` again")
         version = manifest["format"]
-    except OSError:
+    except FileNotFoundError:
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError):
@@ -91,4 +93,39 @@ def read_manifest(path: Path) -> dict[str, Any]:
             f"{path}: store format {version}, but this version of ziggurat reads {STORE_FORMAT}; "
             "run `ziggurat prepare --force` again"
         )
+    shaped(manifest, _Manifest, f"{file}: damaged", remedy="run `ziggurat prepare --force` again")
     return cast(dict[str, Any], manifest)
+
+
+_Natural = Annotated[int, Field(ge=0, le=1 << 62)]
+
+
+class _File(Form):
+    bytes: _Natural
+    xxh3_128: str
+
+
+class _Shard(Form):
+    file: str = Field(pattern=r"^[^/\x00]+$")
+    pairs: _Natural
+
+
+class _Table(Form):
+    pairs: _Natural
+    has_text: bool
+    shards: list[_Shard]
+
+
+class _Corpus(Form):
+    name: str
+    weight: Annotated[float, Field(gt=0)]
+    kept: _Natural
+
+
+class _Manifest(Form):
+    """What the reader needs of `manifest.json`."""
+
+    fingerprint: str
+    files: dict[Annotated[str, Field(pattern=r"^[^/\x00]+$")], _File]
+    tables: dict[str, _Table]
+    corpora: dict[str, list[_Corpus]]

@@ -14,20 +14,22 @@ import torch
 import xxhash
 from torch import Tensor, nn
 
-from ziggurat.config import Experiment, dump, load_experiment
+from ziggurat.config import Experiment, ModelConfig, dump, load_experiment
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.subword import copy_tokenizers, load_tokenizers
-from ziggurat.errors import CheckpointError, DataError
-from ziggurat.models.build import build_model
+from ziggurat.documents import parse_json, read_bounded
+from ziggurat.errors import CheckpointError, DataError, printable
+from ziggurat.models.build import assemble, build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import placed_as, read_tensors, write_tensors
+from ziggurat.models.tensors import placed_as, read_shapes, read_tensors, write_tensors
 
 __all__ = [
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
+    "check_fit",
     "load_weights",
     "locate_weights",
     "may_become_model_directory",
@@ -102,7 +104,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     path = folder / META_FILE
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = parse_json(read_bounded(path, error=CheckpointError), str(path), error=CheckpointError)
         whole = "progress" in document and MODEL_FILE in document["checksums"]
         if document["format"] in (3, 4):
             whole = whole and document["checksum"] == meta_checksum(document)
@@ -144,16 +146,47 @@ def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> 
     Raises CheckpointError listing the first parameter that is missing, unknown or of another shape.
     """
     parameters = dict(model.named_parameters())
-    if missing := sorted(parameters.keys() - tensors.keys()):
-        raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
-    if unknown := sorted(tensors.keys() - parameters.keys()):
-        raise CheckpointError(f"{name}: parameter {unknown[0]} is unknown ({len(unknown)} in all); other architecture?")
+    _refuse_other_shapes(parameters, {key: tensor.shape for key, tensor in tensors.items()}, name)
     for key, parameter in parameters.items():
-        if parameter.shape != tensors[key].shape:
-            raise CheckpointError(
-                f"{name}: {key} has shape {list(tensors[key].shape)}, the configuration needs {list(parameter.shape)}"
-            )
         parameter.copy_(placed_as(tensors[key], parameter))
+
+
+def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+    """Raise CheckpointError naming the first parameter that is missing, unknown or of another shape in `name`."""
+    if missing := sorted(parameters.keys() - shapes.keys()):
+        raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
+    if unknown := sorted(shapes.keys() - parameters.keys()):
+        shown = printable(unknown[0])
+        raise CheckpointError(f"{name}: parameter {shown} is unknown ({len(unknown)} in all); other architecture?")
+    for key, parameter in parameters.items():
+        if tuple(parameter.shape) != tuple(shapes[key]):
+            raise CheckpointError(
+                f"{name}: {key} has shape {list(shapes[key])}, the configuration needs {list(parameter.shape)}"
+            )
+
+
+def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -> None:
+    """Compare a configuration with the header of its weights before a model is built, which takes its memory.
+
+    Args:
+        config: the architecture.
+        sizes: numbers of source and target tokens.
+        weights_file: `model.safetensors`.
+
+    Raises CheckpointError: they do not fit; the file cannot be read.
+    """
+    shapes = read_shapes(weights_file)
+    # Layers first: to make 4,096 of them takes a minute even without memory.
+    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
+        found = len({key.split(".")[2] for key in shapes if key.startswith(f"{stack}.layers.")})
+        if found != layers:
+            raise CheckpointError(
+                f"{weights_file}: has {found} {stack} layers, but the configuration says {layers}; one of them is not "
+                "of this model"
+            )
+    with torch.device("meta"):
+        parameters = dict(assemble(config, *sizes).named_parameters())
+    _refuse_other_shapes(parameters, shapes, str(weights_file))
 
 
 def write_model_directory(
@@ -182,6 +215,7 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     weights_file, root = locate_weights(Path(path), which)
     experiment = _experiment(weights_file.parent, root)
     source, target = load_tokenizers(root)
+    check_fit(experiment.model, (source.size, target.size), weights_file)
     model = build_model(experiment.model, source.size, target.size)
     load_weights(model, read_weights(weights_file), str(weights_file))
     return OpenedModel(model.to(place).eval(), experiment, root, weights_file, weights_origin(Path(path), weights_file))

@@ -13,6 +13,8 @@ from typing import TextIO
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
+from ziggurat.documents import parse_json
+from ziggurat.errors import DataError
 from ziggurat.tracking.heat import draw
 from ziggurat.tracking.listener import Listener
 
@@ -109,9 +111,9 @@ class MetricsWriter:
 def _is_until(line: bytes, last: Mapping[str, int]) -> bool:
     """Whether a record is of the last update of its kind or before; a line cut off by a kill is not."""
     try:
-        record = json.loads(line)
+        record = parse_json(line, "")
         return bool(record["update"] <= last[record["kind"]])
-    except (ValueError, KeyError, TypeError):
+    except (DataError, KeyError, TypeError):
         return False
 
 
