@@ -10,16 +10,19 @@ import json
 import os
 import stat
 from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from functools import cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from ziggurat.errors import DataError, ZigguratError, printable
 
 __all__ = [
     "MAX_BYTES",
     "Form",
+    "built",
     "check_regular",
     "inside",
     "parse_json",
@@ -165,6 +168,23 @@ def _said(fault: Any) -> str:
     return f"`{key}`: {message[0].lower()}{message[1:]}, not {shown}"
 
 
+def built(kind: type[Taken], document: Any) -> Taken:
+    """Return the dataclass `kind` whose fields are the keys of `document`, each of its own type.
+
+    Raises ValueError (pydantic's) for other keys or types.
+    """
+    checked = _model_of(kind).model_validate(document)
+    return kind(**{name: getattr(checked, name) for name in type(checked).model_fields})
+
+
+@cache
+def _model_of(kind: type[Any]) -> type[BaseModel]:
+    """Return a model with the fields of a dataclass: pydantic itself takes no mapping for one in strict mode."""
+    types = get_type_hints(kind, include_extras=True)
+    given: dict[str, Any] = {f.name: (types[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)}
+    return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **given)
+
+
 def read_json(
     path: Path,
     form: type[Shape],
@@ -209,7 +229,7 @@ def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) ->
                 if not line.endswith(b"\n"):
                     return
                 shown = printable(line[:400].decode("utf-8", "replace").rstrip("\n"))
-                raise DataError(f"{place}: not {what}: {shown}; remove the line") from None
+                raise DataError(f"{place}: damaged, not {what}: {shown}; remove the line") from None
             yield taken
 
 

@@ -12,12 +12,11 @@ from typing import Any
 
 import xxhash
 import yaml
-from pydantic import TypeAdapter
 
 from ziggurat.backtranslation.plan import Plan
 from ziggurat.backtranslation.shards import StageFiles
 from ziggurat.data.files import atomic_file, write_atomically
-from ziggurat.documents import parse_json, read_bounded
+from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 
 __all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "merge", "merged", "write_snippet"]
@@ -50,13 +49,10 @@ def merged(out: Path, plan: Plan) -> Report | None:
         document = parse_json(read_bounded(out / MANIFEST_FILE), MANIFEST_FILE)
         same = document.pop("plan") == plan.fingerprint
         sizes = [(out / name).stat().st_size == file["bytes"] for name, file in document["files"].items()]
-        report = _REPORT.validate_python(document, strict=True) if same and all(sizes) else None
+        report = built(Report, document) if same and all(sizes) else None
     except (OSError, DataError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return report
-
-
-_REPORT = TypeAdapter(Report)
 
 
 def merge(out: Path, plan: Plan) -> Report:

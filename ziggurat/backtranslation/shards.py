@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 import xxhash
-from pydantic import TypeAdapter
 
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, readable
 from ziggurat.data.compressed import byte_blocks
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import parse_json, read_bounded
+from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 
 __all__ = ["Line", "Manifest", "Shard", "Stage", "StageFiles", "count_lines", "cut", "raw_lines"]
@@ -113,9 +112,6 @@ class Manifest:
     dropped: Mapping[str, int]
 
 
-_MANIFEST = TypeAdapter(Manifest)
-
-
 class StageFiles:
     """The files of one stage: `<shard>.tsv`, and `<shard>.json` with its manifest, which is written last.
 
@@ -135,7 +131,7 @@ class StageFiles:
         """Return the manifest of a complete shard, else None."""
         try:
             document = parse_json(read_bounded(self.path(index).with_suffix(".json")), "")
-            manifest = _MANIFEST.validate_python(document, strict=True)
+            manifest = built(Manifest, document)
             size = self.path(index).stat().st_size
         except (OSError, DataError, ValueError):  # absent, cut off by a full disk, or of another format
             return None

@@ -119,7 +119,7 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise ConfigError(
-            f"{name}, line {line}: the character U+{ord(error.character):04X} is not allowed in YAML; remove it, or "
+            f"{name}, line {line}: the character U+{int(error.character):04X} is not allowed in YAML; remove it, or "
             "write it as an escape in double quotes"
         ) from None
     except yaml.YAMLError as error:

@@ -17,7 +17,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import parse_json, read_json_lines
+from ziggurat.documents import built, parse_json, read_json_lines
 from ziggurat.errors import DataError, printable
 
 __all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
@@ -89,12 +89,9 @@ def _record(document: Any, place: str) -> Record:
     return _checked(document)
 
 
-_RECORD = TypeAdapter(Record)
-
-
 def _checked(document: dict[str, Any]) -> Record:
     """Return a record. Raises TypeError or ValueError where it has not the form of one."""
-    record = _RECORD.validate_python(document, strict=True)
+    record = built(Record, document)
     for name, form in _FORMS.items():
         if name in record.values:
             form.validate_python(record.values[name])

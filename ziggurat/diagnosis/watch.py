@@ -7,11 +7,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import TypeAdapter
-
 from ziggurat.diagnosis.health import Reading, readings
 from ziggurat.diagnosis.records import Record
-from ziggurat.documents import read_json_lines
+from ziggurat.documents import built, read_json_lines
 from ziggurat.errors import DataError, printable
 
 __all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "Warned", "Watch", "read_warnings"]
@@ -108,11 +106,8 @@ def read_warnings(run: Path) -> list[Warned]:
     return list(read_json_lines(run / WARNINGS_FILE, _line, "a warning of a run"))
 
 
-_WARNED = TypeAdapter(Warned)
-
-
 def _line(document: Any, place: str) -> Warned:
     version = document.pop("format")
     if version != WARNING_FORMAT:
         raise DataError(f"{place}: format {printable(str(version))}, this version reads {WARNING_FORMAT}")
-    return _WARNED.validate_python(document, strict=True)
+    return built(Warned, document)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 import xxhash
-from pydantic import TypeAdapter
 
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.decoding.translator import TranslationWarning, load_translator
-from ziggurat.documents import parse_json, read_bounded
+from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 from ziggurat.models.directory import locate_weights, weights_origin
 from ziggurat.report.runs import ReportRun
@@ -138,16 +137,13 @@ def _translate(run: ReportRun, sentences: Sentences) -> Translated:
     return Translated(translator.origin, search, outputs, translator.notices["unfinished"])
 
 
-_TRANSLATED = TypeAdapter(Translated)
-
-
 def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
     """Return what an earlier report kept; None when there is nothing, or it is of other weights, or damaged."""
     try:
         document = parse_json(read_bounded(path, 1 << 28), str(path))
         if document.pop("key") != key:
             return None
-        found = _TRANSLATED.validate_python(document, strict=True)
+        found = built(Translated, document)
     except (OSError, DataError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return found if len(found.outputs) == count else None
