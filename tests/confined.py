@@ -37,9 +37,9 @@ class Outcome:
 def confined(action: Callable[[], object], *, seconds: float = 5, megabytes: int = 500) -> Outcome:
     """Return what became of `action`, run in a fork of this process (nothing is imported anew).
 
-    Fails when it takes longer (processor time; on the clock twelve times that, since other work runs beside tests), more
-    memory, or ends the process. Address space is limited to four times the memory, so
-    that an attack cannot hurt the machine; what is judged is the resident memory.
+    Fails when it takes longer (processor time; on the clock twelve times that, since other work runs beside tests),
+    more memory, or ends the process. Address space is limited to four times the memory, so that an attack cannot hurt
+    the machine; what is judged is the resident memory.
     """
     reader, writer = os.pipe()
     child = os.fork()

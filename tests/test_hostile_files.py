@@ -352,6 +352,9 @@ def test_streams_that_the_shell_closed(model: Path) -> None:
 def test_verbs_say_so(model: Path, tmp_path: Path) -> None:
     path = bomb(tmp_path / "bomb.gz", b"x" * (1 << 20), 80)
     assert "unpack it yourself" in refusal(cli("translate", str(model), "-i", str(path)))
+    path.unlink()
+    (tmp_path / "line").write_bytes(b"x" * (2 << 20))
+    assert "longer than 1 MiB" in refusal(cli("translate", str(model), "-i", str(tmp_path / "line")))
     for override in ("beam_size=1000000000", "max_length.limit=" + "9" * 30, "seed=" + "9" * 5000):
         assert "ziggurat:" in refusal(cli("translate", str(model), override))
     config = tmp_path / "x.yaml"

@@ -178,7 +178,7 @@ def built(kind: type[Taken], document: Any) -> Taken:
 
 
 @cache
-def _model_of(kind: type[Any]) -> type[BaseModel]:
+def _model_of(kind: Any) -> type[BaseModel]:
     """Return a model with the fields of a dataclass: pydantic itself takes no mapping for one in strict mode."""
     types = get_type_hints(kind, include_extras=True)
     given: dict[str, Any] = {f.name: (types[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)}
