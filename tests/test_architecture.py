@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ziggurat"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A package may import those named here, itself, and nothing else of ziggurat.
-BASE = {"errors", "duration", "terminal", "threads"}
+BASE = {"errors", "documents", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "data": BASE | {"config"},
@@ -35,6 +35,7 @@ ALLOWED = {
     | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "depth"}
     | {"report", "diagnosis", "cost"},
     "errors": set(),
+    "documents": {"errors"},
     "duration": set(),
     "threads": set(),
     "terminal": set(),

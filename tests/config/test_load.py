@@ -68,7 +68,7 @@ def test_missing_section_and_key() -> None:
         ("training.sed=1", "command line: unknown key `training.sed`"),
         ("training.seed", "is not an override"),
         ("=1", "is not an override"),
-        ("training.seed=[", "the value is not valid YAML"),
+        ("training.seed=[", "column 2: not valid YAML"),
         ("data.store.x=1", "`data.store` is a value"),
         ("data.train.0.weight=2", "`data.train.0.weight`: no `data.train` is given, so there is no entry 0 to change"),
         ("data.nothing.0=2", "unknown key `data.nothing`"),

@@ -8,9 +8,9 @@ import pytest
 
 from tests.config.update_golden import GOLDEN, load_once, paper_dump
 from ziggurat.config import Experiment, dump, parse_experiment
-from ziggurat.config.load import parse_yaml
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
+from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.errors import ConfigError
 
 ALL: dict[str, PaperRecipe] = {name: recipe for key in paper_keys() for name, recipe in paper_recipes(key).items()}

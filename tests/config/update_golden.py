@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, dump
-from ziggurat.config.load import to_yaml
 from ziggurat.config.papers import paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names
+from ziggurat.config.yaml_text import to_yaml
 
 GOLDEN = Path(__file__).parent / "golden"
 CORPORA = ("data.train", "data.dev", "data.store")

@@ -111,7 +111,7 @@ def test_lines_survive_any_block_size(
         content = content[:-1]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(lines_module, "_BLOCK_BYTES", block)
-        patch.setattr("ziggurat.data.files._READ_BYTES", block)
+        patch.setattr("ziggurat.data.compressed._BLOCK_BYTES", block)
         source, target = aligned(folder, content, content)
     expected = [text.removesuffix("\r") for text in texts]
     if expected:
@@ -163,7 +163,7 @@ def test_invalid_utf8_is_refused_at_its_place(
     block: int,
 ) -> None:
     monkeypatch.setattr(lines_module, "_BLOCK_BYTES", block)
-    monkeypatch.setattr("ziggurat.data.files._READ_BYTES", block)
+    monkeypatch.setattr("ziggurat.data.compressed._BLOCK_BYTES", block)
     wanted = rf"a\.de, line {line}: not valid UTF-8.*byte {in_line} of the line, {in_file} of the file"
     with pytest.raises(DataError, match=wanted):
         aligned(tmp_path, content, b"x\n" * (content.count(b"\n") or 1))

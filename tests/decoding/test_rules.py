@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from plain import BOS, EOS, plain_search
 
 from ziggurat.decoding.request import Limits, SearchSettings, Sentence
-from ziggurat.decoding.rules import ban_phrases, ban_repeated_ngrams, penalise_repetition
+from ziggurat.decoding.rules import BannedPhrases, ban_repeated_ngrams, penalise_repetition
 from ziggurat.decoding.search import search
 
 histories = st.lists(st.lists(st.integers(0, 4), min_size=0, max_size=9), min_size=1, max_size=4)
@@ -37,7 +37,7 @@ def test_the_rules_are_those_of_hugging_face(
     repeated, ngrams, banned = scores.clone(), scores.clone(), scores.clone()
     penalise_repetition(repeated, held, penalty)
     ban_repeated_ngrams(ngrams, held, position, size)
-    ban_phrases(banned, held, position, [torch.tensor(phrase) for phrase in phrases])
+    BannedPhrases(phrases, "cpu").ban(banned, held, position)
     for number, row in enumerate(rows):
         ids, given_scores = torch.tensor([row], dtype=torch.int64), scores[number]
         theirs = processors.RepetitionPenaltyLogitsProcessor(penalty)(ids, given_scores.clone())

@@ -44,7 +44,7 @@ def test_only_the_last_line_may_be_cut_off(tmp_path: Path) -> None:
         (folder / "metrics.jsonl").write_bytes(whole[:cut])
         assert [r["update"] for r in read_run(folder).train] in ([1], [1, 2])
     (folder / "metrics.jsonl").write_bytes(whole[:30] + b"\n" + whole)
-    with pytest.raises(DataError, match=r"metrics\.jsonl, line 1: not a record"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl, line 1: damaged, not a record"):
         read_run(folder)
 
 

@@ -16,6 +16,7 @@ import yaml
 from ziggurat.backtranslation.plan import Plan
 from ziggurat.backtranslation.shards import StageFiles
 from ziggurat.data.files import atomic_file, write_atomically
+from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 
 __all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "merge", "merged", "write_snippet"]
@@ -45,12 +46,13 @@ class Report:
 def merged(out: Path, plan: Plan) -> Report | None:
     """Return the report of a corpus that is there already, made by `plan`; else None."""
     try:
-        document = json.loads((out / MANIFEST_FILE).read_bytes())
+        document = parse_json(read_bounded(out / MANIFEST_FILE), MANIFEST_FILE)
         same = document.pop("plan") == plan.fingerprint
         sizes = [(out / name).stat().st_size == file["bytes"] for name, file in document["files"].items()]
-    except (OSError, ValueError, KeyError, TypeError):
+        report = built(Report, document) if same and all(sizes) else None
+    except (OSError, DataError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    return Report(**document) if same and all(sizes) else None
+    return report
 
 
 def merge(out: Path, plan: Plan) -> Report:

@@ -15,6 +15,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.files import find_files, fingerprint, write_atomically
 from ziggurat.data.provenance import differences
 from ziggurat.data.temporary import TEMPORARY
+from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import DataError
 from ziggurat.models.directory import OpenedModel, open_model
 
@@ -128,9 +129,9 @@ def _known(path: Path) -> dict[str, Any] | None:
             raise DataError(f"{path.parent}: exists and is no back-translation; give `--out` another folder")
         return None
     try:
-        plan: dict[str, Any] = json.loads(path.read_bytes())
+        plan: dict[str, Any] = parse_json(read_bounded(path), str(path))
         if plan["format"] == _FORMAT:
             return {"settings": dict(plan["settings"]), "lines": int(plan["lines"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, DataError, ValueError, KeyError, TypeError, OverflowError):
         pass
     raise DataError(f"{path}: damaged, or of another version of ziggurat; give `--out` another folder")

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import xxhash
 
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, readable
-from ziggurat.data.files import byte_blocks, write_atomically
+from ziggurat.data.compressed import byte_blocks
+from ziggurat.data.files import write_atomically
+from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 
 __all__ = ["Line", "Manifest", "Shard", "Stage", "StageFiles", "count_lines", "cut", "raw_lines"]
@@ -128,9 +130,10 @@ class StageFiles:
     def complete(self, index: int) -> Manifest | None:
         """Return the manifest of a complete shard, else None."""
         try:
-            manifest = Manifest(**json.loads(self.path(index).with_suffix(".json").read_bytes()))
+            document = parse_json(read_bounded(self.path(index).with_suffix(".json")), "")
+            manifest = built(Manifest, document)
             size = self.path(index).stat().st_size
-        except (OSError, ValueError, TypeError):  # absent, cut off by a full disk, or of another format
+        except (OSError, DataError, ValueError):  # absent, cut off by a full disk, or of another format
             return None
         whole = (manifest.plan, manifest.stage, manifest.shard, manifest.bytes)
         return manifest if whole == (self.plan, self.stage, index, size) else None

@@ -30,6 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     standard error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
+    if (closed := _occupy_closed_streams()) is not None:
+        sys.exit(_fail(closed, 2, False))
     end = given.index("--") if "--" in given else len(given)
     options, rest = given[:end], given[end:]
     debug = "--debug" in options
@@ -49,6 +51,31 @@ def _quiet() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ["ZIGGURAT_QUIET"]
+
+
+def _occupy_closed_streams() -> str | None:
+    """Return why a verb cannot run where the shell closed standard output (`>&-`), else None.
+
+    A closed stream's number goes to the next file that is opened, and what a library prints would be written into it;
+    so the numbers are taken here. Nothing is to be said without standard error. Verbs that read standard input say that
+    it is closed (ziggurat.cli.output.input_stream).
+    """
+    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
+        if stream is None and not _is_open(number):
+            os.dup2(os.open(os.devnull, os.O_RDWR), number)
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
+    if sys.stdout is None:
+        return "standard output is closed, so results would be lost; redirect it to a file, or to /dev/null"
+    return None
+
+
+def _is_open(number: int) -> bool:
+    try:
+        os.fstat(number)
+    except OSError:
+        return False
+    return True
 
 
 def _run(arguments: list[str], debug: bool) -> int:

@@ -49,9 +49,10 @@ def backtranslate(
     max_ratio: Annotated[float, typer.Option("--max-ratio", min=1, help="Largest ratio of the sides' pieces.")] = 1.5,
     seed: Annotated[int, typer.Option("--seed", min=0, help="Of sampling and noise.")] = 1,
     workers: Annotated[
-        int | None, typer.Option("--workers", min=1, help="Processes; default: one for each CPU core, 1 on a GPU.")
+        int | None,
+        typer.Option("--workers", min=1, max=1024, help="Processes; default: one for each CPU core, 1 on a GPU."),
     ] = None,
-    threads: Annotated[int, typer.Option("--threads", min=1, help="CPU threads of each worker.")] = 1,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
     shard: Annotated[
         str | None, typer.Option("--shard", help="i/n: do only the i-th of n equal parts, and do not merge.")
     ] = None,

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TextColumn, TimeRemainingColumn
 from rich.text import Text
 
-from ziggurat.data.files import atomic_file, byte_stream, compression_of
+from ziggurat.data.compressed import byte_stream, compression_of
+from ziggurat.data.files import atomic_file
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.terminal import safe
 
@@ -95,6 +96,8 @@ def print_json(document: Any) -> None:
 def check_input(path: str) -> None:
     """Raise DataError when there is no such file to read (`-`: standard input)."""
     if path == "-":
+        if sys.stdin is None:  # `<&-` in a shell
+            raise DataError("standard input is closed; give a file or a pipe")
         return
     if Path(path).is_dir():
         raise DataError(f"{path}: is a folder, expected a text file")

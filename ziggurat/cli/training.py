@@ -33,7 +33,7 @@ def train(
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; the same as training.device=...")
     ] = None,
     threads: Annotated[
-        int | None, typer.Option("--threads", min=1, help="CPU threads; the same as training.threads=...")
+        int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads; the same as training.threads=...")
     ] = None,
     json: Json = False,
 ) -> None:

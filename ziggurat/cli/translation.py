@@ -63,7 +63,8 @@ Which = Annotated[
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_HOW)]
 Threads = Annotated[
-    int | None, typer.Option("--threads", min=1, help="CPU threads; default: as PyTorch decides.", rich_help_panel=_HOW)
+    int | None,
+    typer.Option("--threads", min=1, max=1024, help="CPU threads; default: as PyTorch decides.", rich_help_panel=_HOW),
 ]
 Tag = Annotated[
     str | None,
@@ -123,6 +124,7 @@ def translate(
         typer.Option(
             "--workers",
             min=1,
+            max=1024,
             help="Processes, each with the model and its share of the threads.",
             rich_help_panel=_HOW,
         ),

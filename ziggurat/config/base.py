@@ -1,10 +1,57 @@
-"""The base of every configuration section: frozen, typed, no unknown keys."""
+"""The base of every configuration section: frozen, typed, no unknown keys, and no number without a bound.
+
+A number belongs to one of the types here (or is bounded by its own `Field`), so that an absurd one is refused with its
+key, and not by the library that meets it hours later: sizes that no memory holds, seeds beyond 64 bits.
+"""
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from typing import Annotated
 
-__all__ = ["Section"]
+from pydantic import BaseModel, ConfigDict, Field
+
+__all__ = [
+    "Beams",
+    "Count",
+    "Layers",
+    "Length",
+    "Minutes",
+    "Real",
+    "Section",
+    "Seed",
+    "Share",
+    "Size",
+    "Threads",
+    "Vocabulary",
+    "Width",
+]
+
+Count = Annotated[int, Field(le=10**12)]
+"""Of what is only compared with: updates, epochs, validations."""
+Size = Annotated[int, Field(le=2**31 - 1)]
+"""Tokens or pairs together; a product of two fits into 64 bits."""
+Layers = Annotated[int, Field(le=4096)]
+"""Layers of a stack: four times the deepest ones published (DeepNet, 1,000)."""
+Width = Annotated[int, Field(le=2**20)]
+"""One side of a matrix: widths, heads, positions."""
+Length = Annotated[int, Field(le=2**20)]
+"""Tokens of one sentence."""
+Beams = Annotated[int, Field(le=10_000)]
+"""Hypotheses, samples or segmentations of one sentence."""
+Vocabulary = Annotated[int, Field(le=10_000_000)]
+"""Pieces of a vocabulary."""
+Seed = Annotated[int, Field(lt=2**64)]
+"""What torch's generators take."""
+Threads = Annotated[int, Field(le=1024)]
+"""Threads of a process: with many more the operating system ends it."""
+Minutes = Annotated[float, Field(le=10_000_000)]
+"""Spans of time: 19 years."""
+Real = Annotated[float, Field(le=1e9)]
+"""Any other number."""
+
+
+Share = Annotated[float, Field(ge=0, lt=1)]
+"""A share or probability below 1."""
 
 
 class Section(BaseModel):

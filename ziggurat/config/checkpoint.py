@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Count, Minutes, Section
 
 __all__ = ["CheckpointConfig"]
 
@@ -14,15 +14,15 @@ __all__ = ["CheckpointConfig"]
 class CheckpointConfig(Section):
     """What is kept on disk."""
 
-    every_updates: int = Field(default=1000, ge=1)
+    every_updates: Count = Field(default=1000, ge=1)
     """Updates between checkpoints."""
-    every_minutes: float | None = Field(default=None, gt=0)
+    every_minutes: Minutes | None = Field(default=None, gt=0)
     """Also after so many minutes of training."""
-    keep_last: int = Field(default=5, ge=1)
+    keep_last: Count = Field(default=5, ge=1)
     """Newest checkpoints kept."""
-    keep_best: int = Field(default=1, ge=0)
+    keep_best: Count = Field(default=1, ge=0)
     """Best checkpoints kept, by `training.validation.metric`."""
-    keep_every: int | None = Field(default=None, ge=1)
+    keep_every: Count | None = Field(default=None, ge=1)
     """Also keep for good the checkpoint of every so many updates, a multiple of `every_updates`; null: none."""
     asynchronous: bool = True
     """Write checkpoints beside training, which waits only while its tensors are copied; false: until all is on disk,
@@ -30,7 +30,7 @@ class CheckpointConfig(Section):
     on_error: Literal["stop", "continue"] = "stop"
     """When a checkpoint cannot be written, as on a full disk: end the run, or say so and go on until the next one.
     The last checkpoint of a run is an error in any case."""
-    average_last: int = Field(default=0, ge=0)
+    average_last: Count = Field(default=0, ge=0)
     """When training ends, average so many newest checkpoints into `averaged/`; 0: do not."""
 
     @model_validator(mode="after")

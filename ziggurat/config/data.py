@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Beams, Length, Real, Section, Size, Vocabulary
 
 __all__ = ["CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
 
+MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
 SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
 
@@ -25,10 +26,10 @@ class CorpusConfig(Section):
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
     """File format; `auto` reads it off the file name."""
-    columns: list[str | int] = Field(default_factory=list)
+    columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the language codes of `data.source_language` and `data.target_language`)."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: Real = Field(default=1.0, gt=0)
     """How often a pair of this corpus is drawn relative to its natural share."""
     tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
     """Token put before each source sentence of this corpus, such as `<bt>` (imported models have `>>fra<<` or
@@ -52,11 +53,11 @@ class FilterConfig(Section):
     Always dropped: pairs with an empty side. Lengths are taken after Unicode and whitespace normalisation.
     """
 
-    max_characters: int | None = Field(default=4000, ge=1)
+    max_characters: Length | None = Field(default=4000, ge=1)
     """Longest sentence, in characters, either side (before segmentation, so that no line costs much time)."""
-    max_pieces: int | None = Field(default=250, ge=1)
+    max_pieces: Length | None = Field(default=250, ge=1)
     """Longest sentence, in subword pieces, either side, end-of-sentence not counted."""
-    max_length_ratio: float | None = Field(default=None, gt=1)
+    max_length_ratio: Real | None = Field(default=None, gt=1)
     """Largest ratio of whitespace-separated words between the sides (characters where a side has no blanks)."""
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
@@ -79,9 +80,9 @@ class RegularisationConfig(Section):
     """Sample segmentations of the source side."""
     target: bool = False
     """Sample segmentations of the target side."""
-    alpha: float = Field(default=0.1, gt=0)
+    alpha: Real = Field(default=0.1, gt=0)
     """BPE: probability of dropping a merge. Unigram: smoothing of the n-best distribution."""
-    nbest: int = Field(default=64, ge=2)
+    nbest: Beams = Field(default=64, ge=2)
     """Unigram: how many segmentations are sampled from."""
 
 
@@ -91,9 +92,9 @@ class SubwordConfig(Section):
     kind: SubwordKind = "bpe"
     """`bpe` or `unigram` train a SentencePiece model; `existing` takes one; `vocabulary` reads text that is
     already segmented (subword-nmt's `@@ `) with a plain vocabulary file."""
-    vocabulary_size: int = Field(default=8000, ge=8)
+    vocabulary_size: Vocabulary = Field(default=8000, ge=8)
     """Pieces per model, control symbols included (`bpe`, `unigram`)."""
-    target_vocabulary_size: int | None = Field(default=None, ge=8)
+    target_vocabulary_size: Vocabulary | None = Field(default=None, ge=8)
     """`joint: false`: pieces of the target side's model; null: as `vocabulary_size`, which is then the source's."""
     joint: bool = True
     """One model for both sides; false: one each."""
@@ -101,7 +102,7 @@ class SubwordConfig(Section):
     """Spell unknown characters as bytes, so that nothing is ever unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
     """Share of characters that get a piece of their own (SentencePiece)."""
-    sample_pairs: int = Field(default=200_000, ge=1)
+    sample_pairs: Size = Field(default=200_000, ge=1)
     """Most sentence pairs the model is trained on, drawn evenly over the corpora."""
     source_model: str | None = None
     """`existing`: SentencePiece model of the source side (or of both sides); or the folder of a model, run or store,
@@ -141,11 +142,11 @@ class DataConfig(Section):
     """Code of the target language, such as `en`."""
     store: str = Field(min_length=1)
     """Folder of the prepared data."""
-    train: list[CorpusConfig] = Field(default_factory=list)
+    train: list[CorpusConfig] = Field(default_factory=list, max_length=MAX_CORPORA)
     """Training corpora (for `prepare`)."""
-    dev: list[CorpusConfig] = Field(default_factory=list)
+    dev: list[CorpusConfig] = Field(default_factory=list, max_length=MAX_CORPORA)
     """Development corpora, never filtered except for empty sides (for `prepare`)."""
-    sampling_temperature: float = Field(default=1.0, gt=0)
+    sampling_temperature: Real = Field(default=1.0, ge=0.1)
     """Corpora are drawn in proportion to (pairs * weight)^(1/temperature); 1 keeps their natural shares."""
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """Unicode normalisation of training text and of everything that is translated later."""

@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Beams, Length, Real, Section, Size, Vocabulary
 
 __all__ = ["DecodingConfig", "LengthPenaltyConfig", "MaxLengthConfig"]
 
@@ -17,11 +17,11 @@ class LengthPenaltyConfig(Section):
     kind: Literal["none", "gnmt", "power", "lingvo"] = "power"
     """`gnmt`: ((5+len)/6)^alpha (Wu et al. 2016; tensor2tensor, zero). `power`: len^alpha (fairseq).
     `lingvo`: ((5+len)/5)^alpha plus coverage. The same alpha means different things in each."""
-    alpha: float = Field(default=0.6, ge=0)
+    alpha: float = Field(default=0.6, ge=0, le=10)
     """Strength; 0 compares raw log-probabilities, larger values favour longer output."""
-    coverage: float = Field(default=0.0, ge=0)
+    coverage: Real = Field(default=0.0, ge=0)
     """`lingvo` only: weight beta of the coverage term."""
-    length_ratio: float = Field(default=1.0, gt=0)
+    length_ratio: Real = Field(default=1.0, gt=0)
     """`lingvo` only: expected target/source length ratio of the coverage term."""
 
     @model_validator(mode="after")
@@ -34,11 +34,11 @@ class LengthPenaltyConfig(Section):
 class MaxLengthConfig(Section):
     """Longest output = min(ratio * source tokens + extra, limit), in tokens without end-of-sentence."""
 
-    ratio: float = Field(default=1.0, ge=0)
+    ratio: Real = Field(default=1.0, ge=0)
     """Times the source length."""
-    extra: int = Field(default=50, ge=0)
+    extra: Length = Field(default=50, ge=0)
     """Plus this many tokens."""
-    limit: int = Field(default=1024, ge=1)
+    limit: Length = Field(default=1024, ge=1)
     """And never more than this."""
 
 
@@ -47,33 +47,33 @@ class DecodingConfig(Section):
 
     search: Literal["beam", "sample"] = "beam"
     """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones."""
-    beam_size: int = Field(default=4, ge=1)
+    beam_size: Beams = Field(default=4, ge=1)
     """Hypotheses per sentence; 1 is greedy search. Means nothing to `search: sample`."""
-    n_best: int = Field(default=1, ge=1)
+    n_best: Beams = Field(default=1, ge=1)
     """Translations returned per sentence, at most `beam_size` (when sampling: any number)."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
     """How hypotheses of different length are compared."""
     max_length: MaxLengthConfig = MaxLengthConfig()
     """Longest output."""
-    min_length: int = Field(default=1, ge=0)
+    min_length: Length = Field(default=1, ge=0)
     """Fewest tokens before end-of-sentence is allowed."""
-    prune: float | None = Field(default=None, gt=0)
+    prune: Real | None = Field(default=None, gt=0)
     """Give up hypotheses whose log-probability is more than this below the best of the sentence (lingvo: 3.0)."""
-    eos_margin: float | None = Field(default=None, ge=0)
+    eos_margin: Real | None = Field(default=None, ge=0)
     """End-of-sentence only where its logit is within this of the best token's (lingvo: 5.0)."""
-    banned: list[str] = Field(default_factory=list)
+    banned: list[str] = Field(default_factory=list, max_length=10_000)
     """Words or phrases that are never written, as the vocabulary segments them at the start of a word."""
-    no_repeat_ngram_size: int = Field(default=0, ge=0)
+    no_repeat_ngram_size: Size = Field(default=0, ge=0)
     """No sequence of so many tokens occurs twice in a translation; 0: any may."""
-    repetition_penalty: float = Field(default=1.0, ge=1)
+    repetition_penalty: Real = Field(default=1.0, ge=1)
     """Log-probabilities of tokens that the translation holds already are multiplied by this in the search; 1: none."""
-    diverse_groups: int = Field(default=1, ge=1)
+    diverse_groups: Beams = Field(default=1, ge=1)
     """Groups of diverse beam search (Vijayakumar et al. 2016); divides `beam_size`."""
-    diverse_strength: float = Field(default=0.5, ge=0)
+    diverse_strength: Real = Field(default=0.5, ge=0)
     """What a token costs for each beam of an earlier group that takes it at the same step."""
-    temperature: float = Field(default=1.0, gt=0)
+    temperature: Real = Field(default=1.0, ge=1e-6)
     """Sampling: log-probabilities are divided by it; below 1 likely tokens become likelier."""
-    top_k: int = Field(default=0, ge=0)
+    top_k: Vocabulary = Field(default=0, ge=0)
     """Sampling: only the k likeliest tokens; 0: all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sampling: only the fewest likeliest tokens whose probabilities add up to this (nucleus)."""
@@ -81,15 +81,15 @@ class DecodingConfig(Section):
     """Sampling: only tokens at least this likely (Hewitt et al. 2022)."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
     """Sampling: random numbers are a function of it, of the line's number, and of the place in the translation."""
-    mbr: int = Field(default=0, ge=0)
+    mbr: Beams = Field(default=0, ge=0)
     """Sampling: draw so many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
     alignments: bool = False
     """Results say which source tokens each of their tokens attended to (last layer, mean over heads)."""
     replace_unknown: bool = False
     """An unknown token becomes the source word that it attended to most."""
-    batch_tokens: int = Field(default=4096, ge=1)
+    batch_tokens: Size = Field(default=4096, ge=1)
     """Most source tokens in the search at a time, padding counted. Sentences that are done make room for others."""
-    batch_sentences: int = Field(default=256, ge=1)
+    batch_sentences: Size = Field(default=256, ge=1)
     """Most sentences in the search at a time."""
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
     """Of the model's products when it is loaded for translation; validation in training has the training's own."""
@@ -101,7 +101,7 @@ class DecodingConfig(Section):
     best; settled when nothing better can come. `beam`: only the `beam_size` best, as in CTranslate2 and transformers;
     settled as before. `fairseq`: fairseq's whole rule: only the `beam_size` best, settled once `beam_size` hypotheses
     have ended, and those at the length limit are made to end there, with the score of that."""
-    max_source_pieces: int = Field(default=1024, ge=1)
+    max_source_pieces: Length = Field(default=1024, ge=1)
     """A longer source line is translated in parts of this many pieces and joined; the log says so."""
 
     @model_validator(mode="after")

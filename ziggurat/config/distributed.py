@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Minutes, Section, Size
 
 __all__ = ["DistributedConfig"]
 
@@ -17,7 +17,7 @@ class DistributedConfig(Section):
     kind: Literal["ddp", "fsdp"] = "ddp"
     """`ddp`: every process has the whole model (torch's DistributedDataParallel). `fsdp`: weights, gradients and
     moments are cut into one part per process (FSDP2, torch's fully_shard)."""
-    bucket_mib: int = Field(default=25, ge=1)
+    bucket_mib: Size = Field(default=25, ge=1)
     """ddp: gradients are added up over processes in pieces of this size, while the backward pass goes on."""
-    timeout_minutes: float = Field(default=30.0, gt=0)
+    timeout_minutes: Minutes = Field(default=30.0, gt=0)
     """A process that others wait for longer than this is taken for dead: all end, and say which it was."""

@@ -6,7 +6,7 @@ from typing import Self
 
 from pydantic import model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Count, Section
 from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.growth import growth_refused
@@ -22,7 +22,7 @@ CONFIG_FORMAT = 1
 class Experiment(Section):
     """Sections `data`, `model`, `training` and `decoding`."""
 
-    format: int = CONFIG_FORMAT
+    format: Count = CONFIG_FORMAT
     """Version of this format."""
     data: DataConfig
     """Corpora, cleaning and segmentation."""

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Count, Layers, Section
 
 if TYPE_CHECKING:
     from ziggurat.config.model import ModelConfig
@@ -21,11 +21,11 @@ CopyStrategy = Literal["g_top", "top_only", "interpolate", "copy_all", "random"]
 class GrowthStage(Section):
     """One stage before the final depth."""
 
-    layers: int = Field(ge=1)
+    layers: Layers = Field(ge=1)
     """Encoder layers of this stage."""
-    updates: int | None = Field(default=None, ge=1)
+    updates: Count | None = Field(default=None, ge=1)
     """The stage ends when the run has done so many updates, earlier stages included."""
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: Count | None = Field(default=None, ge=1)
     """The stage ends when the run has made so many passes over the data, earlier stages included."""
 
     @model_validator(mode="after")

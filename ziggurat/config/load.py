@@ -9,76 +9,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, ValidationError
 
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
+from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "parse_yaml", "to_yaml"]
+__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment"]
 
-Lines = dict[tuple[str | int, ...], int]
+_MAX_PARTS = 16
+_MAX_SAID = 20
 AnySection = TypeVar("AnySection", bound=BaseModel)
-
-
-class _Loader(yaml.SafeLoader):
-    """Safe loader that reads `1e-3` as a number (YAML 1.1 takes it for text) and refuses duplicate keys."""
-
-
-class _Dumper(yaml.SafeDumper):
-    """Safe dumper that puts in quotes what _Loader would take for a number."""
-
-
-for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver(
-        "tag:yaml.org,2002:float",
-        re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
-        list("-+0123456789."),
-    )
-
-
-def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
-    """Return the mapping in `text` and the line (from 1) of each of its keys; `name` is used in errors.
-
-    Raises ConfigError for broken YAML, a duplicate key, or anything but a mapping at the top.
-    """
-    loader = _Loader(text)
-    try:
-        root = loader.get_single_node()
-        if root is None:
-            return {}, {}
-        lines: Lines = {}
-        _collect_lines(root, (), lines, name)
-        content = loader.construct_document(root)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
-        raise ConfigError(f"{where}: not valid YAML: {getattr(error, 'problem', None) or error}") from None
-    except RecursionError:
-        raise ConfigError(f"{name}: nested too deeply, or an alias that contains itself") from None
-    finally:
-        loader.dispose()
-    if not isinstance(content, dict):
-        raise ConfigError(f"{name}: expected sections such as `data:` and `model:`, found {type(content).__name__}")
-    return content, lines
-
-
-def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, name: str) -> None:
-    lines.setdefault(path, node.start_mark.line + 1)
-    if isinstance(node, yaml.MappingNode):
-        for key_node, value_node in node.value:
-            key = str(key_node.value)
-            here = (*path, key)
-            if here in lines:
-                raise ConfigError(
-                    f"{name}, line {key_node.start_mark.line + 1}: `{_dotted(here)}` is given twice "
-                    f"(first in line {lines[here]}); remove one"
-                )
-            lines[here] = key_node.start_mark.line + 1
-            _collect_lines(value_node, here, lines, name)
-    elif isinstance(node, yaml.SequenceNode):
-        for i, item in enumerate(node.value):
-            _collect_lines(item, (*path, i), lines, name)
 
 
 def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, ...]:
@@ -86,26 +28,23 @@ def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, .
 
     List items are addressed by number (`data.train.0.weight=2`). Raises ConfigError for a malformed override.
     """
-    dotted, equals, value_text = override.partition("=")
-    parts = dotted.strip().split(".")
-    if not equals or not all(parts):
+    name, equals, value_text = override.partition("=")
+    parts = name.strip().split(".", _MAX_PARTS)
+    if not equals or not all(parts) or len(parts) > _MAX_PARTS:
         raise ConfigError(f"`{printable(override)}` is not an override: write path.to.key=value")
-    try:
-        value = yaml.load(value_text, Loader=_Loader)
-    except yaml.YAMLError as error:
-        raise ConfigError(f"`{printable(override)}`: the value is not valid YAML: {error}") from None
+    value = parse_value(value_text, f"the value of `{printable(override)}`")
     at: Any = content
     path: list[str | int] = []
     for i, part in enumerate(parts):
         last = i == len(parts) - 1
         if isinstance(at, list):
-            if not part.isdecimal() or int(part) >= len(at):
-                raise ConfigError(f"`{dotted}`: `{_dotted(path)}` {_entries(len(at))}")
+            if not part.isdecimal() or len(part) > 9 or int(part) >= len(at):
+                raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` {_entries(len(at))}")
             key: str | int = int(part)
         elif isinstance(at, dict):
             key = part
         else:
-            raise ConfigError(f"`{dotted}`: `{_dotted(path)}` is a value, it has no `{part}` inside")
+            raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` is a value, it has no `{printable(part)}` inside")
         path.append(key)
         if last:
             at[key] = value
@@ -113,8 +52,8 @@ def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, .
             if isinstance(at, dict) and at.get(part) is None:
                 if parts[i + 1].isdecimal() and _is_key(path):
                     raise ConfigError(
-                        f"`{dotted}`: no `{_dotted(path)}` is given, so there is no entry {parts[i + 1]} to change; "
-                        f"write the whole list: {_dotted(path)}=[...]"
+                        f"`{printable(name)}`: no `{dotted(path)}` is given, so there is no entry {parts[i + 1]} to "
+                        f"change; write the whole list: {dotted(path)}=[...]"
                     )
                 at[part] = {}
             at = at[key]
@@ -130,25 +69,24 @@ def _entries(count: int) -> str:
     return f"has {count} entries, numbers 0 to {count - 1}"
 
 
-def load_experiment(path: str | Path, overrides: Sequence[str] = ()) -> Experiment:
+def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: bool = False) -> Experiment:
     """Read one YAML file, apply the overrides and return the checked configuration.
 
-    Raises ConfigError: file missing, not UTF-8, broken YAML, unknown or ill-typed key, keys in conflict.
+    `piped` lets a pipe be read, such as the shell's `<(...)`; elsewhere one would make the reader wait for ever.
+
+    Raises ConfigError: file missing or no file, not UTF-8, broken YAML or beyond its limits
+    (ziggurat.config.yaml_text), unknown or ill-typed key, keys in conflict.
     """
     path = Path(path)
     try:
-        text = path.read_text(encoding="utf-8")
+        text = read_bounded(path, MAX_YAML_BYTES, error=ConfigError, piped=piped).decode("utf-8")
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         near = [str(path.with_name(name)) for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)]
         hint = f"did you mean `{near[0]}`?" if near else "`ziggurat recipes` lists the built-in ones"
         raise ConfigError(f"{path}: no such configuration file; {hint}") from None
-    except IsADirectoryError:
-        raise ConfigError(f"{path}: is a folder, expected a YAML file") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    except OSError as error:
-        raise ConfigError(f"{path}: cannot be read: {error.strerror}") from None
     return parse_experiment(text, str(path), overrides)
 
 
@@ -159,7 +97,9 @@ def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Exp
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
-        raise ConfigError("\n".join(_explain(e, name, lines, overridden) for e in error.errors())) from None
+        found = error.errors()
+        said = [_explain(e, name, lines, overridden) for e in found[:_MAX_SAID]]
+        raise ConfigError("\n".join([*said, *_unsaid(found)])) from None
 
 
 def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
@@ -171,8 +111,14 @@ def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -
     try:
         return type(section).model_validate(_merged(section, changes))
     except ValidationError as error:
-        said = [_problem(e, (*path.split("."), *e["loc"]), from_command_line=False) for e in error.errors()]
-        raise ConfigError("\n".join(said)) from None
+        found = error.errors()
+        said = [_problem(e, (*path.split("."), *e["loc"]), from_command_line=False) for e in found[:_MAX_SAID]]
+        raise ConfigError("\n".join([*said, *_unsaid(found)])) from None
+
+
+def _unsaid(found: Sequence[Any]) -> list[str]:
+    """Say how many errors are not told one by one: each takes its time, and thousands do not help."""
+    return [f"and {len(found) - _MAX_SAID:,} more"] if len(found) > _MAX_SAID else []
 
 
 def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -196,20 +142,20 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
 
 def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool) -> str:
     """Return what pydantic found wrong with the key at `location`, in the words of this configuration."""
-    dotted = _dotted(location)
+    named = dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"unknown key `{dotted}`{_suggest(location)}"
+        return f"unknown key `{named}`{_suggest(location)}"
     if kind == "missing":
-        return f"`{dotted}` is missing"
+        return f"`{named}` is missing"
     if kind == "model_type" and (section := _section_at(location)):
-        return f"`{dotted}` is a section, not a value; its keys: {', '.join(section.model_fields)}"
+        return f"`{named}` is a section, not a value; its keys: {', '.join(section.model_fields)}"
     given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
     message = error["msg"].removeprefix("Value error, ")
     if kind == "value_error":
-        return f"`{dotted}`: {message}" if dotted else message
-    hint = _suggest_value(error) or _suggest_quotes(error, dotted, from_command_line)
-    return f"`{dotted}`: {message[0].lower()}{message[1:]}{given}{hint}"
+        return f"`{named}`: {message}" if named else message
+    hint = _suggest_value(error) or _suggest_quotes(error, named, from_command_line)
+    return f"`{named}`: {message[0].lower()}{message[1:]}{given}{hint}"
 
 
 def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
@@ -235,8 +181,8 @@ def _suggest(location: Sequence[str | int]) -> str:
         return ""
     names = list(section.model_fields)
     if near := difflib.get_close_matches(wrong, names, n=2, cutoff=0.6):
-        return "; did you mean " + " or ".join(f"`{_dotted((*location[:-1], n))}`" for n in near) + "?"
-    inside = _dotted(location[:-1])
+        return "; did you mean " + " or ".join(f"`{dotted((*location[:-1], n))}`" for n in near) + "?"
+    inside = dotted(location[:-1])
     elsewhere = [p for p in _all_paths(Experiment) if p.rsplit(".", 1)[-1].startswith(wrong)]
     if elsewhere:
         near_by = sorted(elsewhere, key=lambda p: (not p.startswith(inside), len(p), p))
@@ -253,7 +199,7 @@ def _suggest_value(error: Any) -> str:
     return f"; did you mean `{near[0]}`?" if near else ""
 
 
-def _suggest_quotes(error: Any, dotted: str, from_command_line: bool) -> str:
+def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
     """Return a hint where YAML took text for a truth value, a number or a date."""
     given = error["input"]
     if error["type"] != "string_type" or not isinstance(given, bool | int | float | datetime.date):
@@ -261,7 +207,7 @@ def _suggest_quotes(error: Any, dotted: str, from_command_line: bool) -> str:
     if not isinstance(given, bool):
         return "; put text that looks like a number or a date in quotes"
     word = "yes" if given else "no"
-    quoted = f"\"{dotted}='{word}'\"" if from_command_line else f"'{word}'"
+    quoted = f"\"{named}='{word}'\"" if from_command_line else f"'{word}'"
     others = "`yes`, `on` and `true`" if given else "`no`, `off` and `false`"
     return f"; YAML takes {others} for truth values: put the word in quotes, {quoted}"
 
@@ -282,18 +228,6 @@ def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
     return paths
 
 
-def _dotted(path: Sequence[str | int]) -> str:
-    return ".".join(str(p) for p in path)
-
-
 def dump(config: BaseModel) -> str:
     """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
     return to_yaml(config.model_dump(mode="json"))
-
-
-def to_yaml(content: Mapping[str, Any], *, compact: bool = False) -> str:
-    """Return `content` as YAML that parse_yaml reads back; `compact` puts innermost mappings and lists on one line."""
-    flow = None if compact else False
-    return yaml.dump(
-        dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
-    )

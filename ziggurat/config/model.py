@@ -6,7 +6,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Layers, Real, Section, Width
 from ziggurat.config.compatibility import refused
 from ziggurat.config.wiring import AttentionConfig, CombinationConfig, InitConfig, WiringConfig
 
@@ -67,7 +67,7 @@ PRESETS: dict[str, dict[str, Any]] = {
 class StackConfig(Section):
     """One stack of layers: encoder or decoder."""
 
-    layers: int = Field(default=6, ge=1)
+    layers: Layers = Field(default=6, ge=1)
     """Number of layers."""
     history: HistoryKind = "latest"
     """What a layer reads. `latest`: the layer below. `dlcl`: a learned combination of all below (Wang et al. 2019);
@@ -78,7 +78,7 @@ class StackConfig(Section):
     """How sub-layers of this stack join the stream; null: as `model.residual`."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
-    layer_norm_epsilon: float | None = Field(default=None, gt=0)
+    layer_norm_epsilon: Real | None = Field(default=None, gt=0)
     """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
 
 
@@ -87,11 +87,11 @@ class EncoderConfig(StackConfig):
 
     attention: EncoderAttentionKind = "full"
     """`full`; `relative`: relative positions (Shaw et al. 2018)."""
-    d_model: int | None = Field(default=None, ge=2)
+    d_model: Width | None = Field(default=None, ge=2)
     """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
-    d_ff: int | None = Field(default=None, ge=1)
+    d_ff: Width | None = Field(default=None, ge=1)
     """Inner width of the encoder's feed-forward networks; null: as `model.d_ff`."""
-    heads: int | None = Field(default=None, ge=1)
+    heads: Width | None = Field(default=None, ge=1)
     """Heads of the encoder's self-attention; null: as `model.heads`."""
 
 
@@ -132,7 +132,7 @@ class EmbeddingConfig(Section):
     positions: PositionKind = "sinusoidal"
     """`sinusoidal`, `learned`: absolute positions added to the embeddings; `rotary`: queries and keys of
     self-attention are rotated (Su et al. 2021); `none`."""
-    max_positions: int = Field(default=1024, ge=1)
+    max_positions: Width = Field(default=1024, ge=1)
     """Longest sequence `positions: learned` can hold, in tokens; the others have no limit."""
     scale: bool = True
     """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
@@ -152,11 +152,11 @@ class ModelConfig(Section):
     family: Family = "transformer"
     """`transformer`, or `rnmt`: RNMT+ (Chen et al. 2018), whose cell size is `d_model` and whose attention has
     `heads` heads."""
-    d_model: int = Field(default=512, ge=2)
+    d_model: Width = Field(default=512, ge=2)
     """Width of the residual stream."""
-    d_ff: int = Field(default=2048, ge=1)
+    d_ff: Width = Field(default=2048, ge=1)
     """Width inside the feed-forward networks (swiglu: two thirds of it, for the same number of parameters)."""
-    heads: int = Field(default=8, ge=1)
+    heads: Width = Field(default=8, ge=1)
     """Attention heads; must divide `d_model`."""
     residual: ResidualKind = "pre"
     """How a sub-layer f joins the stream x: `post` LN(x + f(x)), `pre` x + f(LN(x)) with a final LN per stack,
@@ -177,7 +177,7 @@ class ModelConfig(Section):
     a gate and no biases (Shazeer 2020)."""
     norm: NormKind = "layer"
     """`layer`: layer normalisation; `rms`: root mean square normalisation (Zhang and Sennrich 2019)."""
-    layer_norm_epsilon: float = Field(default=1e-5, gt=0)
+    layer_norm_epsilon: Real = Field(default=1e-5, gt=0)
     """Epsilon inside normalisation (rnmt: always 1e-8)."""
     attention: AttentionConfig = AttentionConfig()
     """Options of the attention kinds."""

@@ -13,8 +13,8 @@ from pydantic import Field
 
 from ziggurat.config.base import Section
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.load import parse_yaml, to_yaml
 from ziggurat.config.reference import entries
+from ziggurat.config.yaml_text import parse_yaml, to_yaml
 
 __all__ = ["Paper", "PaperRecipe", "Place", "Published", "find_paper_recipe", "paper_keys", "paper_recipes"]
 

@@ -60,4 +60,4 @@ def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
             return parse_experiment(text, f"recipe {name}", overrides)
         if not Path(name).exists() and not Path(name).suffix and (near := _near(name, 0.7)):
             raise ConfigError(f"{name}: neither a file nor a recipe; did you mean the recipe `{near[0]}`?")
-    return load_experiment(name, overrides)
+    return load_experiment(name, overrides, piped=True)

@@ -6,11 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Layers, Section
 
 __all__ = ["Recompute", "RecomputeConfig"]
 
-Recompute = Annotated[int, Field(ge=1)] | Literal["segments"] | None
+Recompute = Annotated[Layers, Field(ge=1)] | Literal["segments"] | None
 
 
 class RecomputeConfig(Section):

@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Beams, Count, Minutes, Real, Section, Seed, Share, Size, Threads
 from ziggurat.config.checkpoint import CheckpointConfig
 from ziggurat.config.diagnostics import DiagnosticsConfig
 from ziggurat.config.distributed import DistributedConfig
@@ -32,19 +32,19 @@ __all__ = [
 class BatchConfig(Section):
     """Token-bucketed batches."""
 
-    max_tokens: int = Field(default=4096, ge=1)
+    max_tokens: Size = Field(default=4096, ge=1)
     """Most tokens per batch, padding and end-of-sentence counted, on the longer side (fairseq's rule)."""
-    max_sentences: int | None = Field(default=None, ge=1)
+    max_sentences: Size | None = Field(default=None, ge=1)
     """Most sentence pairs per batch."""
-    length_multiple: int = Field(default=1, ge=1)
+    length_multiple: Size = Field(default=1, ge=1)
     """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
-    accumulate: int = Field(default=1, ge=1)
+    accumulate: Size = Field(default=1, ge=1)
     """Batches per update, over all processes together (at least one for each); the loss is normalised over all of them.
     So what an update computes does not depend on how many processes share it."""
     fit: bool = False
     """Before a new run, find the largest `max_tokens` that fits into memory, by trial; the run's config.yaml then has
     the number found and `fit: false`."""
-    fit_limit: int = Field(default=65_536, ge=256)
+    fit_limit: Size = Field(default=65_536, ge=256)
     """`fit` goes no higher."""
     fit_margin: float = Field(default=0.1, ge=0, lt=1)
     """Share of the budget found that `fit` leaves unused: allocators fragment, and sampled segmentations vary."""
@@ -55,11 +55,11 @@ class OptimiserConfig(Section):
 
     kind: Literal["adam", "adamw", "radam", "muon"] = "adam"
     """`muon` trains the matrices inside the layers, AdamW everything else (Jordan 2024; torch.optim.Muon)."""
-    betas: tuple[float, float] = Field(default=(0.9, 0.98), strict=False)
+    betas: tuple[Share, Share] = Field(default=(0.9, 0.98), strict=False)
     """Decay rates of the moments (adam, adamw, radam; for muon: of the AdamW part)."""
-    epsilon: float = Field(default=1e-9, gt=0)
+    epsilon: Real = Field(default=1e-9, gt=0)
     """Added to the root of the second moment."""
-    weight_decay: float = Field(default=0.0, ge=0)
+    weight_decay: Real = Field(default=0.0, ge=0)
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
     """muon only."""
@@ -69,12 +69,6 @@ class OptimiserConfig(Section):
     rectified_only: bool = False
     """radam only: no step while the variance of the adaptive rate is intractable (the first 5 updates at beta2 0.98),
     only weight decay, as in Liu et al.'s code (Transformer-Clinic); false: steps by momentum alone, as in torch."""
-
-    @model_validator(mode="after")
-    def _betas_are_shares(self) -> Self:
-        if not all(0 <= beta < 1 for beta in self.betas):
-            raise ValueError(f"`betas` must be at least 0 and below 1, not {list(self.betas)}")
-        return self
 
     @model_validator(mode="after")
     def _moments_are_ours(self) -> Self:
@@ -101,25 +95,25 @@ class ScheduleConfig(Section):
     """`isqrt`: linear warm-up to `peak`, then peak * sqrt(warmup/t). `noam`: factor * d_model^-0.5 *
     min(t^-0.5, t * warmup^-1.5). `linear`, `cosine`: warm-up, then down to `floor` at `decay_updates`. `gnmt+`:
     warm-up from `base` to replicas * base, then exponential decay to base / 2 (RNMT+, Chen et al. 2018)."""
-    peak: float = Field(default=1e-3, gt=0)
+    peak: Real = Field(default=1e-3, gt=0)
     """Highest rate (all but noam and gnmt+)."""
-    factor: float = Field(default=1.0, gt=0)
+    factor: Real = Field(default=1.0, gt=0)
     """noam's constant."""
-    warmup_updates: int = Field(default=4000, ge=0)
+    warmup_updates: Count = Field(default=4000, ge=0)
     """Length of the linear warm-up (gnmt+: times `replicas`)."""
-    initial: float = Field(default=1e-7, ge=0)
+    initial: Real = Field(default=1e-7, ge=0)
     """Rate at update 0 of the warm-up (all but noam and gnmt+)."""
-    floor: float = Field(default=1e-9, ge=0)
+    floor: Real = Field(default=1e-9, ge=0)
     """Lowest rate after the warm-up (isqrt, linear, cosine)."""
-    decay_updates: int | None = Field(default=None, ge=1)
+    decay_updates: Count | None = Field(default=None, ge=1)
     """Update at which `linear` and `cosine` reach `floor`; default: `training.stop.updates`."""
-    base: float = Field(default=1e-4, gt=0)
+    base: Real = Field(default=1e-4, gt=0)
     """gnmt+: rate for the batch of one replica."""
-    replicas: int = Field(default=1, ge=1)
+    replicas: Size = Field(default=1, ge=1)
     """gnmt+: how many replicas' batches one update takes together."""
-    decay_start: int = Field(default=400_000, ge=1)
+    decay_start: Count = Field(default=400_000, ge=1)
     """gnmt+: the decay begins when all replicas together have seen so many batches: update decay_start / replicas."""
-    decay_end: int = Field(default=1_200_000, ge=1)
+    decay_end: Count = Field(default=1_200_000, ge=1)
     """gnmt+: the same for the end of the decay."""
 
     @model_validator(mode="after")
@@ -156,9 +150,9 @@ class LossConfig(Section):
     normalisation: Literal["tokens", "sentence_mean", "sentence_sum"] = "tokens"
     """`tokens`: sum / target tokens of the update (fairseq). `sentence_mean`: mean over tokens, then over
     sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
-    chunk_tokens: int = Field(default=1024, ge=1)
+    chunk_tokens: Size = Field(default=1024, ge=1)
     """Rows of logits that exist at a time; [tokens, vocabulary] is never built whole."""
-    inter_sim: float = Field(default=0.0, ge=0)
+    inter_sim: Real = Field(default=0.0, ge=0)
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
 
@@ -166,13 +160,13 @@ class LossConfig(Section):
 class ValidationConfig(Section):
     """What is measured on the dev set, and how often."""
 
-    every_updates: int = Field(default=1000, ge=1)
+    every_updates: Count = Field(default=1000, ge=1)
     """Updates between validations."""
     decode: bool = True
     """Translate the dev set and score it with sacreBLEU."""
-    beam_size: int = Field(default=1, ge=1)
+    beam_size: Beams = Field(default=1, ge=1)
     """Beam of that decoding; 1 is greedy."""
-    max_sentences: int | None = Field(default=None, ge=1)
+    max_sentences: Size | None = Field(default=None, ge=1)
     """Use only the first so many dev pairs for decoding."""
     metric: Literal["loss", "bleu", "chrf"] = "loss"
     """What `best` and early stopping go by."""
@@ -187,13 +181,13 @@ class ValidationConfig(Section):
 class StopConfig(Section):
     """When training ends: whichever comes first."""
 
-    updates: int | None = Field(default=100_000, ge=1)
+    updates: Count | None = Field(default=100_000, ge=1)
     """Optimiser updates."""
-    epochs: int | None = Field(default=None, ge=1)
+    epochs: Count | None = Field(default=None, ge=1)
     """Passes over the data."""
-    minutes: float | None = Field(default=None, gt=0)
+    minutes: Minutes | None = Field(default=None, gt=0)
     """Wall time of training over all resumed parts, validation and checkpoints included."""
-    patience: int | None = Field(default=None, ge=1)
+    patience: Count | None = Field(default=None, ge=1)
     """Validations in a row without a better metric (early stopping)."""
 
     @model_validator(mode="after")
@@ -206,17 +200,17 @@ class StopConfig(Section):
 class TrainingConfig(Section):
     """How the model is trained."""
 
-    seed: int = Field(default=1, ge=0)
+    seed: Seed = Field(default=1, ge=0)
     """Fixes initial weights, data order and dropout."""
     device: str = "auto"
     """`auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
-    threads: int | None = Field(default=None, ge=1)
+    threads: Threads | None = Field(default=None, ge=1)
     """CPU threads; default: torch's choice."""
     precision: Literal["fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
-    cuda_graphs: int = Field(default=0, ge=0)
+    cuda_graphs: Count = Field(default=0, ge=0)
     """Record the passes through the model as CUDA graphs, for so many shapes of batches, each when it comes a second
     time, and replay them (docs/training.md): for deep models and small batches, whose kernels are shorter than their
     launches. `batch.length_multiple` makes shapes fewer. 0: none."""
@@ -234,7 +228,7 @@ class TrainingConfig(Section):
     """Optimiser."""
     schedule: ScheduleConfig = ScheduleConfig()
     """Learning rate."""
-    clip_norm: float | None = Field(default=None, gt=0)
+    clip_norm: Real | None = Field(default=None, gt=0)
     """Clip the global gradient norm to this; null: no clipping."""
     adaptive_clip: bool = False
     """Skip updates whose gradient norm is 4 standard deviations above its running mean, on a logarithmic scale, or
@@ -256,7 +250,7 @@ class TrainingConfig(Section):
     start_from: str | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
     (`ziggurat grow` deepens a model). Schedule, moments and data begin anew."""
-    log_every_updates: int = Field(default=50, ge=1)
+    log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
     """Measures of depth on the way."""

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from ziggurat.config.base import Section
+from ziggurat.config.base import Count, Layers, Real, Section, Size, Width
 
 __all__ = ["AttentionConfig", "CombinationConfig", "InitConfig", "InitKind", "WiringConfig"]
 
@@ -16,7 +16,7 @@ InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "t_fixup", "fi
 class AttentionConfig(Section):
     """Options of the attention kinds."""
 
-    relative_clip: int = Field(default=8, ge=1)
+    relative_clip: Width = Field(default=8, ge=1)
     """`relative`: distances are clipped to this (Shaw et al. 2018)."""
     relative_values: bool = False
     """`relative`: also add a table to the values (the full form of Shaw et al. 2018); false: keys only."""
@@ -29,7 +29,7 @@ class AttentionConfig(Section):
     qk_norm: Literal["none", "layer", "rms", "l2"] = "none"
     """Normalise queries and keys per head: LN or RMSNorm with a learned gain (Dehghani et al. 2023), or to unit
     length with one learned factor of the logits (Henry et al. 2020)."""
-    qk_length: int = Field(default=100, ge=2)
+    qk_length: Width = Field(default=100, ge=2)
     """`qk_norm: l2`: sentence length L (97.5th percentile) in the factor's initial value log2(L^2 - L)."""
     query_scale: bool = False
     """Multiply queries by a learned softplus(a)/softplus(0) per dimension, shared by the heads (lingvo)."""
@@ -50,18 +50,18 @@ class CombinationConfig(Section):
     """Also normalise the embedding (sources), or the first combination, which is of the embedding alone."""
     softmax: bool = False
     """Weights are the softmax of each row's parameters."""
-    window: int | None = Field(default=None, ge=1)
+    window: Count | None = Field(default=None, ge=1)
     """Combine only the newest so many outputs; null: all."""
     dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the combination."""
-    groups: int = Field(default=1, ge=1)
+    groups: Width = Field(default=1, ge=1)
     """Weights per source: 1 is a scalar, d_model one per channel, g one per group of d_model/g channels."""
     unit: Literal["layer", "sublayer"] = "layer"
     """What is combined: outputs of whole layers (the paper) or of every sub-layer."""
-    period: int | None = Field(default=None, ge=1)
+    period: Count | None = Field(default=None, ge=1)
     """`blocks`: layers per block, by default 6; `depth_weighted`: a combination after every period-th layer, by
     default every one."""
-    dilation: int = Field(default=1, ge=1)
+    dilation: Count = Field(default=1, ge=1)
     """`depth_weighted`: of the layers below, only every dilation-th is combined."""
 
     def period_of(self, history: str) -> int:
@@ -74,13 +74,13 @@ class WiringConfig(Section):
 
     omega_trainable: bool = True
     """`admin`: train omega (the released code) or keep its initial values (the paper; folds exactly)."""
-    layer_scale: float | None = Field(default=None, gt=0)
+    layer_scale: Real | None = Field(default=None, gt=0)
     """`layer_scale`: initial lambda; null: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (Touvron et al. 2021)."""
-    streams: int = Field(default=4, ge=1)
+    streams: Width = Field(default=4, ge=1)
     """`hyper`: parallel residual streams n (Zhu et al. 2024)."""
     dynamic: bool = False
     """`hyper`: weights that also depend on the stream (dynamic hyper-connections)."""
-    planned_encoder_layers: int | None = Field(default=None, ge=1)
+    planned_encoder_layers: Layers | None = Field(default=None, ge=1)
     """Depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set it to
     the final depth where a model will be grown."""
 
@@ -98,12 +98,12 @@ class InitConfig(Section):
     in self-attention and three in cross-attention (`fused_self`, zero). `deepnorm` always takes three."""
     alpha: float = Field(default=1.0, gt=0, le=1)
     """`depth_scaled`: alpha of DS-Init."""
-    exponent: float = Field(default=0.25, gt=0)
+    exponent: float = Field(default=0.25, gt=0, le=10)
     """`depth_scaled`: 0.25 is what the published runs used, 0.5 what the paper's equation says (docs/depth.md)."""
     omega: Literal["profiled", "log", "linear", "one"] = "profiled"
     """`admin`: `profiled` on one batch before the first update; for n sub-layers of a stack `log` is
     sqrt((n+1)/ln(n+1) - 1), `linear` sqrt(n), `one` 1 (admin-torch)."""
-    profile_tokens: int = Field(default=8192, ge=1)
+    profile_tokens: Size = Field(default=8192, ge=1)
     """`admin`: tokens of the batch that omega is profiled on: on the longer sides, padding not counted."""
-    uniform: float = Field(default=0.04, gt=0)
+    uniform: Real = Field(default=0.04, gt=0)
     """`uniform`: bound."""

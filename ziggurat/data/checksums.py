@@ -23,7 +23,7 @@ import xxhash
 from yaml import YAMLError
 
 from ziggurat.config.changes import changed, shown
-from ziggurat.config.load import parse_yaml
+from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError, printable
 

@@ -9,10 +9,11 @@ train-*, dev-*              see `ziggurat.data.table`; development pairs always 
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any, cast
+
+from pydantic import Field
 
 from ziggurat.data.arrow_shard import refuse_damaged
 from ziggurat.data.checksums import has_checksum, is_intact
@@ -20,7 +21,8 @@ from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable, TableWriter
 from ziggurat.data.workspace import recover
-from ziggurat.errors import DataError, refuse_passing
+from ziggurat.documents import Form, parse_json, read_bounded, shaped
+from ziggurat.errors import DataError
 
 __all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
 
@@ -127,12 +129,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
     """
     file = path / MANIFEST
     try:
-        manifest = json.loads(file.read_text("utf-8"))
+        manifest = parse_json(read_bounded(file), str(file), remedy="run `ziggurat prepare --force` again")
         version = manifest["format"]
         whole = "checksum" not in manifest or version != STORE_FORMAT or has_checksum(manifest)
-        whole = whole and all(name == Path(name).name for name in manifest.get("files", {}))
-    except OSError as error:
-        refuse_passing(file, error)
+    except FileNotFoundError:
         if kind := folder_kind(path):
             raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
         what = "an unfinished store" if path.is_dir() and any(path.glob("*.arrow")) else "no store"
@@ -146,4 +146,39 @@ def read_manifest(path: Path) -> dict[str, Any]:
         )
     if not whole:
         raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again")
+    shaped(manifest, _Manifest, f"{file}: damaged", remedy="run `ziggurat prepare --force` again")
     return cast(dict[str, Any], manifest)
+
+
+_Natural = Annotated[int, Field(ge=0, le=1 << 62)]
+
+
+class _File(Form):
+    bytes: _Natural
+    xxh3_128: str
+
+
+class _Shard(Form):
+    file: str = Field(pattern=r"^[^/\x00]+$")
+    pairs: _Natural
+
+
+class _Table(Form):
+    pairs: _Natural
+    has_text: bool
+    shards: list[_Shard]
+
+
+class _Corpus(Form):
+    name: str
+    weight: Annotated[float, Field(gt=0)]
+    kept: _Natural
+
+
+class _Manifest(Form):
+    """What the reader needs of `manifest.json`."""
+
+    fingerprint: str
+    files: dict[Annotated[str, Field(pattern=r"^[^/\x00]+$")], _File]
+    tables: dict[str, _Table]
+    corpora: dict[str, list[_Corpus]]

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.data.files import byte_blocks, compression_of
+from ziggurat.data.compressed import byte_blocks, compression_of
 from ziggurat.errors import DataError
 
 __all__ = ["MAX_LINE_BYTES", "LineStream"]

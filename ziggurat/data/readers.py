@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ziggurat.config.data import CorpusConfig
-from ziggurat.data.files import compression_of, find_files, uncompressed_file
+from ziggurat.data.compressed import compression_of, uncompressed_file
+from ziggurat.data.files import find_files
 from ziggurat.data.lines import LineStream
 from ziggurat.errors import ConfigError, DataError, printable
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.files import compression_of
+from ziggurat.data.compressed import compression_of
 from ziggurat.data.passes import Corpus
 from ziggurat.data.resemblance import looks_swapped
 

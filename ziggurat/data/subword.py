@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Literal, Protocol, cast
 
 import sentencepiece
 
@@ -16,9 +16,11 @@ from ziggurat.data.files import write_atomically
 from ziggurat.data.normalise import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError, refuse_passing
+from ziggurat.documents import Form, inside, parse_json, read_bounded, shaped
+from ziggurat.errors import DataError
 
 __all__ = [
+    "MAX_MODEL_BYTES",
     "VOCABULARY_FILE",
     "VOCABULARY_FORMAT",
     "SentencePieceTokenizer",
@@ -33,7 +35,11 @@ __all__ = [
 VOCABULARY_FORMAT = 1
 """Version of `vocabulary.json`."""
 
+MAX_MODEL_BYTES = 1 << 25
+"""Largest SentencePiece model or vocabulary file, 32 MiB: seven times that of NLLB's 256,000 pieces."""
+
 VOCABULARY_FILE = "vocabulary.json"
+_AGAIN = "run `ziggurat prepare` again"
 # SentencePiece writes a blank as U+2581, so a U+2581 of the text would come back as a blank. It is spelt with
 # an escape character, a noncharacter that Unicode reserves for use inside programs; text that holds the
 # escape character itself is escaped too, so that decode(encode(text)) is the text whatever it holds.
@@ -234,12 +240,11 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
         CheckpointError: a file is not what the folder's checksums say.
     """
     directory = Path(directory)
-    document = _description(directory)
-    try:
-        sides = ["joint"] if document["joint"] else ["source", "target"]
-        loaded = [_load(directory, document[side]) for side in sides]
-    except (KeyError, TypeError):
-        raise DataError(f"{directory / VOCABULARY_FILE}: damaged; run `ziggurat prepare` again") from None
+    described = _description(directory)
+    sides = [described.joint] if described.joint else [described.source, described.target]
+    if None in sides:
+        raise DataError(f"{directory / VOCABULARY_FILE}: damaged (a side is missing); {_AGAIN}")
+    loaded = [_load(directory, side) for side in sides if side]
     return loaded[0], loaded[-1]
 
 
@@ -259,40 +264,46 @@ def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> Non
     save_tokenizers(directory, source, target)
 
 
-def _description(directory: Path) -> dict[str, Any]:
+class _Side(Form):
+    kind: Literal["sentencepiece", "vocabulary"]
+    file: str
+    unicode: UnicodeForm
+    tags: list[str]
+    size: int
+
+
+class _Description(Form):
+    format: int
+    joint: Literal[False] | _Side
+    source: _Side | None = None
+    target: _Side | None = None
+
+
+def _description(directory: Path) -> _Description:
     path = directory / VOCABULARY_FILE
     check_file(path)
     try:
-        document = json.loads(path.read_text("utf-8"))
-        version = document["format"]
-    except OSError as error:
-        refuse_passing(path, error)
+        document = parse_json(read_bounded(inside(directory, VOCABULARY_FILE)), str(path), remedy=_AGAIN)
+    except FileNotFoundError:
         raise DataError(f"{directory}: no {VOCABULARY_FILE}: not a store, run or model directory") from None
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path}: damaged; run `ziggurat prepare` again") from None
-    if version != VOCABULARY_FORMAT:
-        raise DataError(
-            f"{path}: format version {version}, but this version of ziggurat reads {VOCABULARY_FORMAT}; "
-            "run `ziggurat prepare` again"
-        )
-    return cast(dict[str, Any], document)
+    version = document.get("format") if isinstance(document, dict) else None
+    if isinstance(version, int) and version != VOCABULARY_FORMAT:
+        raise DataError(f"{path}: format version {version}, but this version reads {VOCABULARY_FORMAT}; {_AGAIN}")
+    return shaped(document, _Description, f"{path}: damaged", remedy=_AGAIN)
 
 
-def _load(directory: Path, described: Mapping[str, Any]) -> Tokenizer:
-    path = directory / str(described["file"])
+def _load(directory: Path, described: _Side) -> Tokenizer:
+    path = inside(directory, described.file)
     check_file(path)  # first: SentencePiece parses what it is given, and a flipped score is a model as good as another
-    tokenizer: Tokenizer
+    make = SentencePieceTokenizer if described.kind == "sentencepiece" else VocabularyTokenizer
     try:
-        content = path.read_bytes()
-        if described["kind"] == "sentencepiece":
-            tokenizer = SentencePieceTokenizer(content, described["unicode"], described["tags"])
-        else:
-            tokenizer = VocabularyTokenizer(content, described["unicode"], described["tags"])
-    except OSError as error:
-        refuse_passing(path, error)
-        raise DataError(f"{path}: cannot be read: {error.strerror}") from None
+        content = read_bounded(path, MAX_MODEL_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"{path}: cannot be read: no such file, but {VOCABULARY_FILE} names it") from None
+    try:
+        tokenizer: Tokenizer = make(content, described.unicode, described.tags)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
-    if tokenizer.size != described["size"]:
-        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described['size']} of {VOCABULARY_FILE}")
+    if tokenizer.size != described.size:
+        raise DataError(f"{path}: {tokenizer.size} pieces instead of the {described.size} of {VOCABULARY_FILE}")
     return tokenizer

@@ -7,7 +7,6 @@ from typing import BinaryIO
 
 import regex
 
-from ziggurat.data.lines import MAX_LINE_BYTES
 from ziggurat.errors import DataError
 
 __all__ = ["WINDOW_LINES", "Encode", "join_parts", "one_line", "read_lines", "split_long", "windows", "without_nul"]
@@ -17,6 +16,9 @@ Encode = Callable[[list[str]], list[list[int]]]
 
 WINDOW_LINES = 2048
 """Lines of a stream that are read, sorted by length and translated together."""
+
+MAX_LINE_BYTES = 1 << 20
+"""A longer line (1 MiB: a whole book) is refused: to segment one takes 80 times its size and seconds for each MiB."""
 
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
@@ -40,14 +42,14 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
 
     Only LF ends a line; one CR before it is removed, and so is a byte order mark at the start. The last line
     may lack its LF. Raises DataError naming line (from 1) and byte (from 0) at the first line that is not
-    UTF-8 or is longer than 64 MiB; lines before it have been yielded.
+    UTF-8 or is longer than 1 MiB; lines before it have been yielded.
     """
     offset = 0
     for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(
                 f"{name}, line {number}: longer than {MAX_LINE_BYTES >> 20} MiB; is this text with LF at the end "
-                "of each line?"
+                "of each line? If so, put a sentence or paragraph on each"
             )
         mark = len(_BYTE_ORDER_MARK) if number == 1 and raw.startswith(_BYTE_ORDER_MARK) else 0
         try:

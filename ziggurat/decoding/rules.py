@@ -16,7 +16,7 @@ from torch import Tensor
 from ziggurat.decoding.hypotheses import NEVER
 from ziggurat.decoding.request import SearchSettings, Sentence
 
-__all__ = ["Rules", "ban_phrases", "ban_repeated_ngrams", "penalise_repetition"]
+__all__ = ["BannedPhrases", "Rules", "ban_repeated_ngrams", "penalise_repetition"]
 
 
 class Rules:
@@ -29,7 +29,8 @@ class Rules:
         self._ends_at_limit = settings.endings == "fairseq"
         single = [*settings.forbidden, *(phrase[0] for phrase in limits.banned if len(phrase) == 1)]
         self._never = torch.tensor(sorted(set(single)), dtype=torch.int64, device=device)
-        self._phrases = [torch.tensor(phrase, device=device) for phrase in limits.banned if len(phrase) > 1]
+        longer = [phrase for phrase in limits.banned if len(phrase) > 1]
+        self._phrases = BannedPhrases(longer, device) if longer else None
         self._prefix = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [N, P], -1 beyond its end
         # Tokens of the beams, -1 beyond their ends; kept only where a rule looks at them.
         remembers = self._phrases or limits.no_repeat_ngram_size or limits.repetition_penalty != 1
@@ -86,7 +87,8 @@ class Rules:
         if self._held is not None:
             penalise_repetition(log_probabilities, self._held, self.limits.repetition_penalty)
             ban_repeated_ngrams(log_probabilities, self._held, position, self.limits.no_repeat_ngram_size)
-            ban_phrases(log_probabilities, self._held, position, self._phrases)
+            if self._phrases is not None:
+                self._phrases.ban(log_probabilities, self._held, position)
         if width:
             free = log_probabilities.gather(-1, forced.clamp(min=0))
             log_probabilities.masked_fill_(forced >= 0, NEVER)
@@ -128,15 +130,58 @@ def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tenso
     log_probabilities[sentence, beam, ending[sentence, beam, window]] = NEVER
 
 
-def ban_phrases(log_probabilities: Tensor, held: Tensor, position: Tensor, phrases: Sequence[Tensor]) -> None:
-    """Rule out the last token of each phrase [L >= 2] where `held` [N, K, T] ends with the others; in place."""
-    for phrase in phrases:
-        before = position[:, None] + torch.arange(1 - len(phrase), 0, device=held.device)
-        if before.shape[1] > held.shape[2]:
-            continue
-        suffix = held.gather(2, before.clamp(min=0)[:, None].expand(-1, held.shape[1], -1))
-        same = (suffix == phrase[:-1]).all(-1) & (before[:, :1] >= 0)
-        log_probabilities[..., phrase[-1]].masked_fill_(same, NEVER)
+class BannedPhrases:
+    """Phrases of two tokens or more that are never generated, as a tree: the cost of a step does not grow with them.
+
+    A node is what some phrases begin with. `follow` finds the nodes that the last tokens of all hypotheses lead to at
+    once, by a search in the sorted codes `node * base + token` of the tree's edges.
+
+    Args:
+        phrases: each at least two ids.
+        device: where scores are.
+    """
+
+    def __init__(self, phrases: Sequence[tuple[int, ...]], device: torch.device | str) -> None:
+        self._base = 1 + max(token for phrase in phrases for token in phrase)
+        children: dict[tuple[int, int], int] = {}
+        ends = set()
+        for phrase in phrases:
+            node = 0
+            for token in phrase[:-1]:
+                node = children.setdefault((node, token), len(children) + 1)
+            ends.add(node * self._base + phrase[-1])
+        edges = sorted((node * self._base + token, child) for (node, token), child in children.items())
+        self._edges, self._children = torch.tensor(edges, dtype=torch.int64, device=device).T.contiguous().unbind(0)
+        self._ends = torch.tensor(sorted(ends), dtype=torch.int64, device=device)  # by node, then token
+        self._lengths = sorted({len(phrase) for phrase in phrases})
+
+    def ban(self, log_probabilities: Tensor, held: Tensor, position: Tensor) -> None:
+        """Rule out the last token of each phrase where `held` [N, K, T] ends with the others; in place.
+
+        log_probabilities: [N, K, V]; position: [N] tokens that are held.
+        """
+        for length in self._lengths:
+            before = position[:, None] + torch.arange(1 - length, 0, device=held.device)
+            if before.shape[1] > held.shape[2]:
+                continue
+            suffix = held.gather(2, before.clamp(min=0)[:, None].expand(-1, held.shape[1], -1))
+            node = torch.where(before[:, :1] >= 0, 0, -1).expand(-1, held.shape[1])
+            for token in suffix.unbind(2):
+                node = self._follow(node, token)
+            sentence, beam = (node > 0).nonzero().unbind(1)
+            first = node[sentence, beam] * self._base
+            begin, end = (torch.searchsorted(self._ends, code) for code in (first, first + self._base))
+            count = end - begin
+            row = torch.repeat_interleave(count)  # of (sentence, beam), once for each token to rule out
+            place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row] + begin[row]
+            log_probabilities[sentence[row], beam[row], self._ends[place] - first[row]] = NEVER
+
+    def _follow(self, node: Tensor, token: Tensor) -> Tensor:
+        """Return the node [N, K] behind `node` by `token` [N, K]; -1: there is none."""
+        code = node * self._base + token
+        place = torch.searchsorted(self._edges, code.contiguous()).clamp(max=len(self._edges) - 1)
+        there = (node >= 0) & (token >= 0) & (token < self._base) & (self._edges[place] == code)
+        return torch.where(there, self._children[place], -1)
 
 
 def _widened(rows: Tensor, width: int) -> Tensor:

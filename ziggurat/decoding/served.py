@@ -7,13 +7,14 @@ become better (docs/export.md has figures).
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from pydantic import Field
 
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
@@ -24,6 +25,7 @@ from ziggurat.decoding.lines import WINDOW_LINES, one_line, split_long, windows
 from ziggurat.decoding.notices import Notices
 from ziggurat.decoding.parts import side_by_side
 from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
 
 __all__ = ["SERVED_FILE", "ServedTranslator", "is_served", "unserved"]
@@ -282,7 +284,13 @@ class ServedTranslator:
 
 def _positions(folder: Path) -> int:
     """Return how many positions of either side the model has."""
+    path = folder / "export.json"
+    again = "export the model again"
     try:
-        return int(json.loads((folder / "export.json").read_text("utf-8"))["positions"])
-    except (OSError, ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{folder / 'export.json'}: missing or damaged; export the model again") from None
+        return read_json(path, _Export, error=CheckpointError, remedy=again).positions
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; {again}") from None
+
+
+class _Export(Form):
+    positions: int = Field(ge=1, le=1 << 31)

@@ -12,12 +12,13 @@ import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from ziggurat.data.files import write_atomically
-from ziggurat.errors import DataError
+from ziggurat.documents import built, parse_json, read_json_lines
+from ziggurat.errors import DataError, printable
 
 __all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
 
@@ -57,9 +58,9 @@ class Record:
         values: measures by name; None stands for a number that was not finite, or has no meaning at its place.
     """
 
-    update: int
+    update: Annotated[int, Field(ge=0, le=10**12)]
     time: float
-    layers: dict[str, int]
+    layers: dict[str, Annotated[int, Field(ge=0, le=1 << 20)]]
     values: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
@@ -77,30 +78,20 @@ def read_records(run: Path) -> list[Record]:
     Raises DataError with file and line: a damaged record, or one of another format. The last line of a run that was
     killed may be cut off; it is left out.
     """
-    path = run / DEPTH_FILE
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    found: dict[int, Record] = {}
-    for number, line in enumerate(lines, start=1):
-        try:
-            document = json.loads(line)
-            version = document.pop("format")
-            record = _checked(document) if version == RECORD_FORMAT else None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            raise DataError(f"{path}, line {number}: damaged; remove the line") from None
-        if record is None:
-            raise DataError(f"{path}, line {number}: format {version}, this version reads {RECORD_FORMAT}")
-        found[record.update] = record
+    found = {record.update: record for record in read_json_lines(run / DEPTH_FILE, _record, "a record of measures")}
     return [found[update] for update in sorted(found)]
+
+
+def _record(document: Any, place: str) -> Record:
+    version = document.pop("format")
+    if version != RECORD_FORMAT:
+        raise DataError(f"{place}: format {printable(str(version))}, this version reads {RECORD_FORMAT}")
+    return _checked(document)
 
 
 def _checked(document: dict[str, Any]) -> Record:
     """Return a record. Raises TypeError or ValueError where it has not the form of one."""
-    record = Record(**document)
-    for value, kind in ((record.update, int), (record.layers, dict), (record.values, dict)):
-        if not isinstance(value, kind):
-            raise TypeError(f"{value!r} is no {kind.__name__}")
+    record = built(Record, document)
     for name, form in _FORMS.items():
         if name in record.values:
             form.validate_python(record.values[name])
@@ -128,8 +119,8 @@ def cut_records(run: Path, update: int) -> None:
 
 def _is_until(line: bytes, update: int) -> bool:
     try:
-        return line.endswith(b"\n") and bool(json.loads(line)["update"] <= update)
-    except (ValueError, KeyError, TypeError):
+        return line.endswith(b"\n") and bool(parse_json(line, "")["update"] <= update)
+    except (DataError, KeyError, TypeError):
         return False
 
 

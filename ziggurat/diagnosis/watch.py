@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from ziggurat.diagnosis.health import Reading, readings
 from ziggurat.diagnosis.records import Record
-from ziggurat.errors import DataError
+from ziggurat.documents import built, read_json_lines
+from ziggurat.errors import DataError, printable
 
 __all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "Warned", "Watch", "read_warnings"]
 
@@ -102,19 +103,11 @@ def read_warnings(run: Path) -> list[Warned]:
     Raises DataError with file and line: a damaged line, or one of another format. The last line of a run that was
     killed may be cut off; it is left out.
     """
-    path = run / WARNINGS_FILE
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    found = []
-    for number, line in enumerate(lines, start=1):
-        try:
-            document = json.loads(line)
-            version = document.pop("format")
-            warned = Warned(**document) if version == WARNING_FORMAT else None
-        except (ValueError, KeyError, TypeError, AttributeError):
-            if number == len(lines) and not line.endswith(b"\n"):
-                break
-            raise DataError(f"{path}, line {number}: damaged; remove the line") from None
-        if warned is None:
-            raise DataError(f"{path}, line {number}: format {version}, this version reads {WARNING_FORMAT}")
-        found.append(warned)
-    return found
+    return list(read_json_lines(run / WARNINGS_FILE, _line, "a warning of a run"))
+
+
+def _line(document: Any, place: str) -> Warned:
+    version = document.pop("format")
+    if version != WARNING_FORMAT:
+        raise DataError(f"{place}: format {printable(str(version))}, this version reads {WARNING_FORMAT}")
+    return built(Warned, document)

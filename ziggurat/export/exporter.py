@@ -14,8 +14,9 @@ from ziggurat import __version__
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
 from ziggurat.data.checksums import write_checksums
+from ziggurat.data.compressed import byte_stream
 from ziggurat.data.corpus import Store
-from ziggurat.data.files import byte_stream, fingerprint, write_atomically
+from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.data.workspace import building, tidy
 from ziggurat.decoding.lines import read_lines
 from ziggurat.decoding.translator import TranslationWarning, Translator

@@ -7,18 +7,21 @@ from __future__ import annotations
 
 import argparse
 import re
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import Field
 from torch import Tensor
 
-from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
+from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import DataError, ExportError
+from ziggurat.documents import Form, check_regular, read_bounded, shaped
+from ziggurat.errors import DataError, ExportError, printable
 from ziggurat.export.anatomy import Affine, Anatomy, Stack
 from ziggurat.export.bart_names import layer_from, take
-from ziggurat.export.imported import ACTIVATIONS, Control, ForeignModel, positions_from
+from ziggurat.export.imported import ACTIVATIONS, MAX_POSITIONS, Control, ForeignModel, positions_from, width_of
 from ziggurat.export.pickled import load_pickled
 
 __all__ = ["read_fairseq"]
@@ -57,23 +60,21 @@ def read_fairseq(
     """
     if not dictionaries:
         raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
+    _refuse_packed(path)
     options, tensors = _load(path)
+    shaped(options, _Options, f"{path}: its options have")
     if reasons := _reasons(options, tensors):
         raise ExportError(f"{path}: not a plain Transformer that can be taken in: {'; '.join(reasons)}")
     contents = [_read(file) for file in dictionaries]
-    ids = [_ids(content) for content in (contents[0], contents[-1])]
+    named_contents = list(zip(dictionaries, contents, strict=True))
+    ids = [_ids(content, file) for file, content in (named_contents[0], named_contents[-1])]
     joint = contents[0] == contents[-1] and len(models) < 2
     source = _tokenizer(contents[0], models[0] if models else None)
     target = source if joint else _tokenizer(contents[-1], models[-1] if models else None)
     anatomy = _anatomy(options, tensors)
-    for side, stack, known in (("source", anatomy.encoder, ids[0]), ("target", anatomy.decoder, ids[1])):
-        if max(known.values()) >= stack.embedding.shape[0]:
-            raise ExportError(
-                f"{side}: the dictionary has {max(known.values()) + 1:,} tokens, the model {stack.embedding.shape[0]:,}"
-            )
-    named = (str(options.get("source_lang") or "source"), str(options.get("target_lang") or "target"))
+    named = (_shown(options.get("source_lang") or "source"), _shown(options.get("target_lang") or "target"))
     return ForeignModel(
-        kind=f"fairseq {options.get('arch') or options.get('_name')}",
+        kind=f"fairseq {_shown(options.get('arch') or options.get('_name'))}",
         anatomy=anatomy,
         scaled=not options.get("no_scale_embedding", False),
         source_ids=ids[0],
@@ -82,7 +83,19 @@ def read_fairseq(
         source=source,
         target=target,
         languages=languages or named,
-    )
+    ).checked(str(path))
+
+
+def _refuse_packed(path: Path) -> None:
+    """Raise DataError for what is no file, or a zip file that unpacks to more than it is: torch writes none."""
+    try:
+        size = check_regular(path)
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as packed:
+                if sum(entry.file_size for entry in packed.infolist()) > size:
+                    raise DataError(f"{path}: a compressed zip file, not a checkpoint as torch writes it")
+    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise DataError(f"{path}: not a checkpoint of fairseq ({error})") from None
 
 
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
@@ -94,22 +107,50 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
         tensors = content["model"]
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not a checkpoint of fairseq ({type(error).__name__}: {error})") from None
-    return (options if isinstance(options, dict) else vars(options)), tensors
+    named = options if isinstance(options, dict) else vars(options)
+    if not isinstance(tensors, dict) or not all(isinstance(key, str) for key in (*named, *tensors)):
+        raise DataError(f"{path}: not a checkpoint of fairseq (options or parameters without names)")
+    for key, tensor in tensors.items():
+        # A view may repeat one number a thousand million times; a copy of it then takes the memory.
+        if not isinstance(tensor, Tensor) or tensor.nbytes > tensor.untyped_storage().nbytes():
+            raise DataError(f"{path}: parameter {printable(key)} is not a tensor that the file holds")
+    return named, tensors
+
+
+class _Options(Form):
+    """Options that are needed."""
+
+    encoder_layers: int = Field(ge=1, le=4096)
+    decoder_layers: int = Field(ge=1, le=4096)
+    encoder_attention_heads: int = Field(ge=1, le=1 << 20)
+    decoder_attention_heads: int = Field(ge=1, le=1 << 20)
+    encoder_normalize_before: bool
+    decoder_normalize_before: bool
+    decoder_embed_dim: int = Field(ge=1)
+    max_source_positions: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
+    max_target_positions: int | None = Field(default=None, ge=1, le=MAX_POSITIONS)
+
+
+def _shown(value: Any) -> str:
+    """Return an option's value for people; of a list only that it is one, since it may hold itself a million times."""
+    return printable(str(value)) if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
     """Return all reasons why the checkpoint is not taken in."""
-    name = str(options.get("arch") or options.get("_name"))
+    name = _shown(options.get("arch") or options.get("_name"))
     reasons = [] if name.startswith("transformer") else [f"`arch: {name}` is not transformer..."]
     reasons += [
-        f"`{key}: {options[key]}`" for key, plain in _REFUSED.items() if options.get(key, plain) not in (plain, 0, None)
+        f"`{key}: {_shown(options[key])}`"
+        for key, plain in _REFUSED.items()
+        if options.get(key, plain) not in (plain, 0, None)
     ]
     if options.get("activation_fn", "relu") not in ACTIVATIONS:
-        reasons.append(f"`activation_fn: {options['activation_fn']}`; known are {', '.join(ACTIVATIONS)}")
+        reasons.append(f"`activation_fn: {_shown(options['activation_fn'])}`; known are {', '.join(ACTIVATIONS)}")
     width = options["decoder_embed_dim"]
     for key in ("encoder_embed_dim", "decoder_input_dim", "decoder_output_dim"):
         if options.get(key, width) != width:
-            reasons.append(f"`{key}: {options[key]}` is not the decoder's width {width}")
+            reasons.append(f"`{key}: {_shown(options[key])}` is not the decoder's width {width}")
     known = re.compile(
         r"(en|de)coder\.(embed_tokens|embed_positions|layer_norm)\.(weight|bias)"
         r"|(en|de)coder\.layers\.\d+\.(self_attn|encoder_attn)\.[qkv]_proj\.(weight|bias)"
@@ -118,21 +159,25 @@ def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[
     )
     unknown = [key for key in tensors if not known.fullmatch(key) and not _UNREAD.fullmatch(key)]
     if unknown:
-        reasons.append(f"parameter {unknown[0]} is unknown ({len(unknown)} in all)")
+        reasons.append(f"parameter {printable(unknown[0])} is unknown ({len(unknown)} in all)")
     return reasons
 
 
 def _read(path: Path) -> bytes:
     try:
-        return path.read_bytes()
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}") from None
+        return read_bounded(path, MAX_MODEL_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file") from None
 
 
-def _ids(dictionary: bytes) -> dict[str, int]:
+def _ids(dictionary: bytes, path: Path) -> dict[str, int]:
     """Return the ids by token: four control symbols, then the lines of the file, as fairseq counts."""
     ids = {"<s>": _BOS, "<pad>": _PAD, "</s>": _EOS, "<unk>": _UNK}
-    for line in dictionary.decode("utf-8").splitlines():
+    try:
+        lines = dictionary.decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{path}: not valid UTF-8 (byte {error.start}, from 0); is it a dictionary?") from None
+    for line in lines:
         ids.setdefault(line.rsplit(" ", 1)[0], len(ids))
     return ids
 
@@ -149,7 +194,10 @@ def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anato
 
 def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> Stack:
     pre_norm = bool(options[f"{name}_normalize_before"])
-    embedding = tensors[f"{name}.embed_tokens.weight"].float()
+    if (embedding := tensors.get(f"{name}.embed_tokens.weight")) is None:
+        raise ExportError(f"the checkpoint has no parameter {name}.embed_tokens.weight; is it a plain Transformer?")
+    width_of(embedding, f"{name}.embed_tokens.weight")
+    embedding = embedding.float()
     count = int(options.get("max_source_positions" if name == "encoder" else "max_target_positions") or 1024)
     positions: Tensor | None = None
     if not options.get("no_token_positional_embeddings", False):

@@ -6,21 +6,22 @@ ziggurat.export.pickled.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypeVar
 
 import torch
+from pydantic import BaseModel, Field, RootModel
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ziggurat.data.checksums import check_folder
-from ziggurat.data.subword import SentencePieceTokenizer
+from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
+from ziggurat.documents import Form, inside, read_bounded, read_json
 from ziggurat.errors import DataError, ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, Stack
 from ziggurat.export.bart_names import layer_from, take
-from ziggurat.export.imported import ACTIVATIONS, Control, ForeignModel, positions_from
+from ziggurat.export.imported import ACTIVATIONS, MAX_POSITIONS, Control, ForeignModel, positions_from, width_of
 from ziggurat.export.pickled import load_pickled
 
 __all__ = ["read_huggingface"]
@@ -31,6 +32,7 @@ _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": Tr
 _INDEX = "model.safetensors.index.json"
 """Lists the parts of weights that lie in several files."""
 
+Shape = TypeVar("Shape", bound=BaseModel)
 _EPSILON = 1e-5  # of torch.nn.LayerNorm
 
 
@@ -47,18 +49,19 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     listed = check_folder(folder)
     if listed and _INDEX not in listed and (folder / _INDEX).exists():
         raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")
-    config = _json(folder / "config.json")
+    config = _read(folder, "config.json", _AnyConfig).model_dump()
     if reasons := _reasons(config):
         raise ExportError(f"{folder}: not a plain Transformer that can be taken in: {'; '.join(reasons)}")
+    config = _read(folder, "config.json", _Config).model_dump()
     tensors = _tensors(folder)
-    source_ids = _json(folder / "vocab.json")
-    tokenizers = _json(folder / "tokenizer_config.json", {})
-    target_ids = _json(folder / "target_vocab.json") if tokenizers.get("separate_vocabs") else source_ids
+    source_ids = _read(folder, "vocab.json", _Ids).root
+    tokenizers = _read(folder, "tokenizer_config.json", _TokenizerConfig, _TokenizerConfig())
+    target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
     files = list(models) or [folder / "source.spm", folder / "target.spm"]
     tags = [token for token in source_ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__"))]
     read = [_tokenizer(file, tags) for file in (files[0], files[-1])]
     joint = source_ids == target_ids and read[0].model == read[1].model
-    named = (str(tokenizers.get("source_lang") or "source"), str(tokenizers.get("target_lang") or "target"))
+    named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
     return ForeignModel(
         kind=str(config["model_type"]),
         anatomy=_anatomy(config, tensors),
@@ -74,7 +77,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         source=read[0],
         target=read[0] if joint else read[1],
         languages=languages or named,
-    )
+    ).checked(str(folder))
 
 
 def _reasons(config: Mapping[str, Any]) -> list[str]:
@@ -89,26 +92,62 @@ def _reasons(config: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
-def _json(path: Path, default: Any = None) -> Any:
+class _AnyConfig(Form):
+    """Of any model: what decides whether it can be read."""
+
+    model_type: str
+    activation_function: str | None = None
+
+
+class _Config(Form):
+    """Of a model that can be; transformers writes all of these keys."""
+
+    model_type: str
+    activation_function: str
+    encoder_layers: int = Field(ge=1, le=4096)
+    decoder_layers: int = Field(ge=1, le=4096)
+    encoder_attention_heads: int = Field(ge=1, le=1 << 20)
+    decoder_attention_heads: int = Field(ge=1, le=1 << 20)
+    max_position_embeddings: int = Field(ge=1, le=MAX_POSITIONS)
+    scale_embedding: bool
+    pad_token_id: int = Field(ge=0)
+    eos_token_id: int = Field(ge=0)
+    decoder_start_token_id: int = Field(ge=0)
+
+
+class _TokenizerConfig(Form):
+    separate_vocabs: bool = False
+    source_lang: str | None = None
+    target_lang: str | None = None
+
+
+class _Ids(RootModel[dict[str, Annotated[int, Field(ge=0, strict=True)]]]):
+    """Ids by piece."""
+
+
+class _Index(Form):
+    weight_map: dict[str, str]
+
+
+def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = None) -> Shape:
+    """Return what a JSON file of the folder says. Raises DataError."""
     try:
-        return json.loads(path.read_text("utf-8"))
+        return read_json(inside(folder, name), form)
     except FileNotFoundError:
         if default is not None:
             return default
-        raise DataError(f"{path}: no such file; it belongs to the model") from None
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot be read: {error}") from None
+        raise DataError(f"{folder / name}: no such file; it belongs to the model") from None
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
     """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, or of parts that an index lists."""
     for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
-        index = _json(folder / f"{whole}.index.json", {})
-        names = sorted(set(index["weight_map"].values())) if index else [whole]
-        if index or (folder / whole).is_file():
+        index = _read(folder, f"{whole}.index.json", _Index, _Index(weight_map={}))
+        names = sorted(set(index.weight_map.values())) or [whole]
+        if index.weight_map or (folder / whole).is_file():
             tensors: dict[str, Tensor] = {}
             for name in names:
-                path = folder / Path(name).name
+                path = inside(folder, name)
                 if not path.is_file():
                     raise DataError(f"{path}: no such file, but {whole}.index.json lists it")
                 tensors |= read(path)
@@ -133,9 +172,11 @@ def _pickled(path: Path) -> dict[str, Tensor]:
 
 def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:
     try:
-        return SentencePieceTokenizer(path.read_bytes(), tags=tags)
-    except OSError as error:
-        raise DataError(f"{path}: {error.strerror}; name the SentencePiece model by `--sentencepiece`") from None
+        content = read_bounded(path, MAX_MODEL_BYTES)
+    except FileNotFoundError:
+        raise DataError(f"{path}: no such file; name the SentencePiece model by `--sentencepiece`") from None
+    try:
+        return SentencePieceTokenizer(content, tags=tags)
     except DataError as error:
         raise DataError(f"{path}: {error}") from None
 
@@ -147,7 +188,7 @@ def _anatomy(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatom
     return Anatomy(
         encoder,
         decoder,
-        Affine(weight, None if bias is None else bias[0].float()),
+        Affine(weight, None if bias is None else bias.flatten().float()),
         ACTIVATIONS[config["activation_function"]],
         "layer",
     )
@@ -158,7 +199,7 @@ def _stack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) 
     embedding = tensors.get(f"{prefix}.embed_tokens.weight", tensors.get("model.shared.weight"))
     if embedding is None:
         raise ExportError(f"the checkpoint has neither {prefix}.embed_tokens.weight nor model.shared.weight")
-    width = embedding.shape[1]
+    width = width_of(embedding, f"{prefix}.embed_tokens.weight")
     layers = range(config[f"{name}_layers"])
     return Stack(
         pre_norm=_PRE_NORM[kind],

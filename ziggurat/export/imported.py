@@ -12,12 +12,16 @@ from torch import Tensor
 
 from ziggurat.config import Experiment
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
+from ziggurat.errors import ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, compose
 
-__all__ = ["ACTIVATIONS", "Control", "ForeignModel", "positions_from"]
+__all__ = ["ACTIVATIONS", "MAX_POSITIONS", "Control", "ForeignModel", "positions_from", "width_of"]
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
 """What other toolkits call a non-linearity -> `model.activation`."""
+
+MAX_POSITIONS = 16_384
+"""Most positions of a model that is taken in: four times those of the longest ones; their table is computed whole."""
 
 _NEVER = -1e9
 """Output bias of a token that the other toolkit does not have."""
@@ -56,6 +60,40 @@ class ForeignModel:
     source: Tokenizer
     target: Tokenizer
     languages: tuple[str, str]
+
+    def checked(self, name: str) -> ForeignModel:
+        """Return the model if its parts fit each other; `name` says in errors what it was read from.
+
+        Raises ExportError: ids beyond the rows of a matrix, a matrix of another shape, heads that do not divide it.
+        """
+        reasons = []
+        for side, stack, ids in (
+            ("source", self.anatomy.encoder, self.source_ids),
+            ("target", self.anatomy.decoder, self.target_ids),
+        ):
+            rows, width = stack.embedding.shape
+            control = dataclasses.asdict(self.control)
+            control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
+            largest = max(ids.values(), default=-1)
+            reasons += [
+                f"{side}: the id of `{key}` is {number}, the matrix has rows 0 to {rows - 1:,}"
+                for key, number in control.items()
+                if not 0 <= number < rows
+            ]
+            if largest >= rows:
+                reasons.append(f"{side}: the dictionary has {largest + 1:,} tokens, the model {rows:,}")
+            if width % stack.heads:
+                reasons.append(f"{side}: {stack.heads} heads do not divide the width {width}")
+            if stack.positions is not None and (stack.positions.ndim != 2 or stack.positions.shape[1] != width):
+                reasons.append(f"{side}: positions of shape {list(stack.positions.shape)} for the width {width}")
+        output, decoder = self.anatomy.output, self.anatomy.decoder
+        if output.weight.shape != decoder.embedding.shape:
+            reasons.append(f"the output has shape {list(output.weight.shape)}, not {list(decoder.embedding.shape)}")
+        elif output.bias is not None and output.bias.shape != output.weight.shape[:1]:
+            reasons.append(f"the output's bias has shape {list(output.bias.shape)}")
+        if reasons:
+            raise ExportError(f"{name}: {'; '.join(reasons)}")
+        return self
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters by our names, every row where our tokenizers expect it.
@@ -142,6 +180,13 @@ def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: Control) -> lis
     if rows[tokenizer.bos] == control.eos:
         rows[tokenizer.bos] = None
     return rows
+
+
+def width_of(embedding: Tensor, name: str) -> int:
+    """Return the width of an embedding [rows, width]. Raises ExportError when it is no matrix."""
+    if embedding.ndim != 2 or 0 in embedding.shape:
+        raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
+    return int(embedding.shape[1])
 
 
 def positions_from(first: int, count: int, width: int) -> Tensor:

@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from ziggurat.config import dump
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.data.workspace import building, recover
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, ExportError, out_of_memory, printable
 from ziggurat.export.import_fairseq import read_fairseq
 from ziggurat.export.import_huggingface import read_huggingface
 from ziggurat.export.imported import ForeignModel
@@ -67,7 +69,15 @@ def write_imported(model: ForeignModel, out: Path, again: str) -> int:
 
     `again` says how to get the folder anew (ziggurat.data.checksums.write_checksums).
     """
-    experiment, tensors = model.experiment(str(out)), model.tensors()
+    try:
+        experiment, tensors = model.experiment(str(out)), model.tensors()
+    except (ValidationError, RuntimeError, IndexError, ValueError) as error:
+        if out_of_memory(error):
+            raise
+        said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else error
+        raise ExportError(f"{model.kind}: its parts do not fit each other: {printable(str(said), 300)}") from None
+    if bad := [name for name, tensor in tensors.items() if tensor.isnan().any()]:
+        raise ExportError(f"{model.kind}: parameters hold numbers that are none (NaN), of ours {', '.join(bad[:3])}")
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
     with building(out) as folder:
         save_tokenizers(folder, model.source, model.target)

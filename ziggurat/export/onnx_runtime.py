@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import torch
+from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +17,8 @@ from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.translator import Translator
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.documents import Form, read_json
+from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.export.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
 from ziggurat.export.onnx_graphs import Port
 from ziggurat.models.directory import CONFIG_FILE
@@ -74,14 +75,31 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
             sessions[name] = onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own classes have no public base but this
             raise CheckpointError(f"{folder / name}: cannot be opened: {error}") from None
+    _refuse_other_graphs(folder, manifest, sessions[ENCODER_FILE], sessions[STEP_FILE])
     return OnnxModel(
         sessions[ENCODER_FILE],
         sessions[STEP_FILE],
-        vocabulary_size=manifest["vocabulary_size"],
-        max_positions=manifest["max_positions"],
-        memory=tuple(Port(p["name"], tuple(p["shape"])) for p in manifest["memory"]),
-        states=tuple(Port(p["name"], tuple(p["shape"]), p["initial"]) for p in manifest["states"]),
+        vocabulary_size=manifest.vocabulary_size,
+        max_positions=manifest.max_positions,
+        memory=tuple(map(_port, manifest.memory)),
+        states=tuple(map(_port, manifest.states)),
     )
+
+
+def _refuse_other_graphs(folder: Path, manifest: _Manifest, encoder: InferenceSession, step: InferenceSession) -> None:
+    """Raise CheckpointError unless the graphs take and give what the manifest says."""
+    memory, states = {port.name for port in manifest.memory}, [port.name for port in manifest.states]
+    first = {port.initial for port in manifest.states if port.initial is not None}
+    for name, needed, there in (
+        (ENCODER_FILE, memory | first, {node.name for node in encoder.get_outputs()}),
+        (STEP_FILE, memory | {f"state.{s}" for s in states}, {node.name for node in step.get_inputs()}),
+        (STEP_FILE, {"logits", *(f"next.{s}" for s in states)}, {node.name for node in step.get_outputs()}),
+    ):
+        if missing := needed - there:
+            lacks = printable(min(str(part) for part in missing))
+            raise CheckpointError(
+                f"{folder / name}: has no {lacks}, which {MANIFEST_FILE} names; export the model again"
+            )
 
 
 def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: Any) -> Translator:
@@ -100,6 +118,10 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     if settings.shortlist is not None:
         raise ConfigError("`decoding.shortlist` does not go with ONNX; set it to null")
     source, target = load_tokenizers(directory)
+    if target.size != model.vocabulary_size:
+        raise CheckpointError(
+            f"{directory}: the vocabulary has {target.size} pieces, the graphs {model.vocabulary_size}; export again"
+        )
     return Translator(
         (),
         source,
@@ -112,17 +134,34 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
     )
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
+class _Port(Form):
+    name: str
+    shape: list[Annotated[int, Field(ge=1, le=1 << 24)] | Literal["sentences", "beams", "source", "steps"]]
+    initial: str | None = None
+
+
+class _Manifest(Form):
+    format: int
+    vocabulary_size: int = Field(ge=1)
+    max_positions: int | None = Field(ge=1)
+    memory: list[_Port]
+    states: list[_Port]
+
+
+def _read_manifest(path: Path) -> _Manifest:
     try:
-        manifest: dict[str, Any] = json.loads(path.read_text("utf-8"))
-        version = manifest["format"]
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror}; not a folder of `ziggurat export --to onnx`") from None
-    except (ValueError, KeyError, TypeError):
-        raise CheckpointError(f"{path}: damaged") from None
-    if version != FORMAT:
-        raise CheckpointError(f"{path}: format {version}, but this version of Ziggurat reads {FORMAT}; export again")
+        manifest = read_json(path, _Manifest, error=CheckpointError, remedy="export the model again")
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: No such file; not a folder of `ziggurat export --to onnx`") from None
+    if manifest.format != FORMAT:
+        raise CheckpointError(
+            f"{path}: format {manifest.format}, but this version of Ziggurat reads {FORMAT}; export again"
+        )
     return manifest
+
+
+def _port(port: _Port) -> Port:
+    return Port(port.name, tuple(port.shape), port.initial)
 
 
 class OnnxScorer:

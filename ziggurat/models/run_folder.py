@@ -14,6 +14,7 @@ from ziggurat.config import load_experiment
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import lock_missing, sync_folder, try_lock
+from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import CheckpointError, ZigguratError, refuse_passing
 
 __all__ = [
@@ -70,7 +71,7 @@ def read_meta(folder: Path) -> dict[str, Any]:
     """
     path = folder / META_FILE
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = parse_json(read_bounded(path, error=CheckpointError), str(path), error=CheckpointError)
         whole = "progress" in document and MODEL_FILE in document["checksums"]
         if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):  # 5 flipped
             whole = whole and document["checksum"] == meta_checksum(document)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 import xxhash
@@ -16,14 +17,16 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 from ziggurat.data.files import atomic_file
+from ziggurat.documents import check_regular
 from ziggurat.errors import CheckpointError, refuse_passing
 
-__all__ = ["WEIGHTS_FORMAT", "local", "placed_as", "read_tensors", "whole", "write_tensors"]
+__all__ = ["WEIGHTS_FORMAT", "local", "placed_as", "read_shapes", "read_tensors", "whole", "write_tensors"]
 
 WEIGHTS_FORMAT = "1"
 """Value of `format` in the header of every file that this package writes."""
 
 _BLOCK_BYTES = 1 << 22
+_MAX_HEADER_BYTES = 1 << 26  # 64 MiB: 500,000 tensors; moments of two stacks of 4,096 layers have fewer
 _TYPES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -99,20 +102,36 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
             yield content[start : start + _BLOCK_BYTES]
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
+@contextlib.contextmanager
+def _opened(path: Path) -> Iterator[Any]:
+    """Open a safetensors file of ours. Raises CheckpointError when it is missing, damaged or too new."""
     try:
-        with path.open("rb"):  # safetensors says of every file that it cannot open that there is none
-            pass
+        check_regular(path, error=CheckpointError)
+        with path.open("rb") as start:  # besides: safetensors says of every file that it cannot open that there is none
+            size = int.from_bytes(start.read(8), "little")
+        if size > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"{path}: damaged or not a safetensors file (a header of {size:,} bytes)")
         with safe_open(path, framework="pt", device="cpu") as file:
             version = (file.metadata() or {}).get("format")
             if version != WEIGHTS_FORMAT:
                 raise CheckpointError(
                     f"{path}: weights format {version}, but this version of ziggurat reads {WEIGHTS_FORMAT}"
                 )
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+            yield file
     except FileNotFoundError:
         raise CheckpointError(f"{path}: no such file") from None
     except (SafetensorError, OSError, ValueError) as error:
         refuse_passing(path, error)
         raise CheckpointError(f"{path}: damaged or not a safetensors file ({error})") from None
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a safetensors file's tensors, whose values are not read. Raises as read_tensors does."""
+    with _opened(path) as file:
+        return {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
+    with _opened(path) as file:
+        return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from pydantic import RootModel
+
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.diagnosis.records import Record, read_records
-from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
+from ziggurat.documents import read_json, read_json_lines
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE
 
 __all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
@@ -127,18 +129,17 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
     """Yield the records of `metrics.jsonl`, which a run that failed early has not."""
-    lines = path.read_bytes().splitlines(keepends=True) if path.is_file() else []
-    for number, line in enumerate(lines, start=1):
-        try:
-            record = json.loads(line)
-            whole = isinstance(record["kind"], str) and type(record["update"]) is int
-        except (ValueError, KeyError, TypeError):
-            whole = False
-        if whole:
-            yield record
-        elif number < len(lines) or line.endswith(b"\n"):
-            shown = printable(line.decode("utf-8", "replace").rstrip("\n"))
-            raise DataError(f"{path}, line {number}: not a record of a run: {shown}; remove the line")
+    return read_json_lines(path, _record, "a record of a run")
+
+
+def _record(record: Any, place: str) -> dict[str, Any]:
+    """Return a line of `metrics.jsonl` if it is a record: a kind, an update, and numbers. Raises ValueError."""
+    numbers = [value for key, value in record.items() if key not in ("kind", "partial") and value is not None]
+    if not isinstance(record["kind"], str) or type(record["update"]) is not int:
+        raise ValueError(place)
+    if not all(type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 63) for value in numbers):
+        raise ValueError(place)
+    return dict(record)
 
 
 def _ending(path: Path) -> Ending:
@@ -155,10 +156,13 @@ def _ending(path: Path) -> Ending:
     return Ending(False, "no word of its end in the log: it failed, was killed, or still trains")
 
 
+class _Environment(RootModel[dict[str, Any]]):
+    """Values by name; they are shown as they are."""
+
+
 def _environment(path: Path) -> dict[str, str]:
     try:
-        return {str(key): str(value) for key, value in json.loads(path.read_text("utf-8")).items()}
+        found = read_json(path, _Environment, error=DataError, remedy="remove the file").root
     except FileNotFoundError:
         return {}
-    except (OSError, ValueError, AttributeError):
-        raise DataError(f"{path}: damaged; remove the file") from None
+    return {key: str(value)[:1000] for key, value in found.items()}

@@ -15,6 +15,7 @@ import xxhash
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.decoding.translator import TranslationWarning, load_translator
+from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 from ziggurat.models.directory import locate_weights, weights_origin
 from ziggurat.report.runs import ReportRun
@@ -139,10 +140,10 @@ def _translate(run: ReportRun, sentences: Sentences) -> Translated:
 def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
     """Return what an earlier report kept; None when there is nothing, or it is of other weights, or damaged."""
     try:
-        document = json.loads(path.read_text("utf-8"))
+        document = parse_json(read_bounded(path, 1 << 28), str(path))
         if document.pop("key") != key:
             return None
-        found = Translated(**document)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        found = built(Translated, document)
+    except (OSError, DataError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return found if len(found.outputs) == count else None

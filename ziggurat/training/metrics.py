@@ -13,6 +13,8 @@ from typing import TextIO
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
+from ziggurat.documents import parse_json
+from ziggurat.errors import DataError
 from ziggurat.terminal import safe
 from ziggurat.tracking.heat import draw
 from ziggurat.tracking.listener import Listener
@@ -136,10 +138,10 @@ def _stays(line: bytes, last: Mapping[str, int], taken_back: int | None) -> bool
     A partial one of update `taken_back` goes, too.
     """
     try:
-        record = json.loads(line)
+        record = parse_json(line, "")
         back = record["update"] == taken_back and "partial" in record
         return line.endswith(b"\n") and bool(record["update"] <= last[record["kind"]]) and not back
-    except (ValueError, KeyError, TypeError):
+    except (DataError, KeyError, TypeError):
         return False
 
 

@@ -1,0 +1,124 @@
+"""Runs an attack in a child with limits: what a stranger's file may cost is 5 seconds and 500 MB."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import os
+import resource
+import select
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ziggurat.errors import ZigguratError
+
+__all__ = ["Outcome", "cli", "confined", "refusal"]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of an action.
+
+    Attributes:
+        error: the class of what it raised, `` where it raised nothing.
+        text: the message, or what it returned.
+        megabytes: how far the child's resident memory rose at its highest.
+    """
+
+    error: str
+    text: str
+    megabytes: float
+
+
+def confined(action: Callable[[], object], *, seconds: float = 5, megabytes: int = 500) -> Outcome:
+    """Return what became of `action`, run in a fork of this process (nothing is imported anew).
+
+    Fails when it takes longer (processor time; on the clock twelve times that, since other work runs beside tests),
+    more memory, or ends the process. Address space is limited to four times the memory, so that an attack cannot hurt
+    the machine; what is judged is the resident memory.
+    """
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(reader)
+        os._exit(_run(action, writer, seconds, megabytes))
+    os.close(writer)
+    said = b""
+    try:
+        while select.select([reader], [], [], 12 * seconds)[0] and (part := os.read(reader, 1 << 16)):
+            said += part
+    finally:
+        os.close(reader)
+        if not said:
+            os.kill(child, signal.SIGKILL)
+        _, status = os.waitpid(child, 0)
+    assert said, f"took more than {seconds} seconds, or ended the process (status {status})"
+    error, rose, text = said.decode("utf-8", "replace").split("\n", 2)
+    assert float(rose) < megabytes, f"took {rose} MB: {error}: {text[:500]}"
+    return Outcome(error, text, float(rose))
+
+
+def _run(action: Callable[[], object], writer: int, seconds: float, megabytes: int) -> int:
+    resource.setrlimit(resource.RLIMIT_CPU, (math.ceil(seconds), math.ceil(seconds)))
+    with contextlib.suppress(OSError), open("/proc/self/clear_refs", "w") as file:
+        file.write("5")  # VmHWM from here on
+    before = _status("VmRSS")
+    limit = int(_status("VmSize") + 4 * megabytes) << 20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    error, text = "", ""
+    try:
+        text = str(action())
+    except ZigguratError as problem:
+        error, text = type(problem).__name__, str(problem)
+    except BaseException as problem:
+        error, text = type(problem).__name__, traceback.format_exc()
+    rose = _status("VmHWM") - before
+    os.write(writer, f"{error}\n{rose:.1f}\n{text}".encode("utf-8", "replace")[:60_000])
+    return 0
+
+
+def _status(key: str) -> float:
+    """MiB of a line of /proc/self/status."""
+    with open("/proc/self/status", encoding="ascii") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(key)) / 1024
+
+
+def refusal(action: Callable[[], object], **limits: float) -> str:
+    """Return the message with which `action` refuses; fails where it does not, or where that is no error for users."""
+    outcome = confined(action, **limits)  # type: ignore[arg-type]
+    assert outcome.error, f"was taken: {outcome.text[:500]}"
+    assert outcome.error in {error.__name__ for error in _kinds()}, f"{outcome.error}: {outcome.text[-2000:]}"
+    assert len(outcome.text) < 3000, outcome.text[:500]
+    return outcome.text
+
+
+def _kinds() -> list[type[ZigguratError]]:
+    return [ZigguratError, *ZigguratError.__subclasses__()]
+
+
+def cli(*arguments: str) -> Callable[[], str]:
+    """Return an action: the verb as the command line runs it; a ZigguratError where it ends with 2."""
+
+    def run() -> str:
+        from ziggurat.cli import main
+
+        out = io.TextIOWrapper(io.BytesIO())
+        with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.redirect_stdout(out):
+            try:
+                main(list(arguments))
+            except SystemExit as stop:
+                if stop.code == 2:
+                    raise ZigguratError(said.getvalue()) from None
+                if stop.code:
+                    raise AssertionError(f"status {stop.code}: {said.getvalue()}") from None
+        return said.getvalue()
+
+    return run
+
+
+if sys.platform != "linux":
+    raise RuntimeError("limits of a child are set as Linux has them")

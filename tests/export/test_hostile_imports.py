@@ -1,0 +1,123 @@
+"""Models of other toolkits that are damaged or made to hurt: refused with the reason, within limits."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.confined import refusal
+from tests.export.conftest import Written
+from tests.export.test_import import dictionary, fairseq_checkpoint
+from ziggurat.data.subword import SentencePieceTokenizer
+from ziggurat.export.exporter import export_model
+from ziggurat.export.importer import import_checkpoint
+from ziggurat.export.onnx_runtime import _read_manifest
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")
+
+HUGGINGFACE: dict[str, tuple[dict[str, Any], str]] = {
+    "first token -1": ({"decoder_start_token_id": -1}, "decoder_start_token_id"),
+    "first token beyond": ({"decoder_start_token_id": 10**6}, "`first` is 1000000"),
+    "padding NaN": ({"pad_token_id": float("nan")}, "pad_token_id"),
+    "end a list": ({"eos_token_id": [1, 2]}, "eos_token_id"),
+    "layers": ({"encoder_layers": 10**9}, "encoder_layers"),
+    "more layers than weights": ({"encoder_layers": 4000}, "no parameter model.encoder.layers.2."),
+    "no layers": ({"decoder_layers": 0}, "decoder_layers"),
+    "negative heads": ({"encoder_attention_heads": -2}, "encoder_attention_heads"),
+    "heads": ({"encoder_attention_heads": 3}, "3 heads do not divide"),
+    "positions": ({"max_position_embeddings": 10**9}, "max_position_embeddings"),
+    "a key is gone": ({"pad_token_id": None}, "pad_token_id"),
+    "scale is a text": ({"scale_embedding": "yes"}, "scale_embedding"),
+    "kind is a list": ({"model_type": [[]]}, "model_type"),
+}
+
+
+@pytest.fixture
+def exported(written: Written, tmp_path: Path) -> Path:
+    """A MarianMT directory."""
+    path = written(residual="post", embedding={"zero_start": True})
+    export_model(path, "huggingface", tmp_path / "out")
+    return tmp_path / "out"
+
+
+def test_configurations_of_transformers(exported: Path, tmp_path: Path) -> None:
+    plain = json.loads((exported / "config.json").read_text())
+    for name, (changes, reason) in HUGGINGFACE.items():
+        (exported / "config.json").write_text(json.dumps({**plain, **changes}))
+        said = refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
+        assert reason in said, (name, said)
+    for key in ("decoder_start_token_id", "encoder_layers", "scale_embedding"):
+        (exported / "config.json").write_text(json.dumps({k: v for k, v in plain.items() if k != key}))
+        assert f"no `{key}`" in refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
+
+
+def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
+    ids = json.loads((exported / "vocab.json").read_text())
+    attacks: dict[str, tuple[Callable[[Path], object], str]] = {
+        "vocab.json": (lambda p: p.write_text(json.dumps({**ids, "x": -1})), "greater than or equal to 0"),
+        "vocab.json of texts": (lambda p: p.write_text(json.dumps({**ids, "x": "1"})), "`x`"),
+        "vocab.json beyond": (lambda p: p.write_text(json.dumps({**ids, "x": 10**9})), "tokens, the model"),
+        "vocab.json nested": (lambda p: p.write_text("[" * 100_000), "nested"),
+        "source.spm": (lambda p: (p.unlink(), os.mkfifo(p)), "not a regular file"),
+        "model.safetensors.index.json": (lambda p: p.write_text('{"weight_map": {"a": "../b"}}'), "not in it"),
+    }
+    for number, (name, (attack, reason)) in enumerate(attacks.items()):
+        folder = tmp_path / str(number)
+        shutil.copytree(exported, folder)
+        attack(folder / name.split()[0])
+        said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
+        assert reason in said, (name, said)
+
+
+def test_checkpoints_of_fairseq(written: Written, tokenizer: SentencePieceTokenizer, tmp_path: Path) -> None:
+    path = written(embedding={"sharing": "none", "positions": "learned", "max_positions": 64})
+    words = dictionary(tokenizer, tmp_path / "dict.txt")
+
+    def said(changed: Callable[[dict[str, Any]], object], given: Path = words) -> str:
+        checkpoint = fairseq_checkpoint(path, tmp_path / "fairseq", learned=True)
+        content = torch.load(checkpoint, weights_only=False)
+        changed(content)
+        torch.save(content, checkpoint)
+        return refusal(lambda: import_checkpoint(checkpoint, tmp_path / "back", dictionaries=[given]))
+
+    assert "decoder_embed_dim" in said(lambda c: vars(c["cfg"]["model"]).pop("decoder_embed_dim"))
+    assert "encoder_layers" in said(lambda c: vars(c["cfg"]["model"]).update(encoder_layers=10**9))
+    assert "no parameter encoder.embed_tokens" in said(lambda c: c["model"].pop("encoder.embed_tokens.weight"))
+    # A tensor of one number that is said to be a million million of them.
+    view = torch.zeros(1).expand(1 << 20, 1 << 20)
+    assert "not a tensor that the file holds" in said(
+        lambda c: c["model"].update({"decoder.embed_tokens.weight": view})
+    )
+    assert "NaN" in said(lambda c: c["model"]["encoder.layers.0.fc1.weight"].fill_(float("nan")))
+    lists: list[Any] = ["x"]
+    for _ in range(60):
+        lists = [lists, lists]
+    assert "layernorm_embedding" in said(lambda c: vars(c["cfg"]["model"]).update(layernorm_embedding=lists))
+    latin = tmp_path / "latin.txt"
+    latin.write_bytes("häuser 1\n".encode("latin-1"))
+    assert "not valid UTF-8" in said(lambda c: None, latin)
+    os.mkfifo(tmp_path / "pipe")
+    assert "not a regular file" in said(lambda c: None, tmp_path / "pipe")
+    assert not (tmp_path / "back").exists()
+
+
+def test_manifests_of_onnx(tmp_path: Path) -> None:
+    path = tmp_path / "onnx.json"
+    good = {"format": 1, "vocabulary_size": 5, "max_positions": None, "memory": [], "states": []}
+    for changes, reason in (
+        ({"vocabulary_size": -1}, "vocabulary_size"),
+        ({"max_positions": 0}, "max_positions"),
+        ({"states": [{"name": "a", "shape": ["sentences", 10**12]}]}, "states.0.shape"),
+        ({"memory": 3}, "memory"),
+        ({"format": 10**9}, "format"),
+    ):
+        path.write_text(json.dumps({**good, **changes}))
+        assert reason in refusal(lambda: _read_manifest(path))

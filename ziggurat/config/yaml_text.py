@@ -1,0 +1,176 @@
+"""YAML text <-> values, within limits: a file of a few hundred bytes must not take gigabytes or minutes to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import yaml
+
+from ziggurat.errors import ConfigError, printable
+
+__all__ = ["MAX_YAML_BYTES", "Lines", "dotted", "parse_value", "parse_yaml", "to_yaml"]
+
+Lines = dict[tuple[str | int, ...], int]
+
+MAX_YAML_BYTES = 1 << 20
+"""Longest YAML text; a resolved configuration has 12 kB, and 250 bytes for each corpus."""
+
+MAX_NODES = 50_000
+"""Most values, keys counted, and those of aliases counted again wherever they stand: 2,000 corpora, and 3 seconds of
+PyYAML's time."""
+
+MAX_DEPTH = 32
+MAX_DIGITS = 100
+"""Longest text of a number. Python refuses 4,300 digits, and YAML's sums of base 60 take quadratic time."""
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe loader that reads `1e-3` as a number (YAML 1.1 takes it for text), within limits."""
+
+    name = "YAML"
+    nodes = depth = 0
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        """Return the next value with all that it holds. Raises ConfigError beyond the limits, as soon as it is."""
+        self.nodes, self.depth = self.nodes + 1, self.depth + 1
+        if self.depth > MAX_DEPTH or self.nodes > MAX_NODES:
+            line = self.line + 1
+            raise ConfigError(f"{self.name}, line {line}: {_too_much(self.depth > MAX_DEPTH)}")
+        try:
+            return super().compose_node(parent, index)
+        finally:
+            self.depth -= 1
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """Return the value of a node. Raises ConfigError naming the line where it is none, such as month 13."""
+        if not isinstance(node, yaml.ScalarNode):
+            return super().construct_object(node, deep)
+        text = str(node.value)
+        kind = node.tag.rpartition(":")[2]
+        if kind in ("int", "float") and len(text) > MAX_DIGITS:
+            raise ConfigError(f"{self._place(node)}: a number of {len(text):,} characters; {MAX_DIGITS} are the most")
+        if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
+            raise ConfigError(f"{self._place(node)}: {printable(text)} holds NUL or half a character, which is no text")
+        try:
+            return super().construct_object(node, deep)
+        except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
+            raise ConfigError(f"{self._place(node)}: {printable(text)} is not a value of the kind {kind}") from None
+
+    def _place(self, node: yaml.Node) -> str:
+        return f"{self.name}, line {node.start_mark.line + 1}"
+
+
+class _Dumper(yaml.SafeDumper):
+    """Safe dumper that puts in quotes what _Loader would take for a number."""
+
+
+for _class in (_Loader, _Dumper):
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float",
+        re.compile(r"^[-+]?(?:[0-9][0-9_]*(?:\.[0-9_]*)?|\.[0-9]+)(?:[eE][-+]?[0-9]+)$"),
+        list("-+0123456789."),
+    )
+
+
+def _too_much(deep: bool) -> str:
+    if deep:
+        return f"nested more than {MAX_DEPTH} deep, or an alias that contains itself"
+    return f"more than {MAX_NODES:,} values, those of aliases counted wherever they stand: no configuration has so many"
+
+
+def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
+    """Return the mapping in `text` and the line (from 1) of each of its keys; `name` is used in errors.
+
+    Raises ConfigError for broken YAML, text beyond the limits above, a duplicate key, or anything but a mapping at the
+    top.
+    """
+    content, lines = _parse(text, name)
+    if content is None:
+        return {}, {}
+    if not isinstance(content, dict):
+        raise ConfigError(f"{name}: expected sections such as `data:` and `model:`, found {type(content).__name__}")
+    return content, lines
+
+
+def parse_value(text: str, name: str) -> Any:
+    """Return the value that `text` is in YAML, within the same limits; errors as of parse_yaml."""
+    return _parse(text, name)[0]
+
+
+def _parse(text: str, name: str) -> tuple[Any, Lines]:
+    if len(text) > MAX_YAML_BYTES:
+        raise ConfigError(f"{name}: longer than {MAX_YAML_BYTES >> 20} MiB: no configuration is as long")
+    lines: Lines = {}
+    try:
+        loader = _Loader(text)  # looks for control characters at once
+        loader.name = name
+        try:
+            root = loader.get_single_node()
+            if root is None:
+                return None, lines
+            # Before values are made: merge keys (`<<`) are copied then, so their number must be known to be small.
+            _collect_lines(root, (), lines, name, [0])
+            # What an alias stands for is copied: an override of one place must not change the other.
+            return _unshared(loader.construct_document(root)), lines
+        finally:
+            loader.dispose()
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise ConfigError(
+            f"{name}, line {line}: the character U+{int(error.character):04X} is not allowed in YAML; remove it, or "
+            "write it as an escape in double quotes"
+        ) from None
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
+        said = printable(str(getattr(error, "problem", None) or error), 200)
+        raise ConfigError(f"{where}: not valid YAML: {said}") from None
+    except (ValueError, OverflowError, UnicodeError) as error:  # the scanner's: an escape of no character, \UFFFFFFFF
+        raise ConfigError(f"{name}: not valid YAML: {printable(str(error), 200)}") from None
+
+
+def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, name: str, seen: list[int]) -> None:
+    """Write down the line of every key; aliases are followed, and `seen[0]` counts what is met."""
+    seen[0] += 1
+    if seen[0] > MAX_NODES or len(path) > MAX_DEPTH:
+        raise ConfigError(f"{name}, line {node.start_mark.line + 1}: {_too_much(len(path) > MAX_DEPTH)}")
+    lines.setdefault(path, node.start_mark.line + 1)
+    if isinstance(node, yaml.MappingNode):
+        for key_node, value_node in node.value:
+            line = key_node.start_mark.line + 1
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise ConfigError(f"{name}, line {line}: a key must be a word, not a list or a section")
+            key = str(key_node.value)
+            here = (*path, key)
+            if here in lines:
+                raise ConfigError(
+                    f"{name}, line {line}: `{dotted(here)}` is given twice (first in line {lines[here]}); remove one"
+                )
+            lines[here] = line
+            seen[0] += 1
+            _collect_lines(value_node, here, lines, name, seen)
+    elif isinstance(node, yaml.SequenceNode):
+        for i, item in enumerate(node.value):
+            _collect_lines(item, (*path, i), lines, name, seen)
+
+
+def _unshared(value: Any) -> Any:
+    """Return a copy in which no section or list stands in two places."""
+    if isinstance(value, dict):
+        return {key: _unshared(part) for key, part in value.items()}
+    return [_unshared(part) for part in value] if isinstance(value, list) else value
+
+
+def dotted(path: Sequence[str | int]) -> str:
+    """Return a path as it is written: `data.train.0.source`."""
+    return ".".join(printable(str(p)) for p in path)
+
+
+def to_yaml(content: Mapping[str, Any], *, compact: bool = False) -> str:
+    """Return `content` as YAML that parse_yaml reads back; `compact` puts innermost mappings and lists on one line."""
+    flow = None if compact else False
+    return yaml.dump(
+        dict(content), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=110, default_flow_style=flow
+    )

@@ -1,0 +1,239 @@
+"""Small files that may come from strangers, read whole: regular files of bounded size, JSON of bounded depth.
+
+What is here raises the error class that the caller names, with the file, the key and the way out: no file makes a
+reader hang (a pipe, a device), fill the memory, or fail in a place that cannot say which file it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, fields
+from functools import cache
+from pathlib import Path
+from typing import Any, TypeVar, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from ziggurat.errors import DataError, ZigguratError, printable, refuse_passing
+
+__all__ = [
+    "MAX_BYTES",
+    "Form",
+    "built",
+    "check_regular",
+    "inside",
+    "parse_json",
+    "read_bounded",
+    "read_json",
+    "read_json_lines",
+    "shaped",
+]
+
+MAX_BYTES = 1 << 24
+"""Most bytes (16 MiB) of a document or of a line of JSON lines: the largest honest ones are vocabularies of 250,000
+pieces, of about 8 MB. Parsed, `[[],[],` takes 25 times its size, so that no document exceeds 400 MB of memory."""
+
+MAX_DEPTH = 64
+"""Most objects and lists inside each other."""
+
+Shape = TypeVar("Shape", bound=BaseModel)
+Taken = TypeVar("Taken")
+
+
+class Form(BaseModel):
+    """The form of a JSON object: its keys are checked, without turning one type into another; others may be there."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
+    """Return the size of the regular file `path` in bytes.
+
+    Raises FileNotFoundError when there is none, `error` for a folder, pipe, device, or what cannot be looked at.
+    """
+    try:
+        found = path.stat()
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as problem:  # ValueError: NUL in a name
+        refuse_passing(path, problem)
+        raise error(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+    if not stat.S_ISREG(found.st_mode):
+        what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
+        raise error(f"{path}: is {what}, not a regular file")
+    return found.st_size
+
+
+def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:
+    """Return the path of the file `name` in `folder`, which only names files of its own.
+
+    A link may lead to another place in the folder, or, in a snapshot of Hugging Face's cache, to the blobs beside it.
+
+    Raises `error`: a name with folders in it, or a link that leads outside; a stranger's folder could have a private
+    file copied into what is made from it.
+    """
+    if not name or name in (".", "..") or "/" in name or "\0" in name:
+        raise error(f"{folder}: names {printable(name)!r} as one of its files, which is not in it")
+    path, home = folder / name, Path(os.path.realpath(folder))
+    allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
+    where = Path(os.path.realpath(path))
+    if not any(where.is_relative_to(place) for place in allowed):
+        raise error(f"{path}: is a link to {where}, outside its folder; copy the file there, if it is meant")
+    return path
+
+
+def read_bounded(
+    path: Path, limit: int = MAX_BYTES, *, error: type[ZigguratError] = DataError, piped: bool = False
+) -> bytes:
+    """Return the content of a file of at most `limit` bytes.
+
+    Args:
+        path: a regular file; with `piped` also a pipe or device, of which no more than the limit is read.
+        limit: in bytes.
+        error: class of the errors.
+        piped: see path.
+
+    Raises FileNotFoundError when there is none, `error` for everything else.
+    """
+    if not piped:
+        check_regular(path, error=error)
+    patient = 0 if piped else os.O_NONBLOCK  # a pipe that took the file's place meanwhile must not hang
+    try:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | patient)) as file:
+            if not piped and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise error(f"{path}: is not a regular file")
+            content = file.read(limit + 1)
+    except FileNotFoundError:
+        raise
+    except (OSError, ValueError) as problem:
+        refuse_passing(path, problem)
+        raise error(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
+    if len(content) > limit:
+        raise error(f"{path}: larger than {limit / (1 << 20):g} MiB, which is too much for a file of its kind")
+    return content
+
+
+def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataError, remedy: str = "") -> Any:
+    """Return the JSON value in `content`, which is called `name` in errors; `remedy` says how to go on.
+
+    Raises `error`: not UTF-8, not JSON, nested deeper than MAX_DEPTH, text that is not Unicode.
+    """
+    ending = f"; {remedy}" if remedy else ""
+    try:
+        document = json.loads(content.decode("utf-8"))
+        if b"\\ud" in content.lower():  # a lone surrogate, which nothing can write again
+            json.dumps(document, ensure_ascii=False).encode()
+    except RecursionError:
+        raise error(f"{name}: damaged (nested too deeply){ending}") from None
+    except ValueError as problem:
+        raise error(f"{name}: damaged ({printable(str(problem), 120)}){ending}") from None
+    if _is_deeper(document, MAX_DEPTH):
+        raise error(f"{name}: damaged (nested too deeply){ending}")
+    return document
+
+
+def _is_deeper(document: Any, limit: int) -> bool:
+    """Whether lists and objects are nested more than `limit` deep; layer by layer, so that it cannot recurse itself."""
+    layer = [document]
+    for _ in range(limit + 1):
+        containers = [part for part in layer if isinstance(part, dict | list)]
+        if not containers:
+            return False
+        layer = [x for part in containers for x in (part.values() if isinstance(part, dict) else part)]
+    return True
+
+
+def shaped(
+    document: Any, form: type[Shape], name: str, *, error: type[ZigguratError] = DataError, remedy: str = ""
+) -> Shape:
+    """Return `document` as the form that it must have. Raises `error` with all keys that are missing or wrong."""
+    try:
+        return form.model_validate(document)
+    except ValidationError as problem:
+        said = "; ".join(_said(fault) for fault in problem.errors()[:3])
+        raise error(f"{name}: {said}{f'; {remedy}' if remedy else ''}") from None
+
+
+def _said(fault: Any) -> str:
+    """Say what pydantic found wrong with a key."""
+    key = printable(".".join(map(str, fault["loc"])), 120)
+    if fault["type"] == "missing":
+        return f"no `{key}`"
+    if not key:
+        return f"not an object of keys but {type(fault['input']).__name__}"
+    message = fault["msg"].removeprefix("Value error, ")
+    given = fault["input"]
+    shown = type(given).__name__ if isinstance(given, dict | list) else printable(repr(given)[:200], 60)
+    return f"`{key}`: {message[0].lower()}{message[1:]}, not {shown}"
+
+
+def built(kind: type[Taken], document: Any) -> Taken:
+    """Return the dataclass `kind` whose fields are the keys of `document`, each of its own type.
+
+    Raises ValueError (pydantic's) for other keys or types.
+    """
+    checked = _model_of(kind).model_validate(document)
+    return kind(**{name: getattr(checked, name) for name in type(checked).model_fields})
+
+
+@cache
+def _model_of(kind: Any) -> type[BaseModel]:
+    """Return a model with the fields of a dataclass: pydantic itself takes no mapping for one in strict mode."""
+    types = get_type_hints(kind, include_extras=True)
+    given: dict[str, Any] = {f.name: (types[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)}
+    return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **given)
+
+
+def read_json(
+    path: Path,
+    form: type[Shape],
+    *,
+    limit: int = MAX_BYTES,
+    error: type[ZigguratError] = DataError,
+    remedy: str = "",
+) -> Shape:
+    """Return the JSON object in the file `path` as the form that it must have.
+
+    Raises FileNotFoundError when there is no file, `error` for everything else, with `remedy`, the way out.
+    """
+    content = read_bounded(path, limit, error=error)
+    document = parse_json(content, str(path), error=error, remedy=remedy)
+    return shaped(document, form, str(path), error=error, remedy=remedy)
+
+
+def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) -> Iterator[Taken]:
+    """Yield what `take(document, place)` makes of each line; nothing where there is no file.
+
+    A last line without LF that is damaged was cut off when its writer was killed, and is left out.
+
+    Args:
+        path: a file of JSON lines.
+        take: raises ValueError, KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`;
+            `place` is the file and line, for errors of its own.
+        what: what a line is, such as `a record of a run`.
+
+    Raises DataError with file and line for any other line that is not `what`, or is longer than MAX_BYTES.
+    """
+    if not path.exists():
+        return
+    check_regular(path)
+    with path.open("rb") as file:
+        for number, line in enumerate(iter(lambda: file.readline(MAX_BYTES + 1), b""), start=1):
+            place = f"{path}, line {number}"
+            if len(line) > MAX_BYTES:
+                raise DataError(f"{place}: longer than {MAX_BYTES >> 20} MiB; remove the line")
+            try:
+                taken = take(parse_json(line, place, error=_NoJsonError), place)
+            except (_NoJsonError, ValueError, KeyError, TypeError, AttributeError, OverflowError):
+                if not line.endswith(b"\n"):
+                    return
+                shown = printable(line[:400].decode("utf-8", "replace").rstrip("\n"))
+                raise DataError(f"{place}: damaged, not {what}: {shown}; remove the line") from None
+            yield taken
+
+
+class _NoJsonError(ZigguratError):
+    """A line that is not JSON."""
