@@ -37,7 +37,6 @@ VOCABULARY_FORMAT = 1
 
 MAX_MODEL_BYTES = 1 << 25
 """Largest SentencePiece model or vocabulary file, 32 MiB: seven times that of NLLB's 256,000 pieces."""
-
 VOCABULARY_FILE = "vocabulary.json"
 _AGAIN = "run `ziggurat prepare` again"
 # SentencePiece writes a blank as U+2581, so a U+2581 of the text would come back as a blank. It is spelt with
@@ -221,13 +220,8 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
             tokenizer = cast(VocabularyTokenizer, tokenizer)
             kind, file, content = "vocabulary", f"{name}.vocab", tokenizer.content()
         write_atomically(directory / file, content)
-        described[name] = {
-            "kind": kind,
-            "file": file,
-            "unicode": tokenizer.unicode,
-            "tags": list(tokenizer.tags),
-            "size": tokenizer.size,
-        }
+        described[name] = {"kind": kind, "file": file, "unicode": tokenizer.unicode}
+        described[name] |= {"tags": list(tokenizer.tags), "size": tokenizer.size}
     document = {"format": VOCABULARY_FORMAT, "joint": joint, **described}
     write_atomically(directory / VOCABULARY_FILE, json.dumps(document, indent=2, ensure_ascii=False).encode() + b"\n")
 
@@ -250,18 +244,15 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
     """Whether ids mean the same in both: equal pieces and tags in equal order."""
-    if one.size != other.size or one.tags != other.tags:
-        return False
     ids = range(one.size)
-    return one.pieces(ids) == other.pieces(ids)
+    return one.size == other.size and one.tags == other.tags and one.pieces(ids) == other.pieces(ids)
 
 
 def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> None:
     """Copy the tokenizers' files; each appears whole or not at all, `vocabulary.json` last."""
     source, target = load_tokenizers(from_directory)  # a damaged original is refused here, not in the copy
-    directory = Path(to_directory)
-    directory.mkdir(parents=True, exist_ok=True)
-    save_tokenizers(directory, source, target)
+    Path(to_directory).mkdir(parents=True, exist_ok=True)
+    save_tokenizers(Path(to_directory), source, target)
 
 
 class _Side(Form):

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
-from ziggurat.config import Experiment, ModelConfig, dump, load_experiment
+from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.changes import changed, shown
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
@@ -21,21 +20,20 @@ from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import VOCABULARY_FILE, copy_tokenizers, load_tokenizers
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
-from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
-from ziggurat.models.build import assemble, build_model
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
 from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, META_FILE, MODEL_FILE, mend_links, read_meta
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import placed_as, read_shapes, read_tensors, write_tensors
-from ziggurat.nn.embedding import OutputProjection
+from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.models.weights import check_fit, load_weights, weights
 
 __all__ = [
     "CHECKPOINTS",
     "CONFIG_FILE",
     "MODEL_FILE",
     "OpenedModel",
-    "check_fit",
     "fill_model_directory",
     "is_half_written",
     "load_weights",
@@ -110,11 +108,6 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
         raise ConfigError(f"{path}: already holds a model; `--force` replaces it, or choose another folder")
 
 
-def weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return every parameter by name; a shared one once, under its first name."""
-    return {name: parameter.detach() for name, parameter in model.named_parameters()}
-
-
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
 
@@ -134,58 +127,6 @@ def verify(path: Path, expected: str) -> None:
         raise CheckpointError(str(error)) from None
     if actual != expected:
         raise CheckpointError(f"{path}: damaged (checksum {actual}, expected {expected})")
-
-
-@torch.no_grad()
-def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
-    """Copy `tensors` into the model's parameters; `name` says in errors where they came from.
-
-    Raises CheckpointError listing the first parameter that is missing, unknown or of another shape.
-    """
-    parameters = dict(model.named_parameters())
-    _refuse_other_shapes(parameters, {key: tensor.shape for key, tensor in tensors.items()}, name)
-    for key, parameter in parameters.items():
-        parameter.copy_(placed_as(tensors[key], parameter))
-    if isinstance(output := getattr(model, "output", None), OutputProjection):
-        output.rule_out(tensors.get("output.bias"))
-
-
-def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
-    """Raise CheckpointError naming the first parameter that is missing, unknown or of another shape in `name`."""
-    if missing := sorted(parameters.keys() - shapes.keys()):
-        raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
-    if unknown := sorted(shapes.keys() - parameters.keys()):
-        shown = printable(unknown[0])
-        raise CheckpointError(f"{name}: parameter {shown} is unknown ({len(unknown)} in all); other architecture?")
-    for key, parameter in parameters.items():
-        if tuple(parameter.shape) != tuple(shapes[key]):
-            raise CheckpointError(
-                f"{name}: {key} has shape {list(shapes[key])}, the configuration needs {list(parameter.shape)}"
-            )
-
-
-def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -> None:
-    """Compare a configuration with the header of its weights before a model is built, which takes its memory.
-
-    Args:
-        config: the architecture.
-        sizes: numbers of source and target tokens.
-        weights_file: `model.safetensors`.
-
-    Raises CheckpointError: they do not fit; the file cannot be read.
-    """
-    shapes = read_shapes(weights_file)
-    # Layers first: to make 4,096 of them takes a minute even without memory.
-    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
-        found = len({key.split(".")[2] for key in shapes if key.startswith(f"{stack}.layers.")})
-        if found != layers:
-            raise CheckpointError(
-                f"{weights_file}: has {found} {stack} layers, but the configuration says {layers}; one of them is not "
-                "of this model"
-            )
-    with torch.device("meta"):
-        parameters = dict(assemble(config, *sizes).named_parameters())
-    _refuse_other_shapes(parameters, shapes, str(weights_file))
 
 
 def write_model_directory(
