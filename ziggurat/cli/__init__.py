@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 import typer
 
 from ziggurat.cli.hints import option_hint
-from ziggurat.errors import ZigguratError, out_of_memory
+from ziggurat.errors import ZigguratError, is_full_disk, out_of_memory, why_unwritten
 
 __all__ = ["leaving_at_once", "main"]
 
@@ -51,7 +51,8 @@ def _run(arguments: list[str], debug: bool) -> int:
     try:
         with leaving_at_once():
             from ziggurat.cli.app import app
-        status = app(arguments, prog_name="ziggurat", standalone_mode=False)
+            from ziggurat.cli.output import shell_paths
+        status = app(shell_paths(arguments), prog_name="ziggurat", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except ZigguratError as error:
@@ -70,6 +71,8 @@ def _run(arguments: list[str], debug: bool) -> int:
             raise
         return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
     except OSError as error:
+        if is_full_disk(error):
+            return _fail(why_unwritten(error), 2, debug)
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:

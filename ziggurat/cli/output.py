@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColum
 from rich.text import Text
 
 from ziggurat.data.files import atomic_file, byte_stream, compression_of
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, printable
 
 __all__ = [
     "OUT",
@@ -30,6 +31,7 @@ __all__ = [
     "output_stream",
     "print_json",
     "refuse_overwriting",
+    "shell_paths",
 ]
 
 OUT = ("--output", "-o", "--out")
@@ -74,6 +76,23 @@ def line_count(path: str) -> int | None:
         return None
     with open(path, "rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def shell_paths(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `~/` replaced where a shell leaves it alone, in quotes and behind `=`.
+
+    Raises ConfigError for `$NAME/...` that reached us as it is: a folder of that name would be made.
+    """
+    expanded = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
+        if (found := re.match(r"(\$(?:\{\w+\}|[A-Za-z_]\w*))(?:/|$)", value)) and not os.path.lexists(value):
+            raise ConfigError(
+                f"`{printable(argument)}`: the shell did not replace `{found[1]}` (single quotes keep it from that); "
+                "write double quotes, or the path itself"
+            )
+        expanded.append(f"{name}{equals}{os.path.expanduser(value)}" if re.match(r"~(/|$)", value) else argument)
+    return expanded
 
 
 def is_first_process() -> bool:

@@ -52,7 +52,7 @@ class Store:
         Raises:
             DataError: no store, one of another format version, or one with missing or short files.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         manifest = read_manifest(path)
         for name, entry in manifest["files"].items():
             try:

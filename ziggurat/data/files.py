@@ -17,7 +17,7 @@ from typing import Any, BinaryIO, Protocol
 import xxhash
 import zstandard
 
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, written_whole
 
 __all__ = [
     "atomic_file",
@@ -235,6 +235,11 @@ def write_atomically(path: Path, content: bytes) -> None:
 @contextlib.contextmanager
 def atomic_file(path: Path) -> Iterator[BinaryIO]:
     """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it."""
+    with written_whole(path):
+        yield from _atomic_file(path)
+
+
+def _atomic_file(path: Path) -> Iterator[BinaryIO]:
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:

@@ -9,7 +9,7 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, written_whole
 
 __all__ = ["building", "recover"]
 
@@ -25,6 +25,11 @@ def building(store: Path) -> Iterator[Path]:
     Raises:
         DataError: another process is building the same store, or the folder cannot be made.
     """
+    with written_whole(store):
+        yield from _building(store)
+
+
+def _building(store: Path) -> Iterator[Path]:
     partial, replaced = _beside(store, "partial"), _beside(store, "replaced")
     lock = _make_and_lock(partial)
     try:
