@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
 
 __all__ = [
     "CheckpointError",
@@ -13,10 +17,13 @@ __all__ = [
     "MachineError",
     "TrainingError",
     "ZigguratError",
+    "is_full_disk",
     "out_of_memory",
     "printable",
     "refuse_passing",
     "shortage",
+    "why_unwritten",
+    "written_whole",
 ]
 
 
@@ -66,6 +73,39 @@ def refuse_passing(path: object, error: BaseException) -> None:
     """
     if isinstance(error, OSError) and error.errno in _PASSING:
         raise MachineError(f"{path}: cannot be read: {os.strerror(error.errno)}{_PASSING[error.errno]}") from None
+
+
+def is_full_disk(error: BaseException) -> bool:
+    """Whether it says that there is no room to write: on the disk, in the quota, or in a file of its size limit."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+
+
+@contextlib.contextmanager
+def written_whole(path: Path) -> Iterator[None]:
+    """Context of writing the file or folder `path`: the error of a full disk, which names no file, gets this name."""
+    try:
+        yield
+    except OSError as error:
+        if is_full_disk(error):
+            error.filename = str(path)
+        raise
+
+
+def why_unwritten(error: OSError) -> str:
+    """Return for people why there was no room to write, how much is left, and what to do; needs `is_full_disk`."""
+    said = f"cannot be written: {os.strerror(error.errno or 0)}"
+    if error.filename is None:  # standard output, for example
+        return f"{said}; make room, or write elsewhere"
+    place = Path(error.filename).absolute()
+    while not place.is_dir() and place != place.parent:
+        place = place.parent
+    with contextlib.suppress(OSError):
+        if error.errno == errno.ENOSPC:  # a quota or a limit is used up while the disk has room
+            said += f", {shutil.disk_usage(place).free / 1e6:,.1f} MB are free in {place}"
+    return (
+        f"{error.filename}: {said}. Nothing half-written is left, and what was there before is as it was: make room, "
+        "or write elsewhere"
+    )
 
 
 def out_of_memory(error: BaseException) -> bool:

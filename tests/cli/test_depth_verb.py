@@ -57,6 +57,7 @@ def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_fold
     config = tiny_config(tmp_path, tiny_folder)
     out = tmp_path / "better.yaml"
     result = ziggurat("inspect", config, HOPELESS, *SHORT, "--no-remedies", "--suggest", out)
+    assert "what could help, not tried (`--no-remedies`): pre-norm" in result.out
     assert result.status == 0, result.err
     assert "as it is, since no remedy" in result.err
     assert dump(load_experiment(out)) == dump(load_experiment(config, [HOPELESS]))

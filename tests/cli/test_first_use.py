@@ -20,6 +20,7 @@ from ziggurat import __version__
 from ziggurat.cli.app import app
 from ziggurat.cli.output import counted
 from ziggurat.config import load_experiment
+from ziggurat.config.papers import find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named
 from ziggurat.training.loop import TrainingResult
 
@@ -254,6 +255,28 @@ def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: s
             assert Path(path).parent == Path("data/multi30k")
             assert f"`{Path(path).name}`" in written
     assert "https://github.com/multi30k/dataset" in written
+
+
+def test_paths_that_the_shell_left_alone(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    assert ziggurat("translate", trained, "-i", f"~/{text.name}", f"--output=~/{'out'}").status == 0
+    assert (tmp_path / "out").is_file()
+    result = ziggurat("translate", trained, "-i", text, "--output=$HOME/other")
+    assert result.status == 2
+    assert "the shell did not replace `$HOME`" in result.err
+    result = ziggurat("prepare", "demo", "data.store=${HOME}/store")
+    assert "the shell did not replace `${HOME}`" in result.err
+
+
+@pytest.mark.parametrize("recipe", [recipe for key in paper_keys() for recipe in paper_recipes(key)])
+def test_recipes_of_papers_say_where_their_corpora_come_from(recipe: str) -> None:
+    found = find_paper_recipe(recipe)
+    assert found is not None
+    assert f"# {found.data_source.split(' of ')[0]}" in found.text()
+    assert "https://" in found.text()
 
 
 def test_translations_never_take_the_place_of_an_input(ziggurat: Ziggurat, trained: Path, text: Path) -> None:

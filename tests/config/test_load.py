@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -191,3 +192,17 @@ def test_dump_reads_back_to_the_same_configuration(seed: int, peak: float, text:
     experiment = parse_experiment(MINIMAL, "x", [f"training.seed={seed}", f"training.schedule.peak={peak!r}"])
     experiment = experiment.model_copy(update={"data": experiment.data.model_copy(update={"store": text})})
     assert parse_experiment(dump(experiment), "again") == experiment
+
+
+@pytest.mark.parametrize("key", ["data.store", "data.train.0.source", "training.start_from", "decoding.shortlist"])
+def test_variables_of_the_shell_are_refused_in_paths(key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a folder called `$HOME` would be made."""
+    monkeypatch.chdir(tmp_path)
+    content = "data: {source_language: de, target_language: en, store: s, train: [{source: a, target: b}]}"
+    for path in ("$HOME/x", "a/${USER}/x"):
+        with pytest.raises(ConfigError, match=rf"`{re.escape(key)}`: `\$.*is not replaced here"):
+            parse_experiment(content, "x.yaml", [f"{key}={path}"])
+    parse_experiment(content, "x.yaml", [f"{key}=~/costs-$5"])
+    (tmp_path / "$HOME").mkdir()
+    (tmp_path / "$HOME" / "x").touch()  # of earlier versions, or really called so
+    parse_experiment(content, "x.yaml", [f"{key}=$HOME/x"])

@@ -15,7 +15,7 @@ from types import FrameType
 import typer
 
 from ziggurat.cli.hints import option_hint
-from ziggurat.errors import ZigguratError, shortage
+from ziggurat.errors import ZigguratError, is_full_disk, shortage, why_unwritten
 from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 
 __all__ = ["leaving_at_once", "main"]
@@ -82,7 +82,8 @@ def _run(arguments: list[str], debug: bool) -> int:
     try:
         with leaving_at_once():
             from ziggurat.cli.app import app
-        status = app(arguments, prog_name="ziggurat", standalone_mode=False)
+            from ziggurat.cli.output import shell_paths
+        status = app(shell_paths(arguments), prog_name="ziggurat", standalone_mode=False)
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except ZigguratError as error:
@@ -108,6 +109,8 @@ def _run(arguments: list[str], debug: bool) -> int:
             return _fail(f"standard output cannot be written: {reason}", 2, debug)
         if error.filename is None and error.errno == errno.EBADF:
             return _fail("standard input is closed; give it something to read, or name a file", 2, debug)
+        if is_full_disk(error):
+            return _fail(why_unwritten(error), 2, debug)
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:

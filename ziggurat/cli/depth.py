@@ -72,6 +72,8 @@ def check_text(check: DepthCheck) -> str:
     ]
     lines += [*_profile(trial), ""]
     lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]
+    if check.untried:
+        lines += ["", f"what could help, not tried (`--no-remedies`): {'; '.join(check.untried)}"]
     if not check.remedies:
         return "\n".join(lines)
     lines += ["", "what to change, tried in the same way, best first:"]

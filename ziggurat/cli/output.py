@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -16,7 +17,7 @@ from rich.text import Text
 
 from ziggurat.data.compressed import byte_stream, compression_of
 from ziggurat.data.files import atomic_file
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.terminal import safe
 
 __all__ = [
@@ -32,6 +33,7 @@ __all__ = [
     "output_stream",
     "print_json",
     "refuse_overwriting",
+    "shell_paths",
 ]
 
 OUT = ("--output", "-o", "--out")
@@ -76,6 +78,23 @@ def line_count(path: str) -> int | None:
         return None
     with open(path, "rb") as file:
         return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def shell_paths(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `~/` replaced where a shell leaves it alone, in quotes and behind `=`.
+
+    Raises ConfigError for `$NAME/...` that reached us as it is: a folder of that name would be made.
+    """
+    expanded = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
+        if (found := re.match(r"(\$(?:\{\w+\}|[A-Za-z_]\w*))(?:/|$)", value)) and not os.path.lexists(value):
+            raise ConfigError(
+                f"`{printable(argument)}`: the shell did not replace `{found[1]}` (single quotes keep it from that); "
+                "write double quotes, or the path itself"
+            )
+        expanded.append(f"{name}{equals}{os.path.expanduser(value)}" if re.match(r"~(/|$)", value) else argument)
+    return expanded
 
 
 def is_first_process() -> bool:

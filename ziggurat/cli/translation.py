@@ -157,6 +157,13 @@ def translate(
         raise ConfigError("several `--workers` read ahead; to answer each line before the next is read takes one")
     with notices(), open_engine(chosen, settings, token_scores=json, extras=bool(extras)) as translator:
         n_best = translator.decoding.n_best
+        if translator.decoding.alignments and not json:
+            console().print(
+                "warning: `alignments=true` shows only in the results of `--json`; this text has none",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         if interactive:
             console().print("One sentence a line; Ctrl-D ends.", highlight=False)
         on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations

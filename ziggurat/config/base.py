@@ -6,9 +6,11 @@ key, and not by the library that meets it hours later: sizes that no memory hold
 
 from __future__ import annotations
 
+import os
+import re
 from typing import Annotated
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 __all__ = [
     "Beams",
@@ -16,6 +18,7 @@ __all__ = [
     "Layers",
     "Length",
     "Minutes",
+    "PathText",
     "Real",
     "Section",
     "Seed",
@@ -52,6 +55,25 @@ Real = Annotated[float, Field(le=1e9)]
 
 Share = Annotated[float, Field(ge=0, lt=1)]
 """A share or probability below 1."""
+
+_VARIABLE = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
+
+
+def _without_variables(path: str) -> str:
+    """Return `path`; raise ValueError for `$HOME` and the like, of which a folder of that very name would be made.
+
+    They are not replaced: what a file means would depend on who reads it, and a stranger's file could look at the
+    environment. A file that is called so may be named.
+    """
+    if (found := _VARIABLE.search(path)) and not os.path.lexists(path):
+        raise ValueError(
+            f"`{found[0]}` is not replaced here, as a shell would; write the path itself, or `~/` for your home folder"
+        )
+    return path
+
+
+PathText = Annotated[str, AfterValidator(_without_variables)]
+"""A path or glob in the configuration; a leading `~/` is the home folder of whoever reads the file."""
 
 
 class Section(BaseModel):

@@ -6,7 +6,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Length, Real, Section, Size, Vocabulary
+from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
 
 __all__ = ["CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
 
@@ -18,11 +18,11 @@ SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
 class CorpusConfig(Section):
     """One parallel corpus: either `source` + `target` (aligned text files) or `path` (both sides in one file)."""
 
-    source: str | None = None
+    source: PathText | None = None
     """Source side as plain text, one sentence per line; path or glob; .gz, .xz and .zst are read as streams."""
-    target: str | None = None
+    target: PathText | None = None
     """Target side, aligned line by line with `source`; a glob must match as many files, paired in sorted order."""
-    path: str | None = None
+    path: PathText | None = None
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
     """File format; `auto` reads it off the file name."""
@@ -104,14 +104,14 @@ class SubwordConfig(Section):
     """Share of characters that get a piece of their own (SentencePiece)."""
     sample_pairs: Size = Field(default=200_000, ge=1)
     """Most sentence pairs the model is trained on, drawn evenly over the corpora."""
-    source_model: str | None = None
+    source_model: PathText | None = None
     """`existing`: SentencePiece model of the source side (or of both sides); or the folder of a model, run or store,
     whose vocabularies are taken as they are, to fine-tune that model."""
-    target_model: str | None = None
+    target_model: PathText | None = None
     """`existing`: SentencePiece model of the target side; default: the source model."""
-    source_vocabulary: str | None = None
+    source_vocabulary: PathText | None = None
     """`vocabulary`: file with one token per line; anything after the first blank (a count) is ignored."""
-    target_vocabulary: str | None = None
+    target_vocabulary: PathText | None = None
     """`vocabulary`: the same for the target side; default: the source vocabulary."""
     regularisation: RegularisationConfig | None = None
     """Sample segmentations anew in every epoch; null: always the best one."""
@@ -140,7 +140,7 @@ class DataConfig(Section):
     """Code of the source language, such as `de`."""
     target_language: str = Field(min_length=1)
     """Code of the target language, such as `en`."""
-    store: str = Field(min_length=1)
+    store: PathText = Field(min_length=1)
     """Folder of the prepared data."""
     train: list[CorpusConfig] = Field(default_factory=list, max_length=MAX_CORPORA)
     """Training corpora (for `prepare`)."""

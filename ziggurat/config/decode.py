@@ -6,7 +6,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Length, Real, Section, Size, Vocabulary
+from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
 
 __all__ = ["DecodingConfig", "LengthPenaltyConfig", "MaxLengthConfig"]
 
@@ -93,7 +93,7 @@ class DecodingConfig(Section):
     """Most sentences in the search at a time."""
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
     """Of the model's products when it is loaded for translation; validation in training has the training's own."""
-    shortlist: str | None = Field(default=None, min_length=1)
+    shortlist: PathText | None = Field(default=None, min_length=1)
     """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
     sentence allows get a score. Not with prefixes or words that must appear; validation does without."""
     endings: Literal["candidates", "beam", "fairseq"] = "candidates"

@@ -148,7 +148,8 @@ class ModelConfig(Section):
     """An encoder-decoder as a composition of independent choices."""
 
     preset: Literal["tiny", "small", "base", "big"] | None = None
-    """Fills `d_model`, `d_ff` and `heads` where they are not given."""
+    """Fills `d_model`, `d_ff` and `heads` where they are not given: `tiny` 128, 512, 4; `small` 256, 1024, 4; `base`
+    512, 2048, 8; `big` 1024, 4096, 16 (the last two: Vaswani et al. 2017)."""
     family: Family = "transformer"
     """`transformer`, or `rnmt`: RNMT+ (Chen et al. 2018), whose cell size is `d_model` and whose attention has
     `heads` heads."""

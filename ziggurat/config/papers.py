@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -179,12 +180,31 @@ class PaperRecipe:
             "note": self.note,
         }
 
+    @property
+    def data_source(self) -> str:
+        """Where the corpora are to be had, in a sentence."""
+        folder = Path(self.content["data"]["train"][0]["source"]).parent
+        where = next(said for start, said in _CORPORA.items() if folder.name.startswith(start))
+        return f"Data, to be put into {folder}/: {where}"
+
     def text(self) -> str:
         """Return the recipe as a configuration file that begins with comments."""
         lines = [self.summary, self.paper.citation, *map(_said, self.places)]
-        lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments]
+        lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments, self.data_source]
         wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
         return "".join(f"# {line}\n" for line in wrapped) + to_yaml(self.content, compact=True)
+
+
+_CORPORA = {
+    "wmt14": "parallel text and test sets of WMT 2014, https://www.statmt.org/wmt14/translation-task.html",
+    "wmt15": "parallel text and test sets of WMT 2015, https://www.statmt.org/wmt15/translation-task.html",
+    "wmt16": "parallel text and test sets of WMT 2016, https://www.statmt.org/wmt16/translation-task.html",
+    "wmt18": "parallel text and test sets of WMT 2018, https://www.statmt.org/wmt18/translation-task.html",
+    "iwslt14": "the TED talks of IWSLT 2014 (WIT3), https://wit3.fbk.eu/2014-01",
+    "zh-en-small": "bitext of NIST OpenMT 2012, from the Linguistic Data Consortium for a fee, https://www.ldc.upenn.edu",
+    "zh-en-large": "CWMT, UN and News Commentary of WMT 2018, https://www.statmt.org/wmt18/translation-task.html",
+}
+"""Where the corpora of the papers are to be had, by how their folder's name begins."""
 
 
 def _said(place: Place) -> str:

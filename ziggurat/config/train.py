@@ -7,7 +7,7 @@ from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Count, Minutes, Real, Section, Seed, Share, Size, Threads
+from ziggurat.config.base import Beams, Count, Minutes, PathText, Real, Section, Seed, Share, Size, Threads
 from ziggurat.config.checkpoint import CheckpointConfig
 from ziggurat.config.diagnostics import DiagnosticsConfig
 from ziggurat.config.distributed import DistributedConfig
@@ -247,7 +247,7 @@ class TrainingConfig(Section):
     """Checkpoints."""
     growth: GrowthConfig | None = None
     """Shallow-to-deep training; null: the whole depth from the start."""
-    start_from: str | None = None
+    start_from: PathText | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
     (`ziggurat grow` deepens a model). Schedule, moments and data begin anew."""
     log_every_updates: Count = Field(default=50, ge=1)

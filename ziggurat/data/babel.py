@@ -32,7 +32,7 @@ from ziggurat.data.babel_lexicon import (
     PRESENT,
 )
 from ziggurat.data.files import write_atomically
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, is_full_disk
 
 __all__ = ["SOURCE_LANGUAGE", "TARGET_LANGUAGE", "generate", "write_corpus"]
 
@@ -221,6 +221,8 @@ def write_corpus(
             for side, path in enumerate(paths[split]):
                 write_atomically(path, "".join(pair[side] + "\n" for pair in splits[split]).encode())
     except OSError as error:
+        if is_full_disk(error):
+            raise
         raise DataError(
             f"cannot write the embedded corpus to {directory}: {error.strerror}; choose another folder"
         ) from error

@@ -66,7 +66,7 @@ class Store:
         Raises:
             DataError: no store, one of another format version, or one with missing or damaged files.
         """
-        path = Path(path)
+        path = Path(path).expanduser()
         recover(path)
         manifest = read_manifest(path)
         with _described_in(path):

@@ -14,7 +14,7 @@ import xxhash
 
 from ziggurat.data.compressed import compression_of
 from ziggurat.data.temporary import make_temporary, remove_dead, sync_folder
-from ziggurat.errors import DataError, refuse_passing
+from ziggurat.errors import DataError, refuse_passing, written_whole
 
 __all__ = [
     "atomic_file",
@@ -93,6 +93,11 @@ def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
     """
     if sweeps:
         remove_dead(path)
+    with written_whole(path):
+        yield from _atomic_file(path)
+
+
+def _atomic_file(path: Path) -> Iterator[BinaryIO]:
     descriptor, temporary = make_temporary(path)
     try:
         # Closed after the rename: until then the lock says that the writer lives.

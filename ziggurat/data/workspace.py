@@ -24,7 +24,7 @@ from ziggurat.data.staging import (
     unmade,
 )
 from ziggurat.data.temporary import TEMPORARY, remove_if_dead
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, written_whole
 
 __all__ = ["building", "discard", "recover", "sweep", "tidy"]
 
@@ -40,6 +40,11 @@ def building(target: Path) -> Iterator[Path]:
     Raises:
         DataError: another process is building the same folder, or the folder cannot be made, or not be put there.
     """
+    with written_whole(target):
+        yield from _building(target)
+
+
+def _building(target: Path) -> Iterator[Path]:
     try:
         staging = Staging(target)
     except OSError as error:

@@ -91,4 +91,4 @@ class ShortlistedOutput:
 
 def load_shortlist(path: str | Path, source: Tokenizer, target: Tokenizer, device: torch.device) -> Shortlist:
     """Read a shortlist for a model with these vocabularies; raises what ziggurat.data.shortlist.read_shortlist does."""
-    return Shortlist(read_shortlist(path, source, target), target.size, device)
+    return Shortlist(read_shortlist(Path(path).expanduser(), source, target), target.size, device)

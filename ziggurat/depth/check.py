@@ -28,6 +28,7 @@ class DepthCheck:
         trial: what was measured.
         verdict: what to expect.
         remedies: what would do better, best first; empty where the verdict is `trains`, or none were to be tried.
+        untried: names of the remedies that could be tried and were not, since nobody wanted that.
         seconds: wall time.
     """
 
@@ -37,6 +38,7 @@ class DepthCheck:
     verdict: Verdict
     remedies: tuple[Outcome, ...]
     seconds: float
+    untried: tuple[str, ...] = ()
 
     def as_record(self) -> dict[str, Any]:
         """Return the findings for JSON; a number that is not finite is None."""
@@ -56,6 +58,7 @@ class DepthCheck:
             "trial": asdict(self.trial),
             "verdict": asdict(self.verdict),
             "remedies": remedies,
+            "untried_remedies": list(self.untried),
             "seconds": round(self.seconds, 1),
         }
         finite: dict[str, Any] = _finite(record)
@@ -87,12 +90,14 @@ def check_depth(
         trial = run_trial(experiment, store, unigram, settings, begun("the configuration"))
         verdict = judge(trial)
         better: list[Outcome] = []
+        fitting = [remedy.name for remedy in REMEDIES if applied(remedy, experiment) is not None]
         if remedies and verdict.label != "trains":
-            count = sum(applied(remedy, experiment) is not None for remedy in REMEDIES)
+            count = len(fitting)
             took = duration(time.perf_counter() - started)
             say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
             better = tried_remedies(experiment, store, unigram, settings, begun)
-    return DepthCheck(data, settings, trial, verdict, tuple(better), time.perf_counter() - started)
+    untried = () if remedies or verdict.label == "trains" else tuple(fitting)
+    return DepthCheck(data, settings, trial, verdict, tuple(better), time.perf_counter() - started, untried)
 
 
 def _finite(value: Any) -> Any:

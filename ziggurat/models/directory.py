@@ -171,8 +171,8 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
     a device that cannot be used.
     """
-    place = usable_device(device, "device")
-    weights_file, root = locate_weights(Path(path), which)
+    place, path = usable_device(device, "device"), Path(path).expanduser()
+    weights_file, root = locate_weights(path, which)
     for folder in dict.fromkeys((root, weights_file.parent)):
         check_folder(folder)
     experiment = _experiment(weights_file.parent, root)
@@ -180,7 +180,7 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     check_fit(experiment.model, (source.size, target.size), weights_file)
     model = build_model(experiment.model, source.size, target.size)
     load_weights(model, read_weights(weights_file), str(weights_file))
-    return OpenedModel(model.to(place).eval(), experiment, root, weights_file, weights_origin(Path(path), weights_file))
+    return OpenedModel(model.to(place).eval(), experiment, root, weights_file, weights_origin(path, weights_file))
 
 
 def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:

@@ -1,0 +1,55 @@
+"""A disk that fills up while a verb writes: which file or folder, how much room there is, what to do."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat, tiny_config
+from ziggurat.errors import is_full_disk, why_unwritten
+
+
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
+@pytest.mark.parametrize("verb", ["prepare", "grow", "average", "export", "shortlist", "translate"])
+def test_a_full_disk_is_told_with_what_was_written(
+    verb: str,
+    number: int,
+    ziggurat: Ziggurat,
+    trained: Path,
+    tiny_folder: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    out = tmp_path / "out"
+    arguments: dict[str, list[object]] = {
+        "prepare": [tiny_config(tmp_path, tiny_folder), f"data.store={out}"],
+        "grow": [trained, "--layers", 3, "--out", out],
+        "average": [trained, "--last", 1, "--out", out],
+        "export": [trained, "--to", "ziggurat", "--out", out],
+        "shortlist": [tiny_folder / "store", "-o", out],
+        "translate": [trained, "-i", text, "-o", out],
+    }
+
+    def full(descriptor: int) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("os.fsync", full)
+    result = ziggurat(verb, *arguments[verb])
+    said = result.err.splitlines()[-1]
+    assert result.status == 2
+    assert said.startswith(f"ziggurat: {out}")
+    assert f"cannot be written: {os.strerror(number)}" in said
+    assert (f"MB are free in {tmp_path}" in said) == (number == errno.ENOSPC)
+    assert "make room" in said
+    assert not out.is_file()
+
+
+def test_standard_output_has_no_name() -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+    assert is_full_disk(error)
+    assert why_unwritten(error) == "cannot be written: No space left on device; make room, or write elsewhere"
+    assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
