@@ -24,8 +24,9 @@ def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path
         while not list(tmp_path.iterdir()):
             assert process.poll() is None
             time.sleep(0.05)
-        for _ in range(1 + (number == signal.SIGHUP)):
+        for _ in range(30 if number == signal.SIGHUP else 1):
             process.send_signal(number)
+            time.sleep(0.001)
         said = process.communicate()[1]
     assert process.returncode == 128 + number, said
     assert said.endswith(f"ziggurat: stopped by {number.name}\n")
