@@ -24,6 +24,7 @@ from ziggurat.data import compressed
 from ziggurat.data.compressed import byte_blocks, uncompressed_file
 from ziggurat.data.corpus import Store
 from ziggurat.data.lines import LineStream
+from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.diagnosis.records import read_records
 from ziggurat.diagnosis.watch import read_warnings
@@ -51,7 +52,7 @@ def drained(path: Path) -> int:
 @pytest.mark.parametrize("suffix", [".gz", ".xz", ".zst"])
 @pytest.mark.parametrize("content", [b"\n", b"x"], ids=["newlines", "one line"])
 def test_a_bomb_is_refused(tmp_path: Path, suffix: str, content: bytes) -> None:
-    path = bomb(tmp_path / f"bomb{suffix}", content * (1 << 20), 80)
+    path = bomb(tmp_path / f"bomb{suffix}", content * (1 << 20), 30)
     said = refusal(lambda: drained(path), megabytes=250)
     assert str(path) in said
     assert "unpack it yourself" in said or "longer than 64 MiB" in said
@@ -350,14 +351,43 @@ def test_streams_that_the_shell_closed(model: Path) -> None:
 
 
 def test_verbs_say_so(model: Path, tmp_path: Path) -> None:
-    path = bomb(tmp_path / "bomb.gz", b"x" * (1 << 20), 80)
-    assert "unpack it yourself" in refusal(cli("translate", str(model), "-i", str(path)))
-    path.unlink()
+    path = bomb(tmp_path / "bomb.gz", b"x" * (1 << 20), 30)
+    assert "longer than 1 MiB" in refusal(cli("translate", str(model), "-i", str(path)))
+    path = bomb(tmp_path / "bomb.tsv.gz", (b"x" * 1000 + b"\ty\n") * 1000, 30)
+    corpus = f"data.train=[{{path: '{path}'}}]"
+    config = tmp_path / "x.yaml"
+    config.write_text(dump(tiny_experiment(tmp_path)))
+    assert "unpack it yourself" in refusal(cli("prepare", str(config), corpus))
     (tmp_path / "line").write_bytes(b"x" * (2 << 20))
     assert "longer than 1 MiB" in refusal(cli("translate", str(model), "-i", str(tmp_path / "line")))
     for override in ("beam_size=1000000000", "max_length.limit=" + "9" * 30, "seed=" + "9" * 5000):
         assert "ziggurat:" in refusal(cli("translate", str(model), override))
-    config = tmp_path / "x.yaml"
-    config.write_text(dump(tiny_experiment(tmp_path)))
     for override in ("data.subword.vocabulary_size=100000000000", f"training.batch.max_tokens={10**20}"):
         assert override.split("=")[0] in refusal(cli("prepare", str(config), override))
+
+
+def places(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[str | int, ...]]:
+    """Where values stand in a document, of lists the first ones."""
+    inside = value.items() if isinstance(value, dict) else enumerate(value[:1]) if isinstance(value, list) else ()
+    return [path, *(place for key, part in inside for place in places(part, (*path, key)))]
+
+
+def test_a_manifest_with_any_value_of_another_type(tiny_folder: Path, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    shutil.copytree(tiny_folder / "store", store)
+    data = tiny_experiment(tmp_path).data  # the same text
+    whole = json.loads((store / "manifest.json").read_text())
+    tried = 0
+    for place in places(whole)[1:]:
+        for value in (None, -1, "x", [], 10**30):
+            document = json.loads(json.dumps(whole))
+            at: Any = document
+            for key in place[:-1]:
+                at = at[key]
+            at[place[-1]] = value
+            (store / "manifest.json").write_text(json.dumps(document))
+            tried += 1
+            for read in (lambda: len(Store.open(store).train), lambda: prepare(data)):
+                with contextlib.suppress(DataError, ConfigError):
+                    read()
+    assert tried > 250

@@ -162,6 +162,8 @@ def _said(fault: Any) -> str:
     key = printable(".".join(map(str, fault["loc"])), 120)
     if fault["type"] == "missing":
         return f"no `{key}`"
+    if fault["type"] == "value_error" and not key:
+        return str(fault["msg"]).removeprefix("Value error, ")
     if not key:
         return f"not an object of keys but {type(fault['input']).__name__}"
     message = fault["msg"].removeprefix("Value error, ")

@@ -125,7 +125,7 @@ def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None
 
 
 def test_a_trial_that_diverges_says_where(experiment: Experiment, store: Store) -> None:
-    schedule = experiment.training.schedule.model_copy(update={"peak": 1e30})
+    schedule = experiment.training.schedule.model_copy(update={"peak": 1e9})
     training = experiment.training.model_copy(update={"schedule": schedule})
     trial = run_trial(experiment.model_copy(update={"training": training}), store, 5.0, SHORT)
     assert trial.failed is not None

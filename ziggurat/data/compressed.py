@@ -26,10 +26,10 @@ COMPRESSIONS = tuple(_MAGIC)
 """File name endings that mean a compressed stream."""
 
 MAX_RATIO = 200
-"""Most bytes that a byte of a compressed file may become, once it has become 64 MiB. Text becomes 3 to 8, one sentence
+"""Most bytes that a byte of a compressed file may become, once it has become 16 MiB. Text becomes 3 to 8, one sentence
 repeated for ever some hundreds by gzip; zeros become 1,030 by gzip, 7,000 by xz, 32,000 by zstd."""
 
-_RATIO_FREE = 1 << 26
+_RATIO_FREE = 1 << 24
 _SPARE_BYTES = 1 << 26  # of a disk, left to others when a file is unpacked to it
 _UNPACK = "unpack it yourself and give the unpacked file, if you trust it"
 

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any, Self, cast
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from ziggurat.data.arrow_shard import refuse_damaged
 from ziggurat.data.checksums import has_checksum, is_intact
@@ -151,6 +151,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
 
 
 _Natural = Annotated[int, Field(ge=0, le=1 << 62)]
+_Name = Annotated[str, Field(pattern=r"^[^/\x00]+$")]
 
 
 class _File(Form):
@@ -159,12 +160,14 @@ class _File(Form):
 
 
 class _Shard(Form):
-    file: str = Field(pattern=r"^[^/\x00]+$")
+    file: _Name
     pairs: _Natural
 
 
 class _Table(Form):
     pairs: _Natural
+    source_pieces: _Natural
+    target_pieces: _Natural
     has_text: bool
     shards: list[_Shard]
 
@@ -172,13 +175,48 @@ class _Table(Form):
 class _Corpus(Form):
     name: str
     weight: Annotated[float, Field(gt=0)]
+    read: _Natural
     kept: _Natural
+    dropped: dict[str, _Natural]
+    carriage_returns: _Natural
+    byte_order_marks: _Natural
+
+
+class _Tables(Form):
+    train: _Table
+    dev: _Table | None = None
+
+
+class _Corpora(Form):
+    train: list[_Corpus]
+    dev: list[_Corpus]
+
+
+class _Settings(Form):
+    train: list[dict[str, Any]]
+    dev: list[dict[str, Any]]
+
+
+class _Vocabulary(Form):
+    source: _Natural
+    target: _Natural
 
 
 class _Manifest(Form):
-    """What the reader needs of `manifest.json`."""
+    """What readers need of `manifest.json`."""
 
     fingerprint: str
-    files: dict[Annotated[str, Field(pattern=r"^[^/\x00]+$")], _File]
-    tables: dict[str, _Table]
-    corpora: dict[str, list[_Corpus]]
+    files: dict[_Name, _File]
+    tables: _Tables
+    corpora: _Corpora
+    vocabulary: _Vocabulary
+    config: _Settings
+    prepared_from: _Settings
+
+    @model_validator(mode="after")
+    def _equally_many(self) -> Self:
+        for split in ("train", "dev"):
+            counts = {len(getattr(part, split)) for part in (self.corpora, self.config, self.prepared_from)}
+            if len(counts) > 1:
+                raise ValueError(f"unlike numbers of corpora for {split}")
+        return self
