@@ -327,3 +327,17 @@ def test_fairseqs_rule_ends_at_the_limit_whatever_other_rules_say() -> None:
         assert (best.tokens, best.finished, best.forced) == ([2, 2, 2], True, True)
         assert best.token_log_probabilities == pytest.approx([math.log(0.59)] * 3 + [math.log(0.01)])
         assert (empty.tokens, empty.log_probability) == ([], pytest.approx(math.log(0.01)))
+
+
+def test_fairseqs_rule_stops_at_k_ended_and_turns_the_next_away() -> None:
+    """Two beams: the empty output ends first; then both beams end in one step, with room for one of them only."""
+
+    def table(sentence: int, prefix: Prefix) -> list[float]:
+        return [math.log(p) for p in ((0.04, 0.9, 0.03, 0.03) if prefix else (1e-9, 0.3, 0.5, 0.2))]
+
+    penalty = LengthPenalty("power", 2.0)  # by its score the one turned away would be the second best
+    wanted = SearchSettings(2, 2, BOS, EOS, (BOS,), penalty=penalty, endings="fairseq")
+    scorer = TableScorer(table, 4)
+    (found,) = run(scorer, [9], wanted)
+    assert [h.tokens for h in found] == [[2], []]
+    assert scorer.batch_sizes == [1, 1]
