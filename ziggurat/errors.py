@@ -82,11 +82,14 @@ def is_full_disk(error: BaseException) -> bool:
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[None]:
-    """Context of writing the file or folder `path`: the error of a full disk, which names no file, gets this name."""
+    """Context of writing the file or folder `path`: an error that names no file, or a temporary one, gets this name.
+
+    The system names none when it cannot write to or sync what is open already.
+    """
     try:
         yield
     except OSError as error:
-        if is_full_disk(error):
+        if is_full_disk(error) or error.filename is None or ".tmp" in str(error.filename):
             error.filename = str(path)
         raise
 

@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from tests.conftest import tiny_experiment
@@ -41,6 +42,8 @@ def on_ready_graphs() -> None:
     import torch.onnx
 
     class Ready:
+        model = SimpleNamespace(graph=SimpleNamespace(all_nodes=list))
+
         def save(self, path: Path) -> None:
             path.write_bytes(Path("graphs", path.name).read_bytes())
 

@@ -209,6 +209,7 @@ VERBS: dict[str, Verb] = {
 """By name. Those that need other toolkits are EXPORTS."""
 
 _HUB = ("export", "run", "--to", "huggingface", "--out", "hub", "--lines", "4")
+_SERVED = ("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4")
 EXPORTS: dict[str, Verb] = {
     **{
         f"export-{target}": Verb(
@@ -225,8 +226,8 @@ EXPORTS: dict[str, Verb] = {
         }.items()
     },
     "export-replacing": Verb(
-        ("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4", "--quantization", "int8"),
-        before=(("export", "run", "--to", "ctranslate2", "--out", "out", "--lines", "4"),),
+        (*_SERVED, "--force"),
+        before=((*_SERVED, "--quantization", "int8"),),
         preload=(*TORCH, *_EXPORT, "ctranslate2"),
     ),
     "import-huggingface": Verb(

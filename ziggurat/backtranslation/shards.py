@@ -128,12 +128,16 @@ class StageFiles:
         return self.folder / f"{index:08d}.tsv"
 
     def complete(self, index: int) -> Manifest | None:
-        """Return the manifest of a complete shard, else None."""
+        """Return the manifest of a complete shard, else None. Raises DataError when it is there and cannot be read."""
         try:
             document = parse_json(read_bounded(self.path(index).with_suffix(".json")), "")
             manifest = built(Manifest, document)
             size = self.path(index).stat().st_size
-        except (OSError, DataError, ValueError):  # absent, cut off by a full disk, or of another format
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:  # too many open files, say: it is not to be made again for that
+            raise DataError(f"{error.filename or self.path(index)}: cannot be read: {error.strerror or error}") from None
+        except (DataError, ValueError):  # cut off by a full disk, or of another format
             return None
         whole = (manifest.plan, manifest.stage, manifest.shard, manifest.bytes)
         return manifest if whole == (self.plan, self.stage, index, size) else None
