@@ -39,7 +39,7 @@ def newest_set() -> Path:
 
 
 def write_material(folder: Path, golden: Path) -> None:
-    """Write everything into the new folder `folder`."""
+    """Write everything into the new folder `folder`; `foreign-*` are folders without checksums."""
     shutil.copytree(golden, folder, symlinks=True)
     shutil.copy(folder / "expected" / "sources.txt", folder / "sources.txt")
     shutil.copy(folder / "expected" / "resumed.safetensors", folder / "weights.safetensors")
@@ -61,6 +61,9 @@ def write_material(folder: Path, golden: Path) -> None:
     )
     data = change_section(experiment.data, {"store": "prepared"}, "data")
     (folder / "prepared.yaml").write_text(dump(experiment.model_copy(update={"data": data})))
+    for name in ("grown", "ctranslate2", "onnx", "huggingface"):
+        shutil.copytree(folder / name, folder / f"foreign-{name}")
+        (folder / f"foreign-{name}" / "checksums.json").unlink(missing_ok=True)
     _write_fairseq(folder)
     _write_synthetic(folder)
 

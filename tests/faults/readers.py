@@ -9,9 +9,10 @@ from __future__ import annotations
 import io
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -163,9 +164,9 @@ def _imported(*arguments: str) -> Any:
         return str(error)
 
 
-def _onnx() -> Any:
+def _onnx(folder: str) -> Any:
     lines = Path("sources.txt").read_text().splitlines()
-    return [translation.to_json() for translation in load_onnx("onnx", threads=1).translate(lines)]
+    return [translation.to_json() for translation in load_onnx(folder, threads=1).translate(lines)]
 
 
 def _overridden() -> Any:
@@ -200,6 +201,12 @@ def _merged() -> Any:
     return [Path("synthetic", name).read_bytes() for name in ("source.txt", "target.txt")]
 
 
+def _model(folder: str, read: Callable[[str], Any], outputs: tuple[str, ...] = ()) -> Iterator[Reader]:
+    """Yield two readers, of a model's folder with checksums and without."""
+    for name in (folder, f"foreign-{folder}"):
+        yield Reader(name, (name, "sources.txt"), (f"{name}/*",), partial(read, name), checksummed, outputs)
+
+
 _CORPORA = ("tsv", "tsv.gz", "tsv.xz", "tsv.zst", "jsonl", "parquet", "parquet.zst")
 _STATE = (".safetensors", ".spm", ".arrow", ".npy", ".yaml")
 """Files of a run and its store whose content decides how it goes on."""
@@ -213,23 +220,10 @@ READERS: dict[str, Reader] = {
         Reader("begin", ("plain", "store", "config.yaml"), ("plain/*",), _begun, checksummed, ("begun",)),
         Reader("average", ("run",), ("run/**/*",), _average, lambda path: path.suffix == ".safetensors", ("mean",)),
         Reader("run", ("run", "sources.txt"), ("run/averaged/*",), lambda: translated("run"), checksummed),
-        Reader("model", ("grown", "sources.txt"), ("grown/*",), lambda: translated("grown"), checksummed),
-        Reader(
-            "ctranslate2",
-            ("ctranslate2", "sources.txt"),
-            ("ctranslate2/*",),
-            lambda: translated("ctranslate2"),
-            checksummed,
-        ),
-        Reader("onnx", ("onnx", "sources.txt"), ("onnx/*",), _onnx, checksummed),
-        Reader(
-            "huggingface",
-            ("huggingface", "sources.txt"),
-            ("huggingface/*",),
-            lambda: _imported("huggingface"),
-            checksummed,
-            ("imported",),
-        ),
+        *_model("grown", translated),
+        *_model("ctranslate2", translated),
+        *_model("onnx", _onnx),
+        *_model("huggingface", _imported, ("imported",)),
         Reader("fairseq", ("fairseq", "sources.txt"), ("fairseq/*",), _fairseq, outputs=("imported",)),
         Reader("safetensors", ("weights.safetensors",), ("weights.safetensors",), _tensors),
         Reader(
