@@ -136,7 +136,8 @@ class StageFiles:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:  # too many open files, say: it is not to be made again for that
-            raise DataError(f"{error.filename or self.path(index)}: cannot be read: {error.strerror or error}") from None
+            where = error.filename or self.path(index)
+            raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
         except (DataError, ValueError):  # cut off by a full disk, or of another format
             return None
         whole = (manifest.plan, manifest.stage, manifest.shard, manifest.bytes)
