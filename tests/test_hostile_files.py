@@ -21,6 +21,7 @@ from tests.conftest import tiny_experiment
 from ziggurat.config import dump, load_experiment, parse_experiment
 from ziggurat.config.load import apply_override
 from ziggurat.data import compressed
+from ziggurat.data.checksums import CHECKSUMS_FILE
 from ziggurat.data.compressed import byte_blocks, uncompressed_file
 from ziggurat.data.corpus import Store
 from ziggurat.data.lines import LineStream
@@ -155,11 +156,12 @@ def test_a_pipe_is_no_configuration_of_a_folder(tmp_path: Path) -> None:
 
 @pytest.fixture
 def model(tiny_folder: Path, tmp_path: Path) -> Path:
-    """A model directory."""
+    """A model directory of a stranger, who has left out the list of checksums, or wrote a right one of wrong files."""
     experiment = tiny_experiment(tmp_path)
     source, target = load_tokenizers(tiny_folder / "store")
     built = build_model(experiment.model, source.size, target.size)
     write_model_directory(tmp_path / "model", weights(built), experiment, tiny_folder / "store")
+    (tmp_path / "model" / CHECKSUMS_FILE).unlink()
     return tmp_path / "model"
 
 

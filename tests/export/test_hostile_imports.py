@@ -15,6 +15,7 @@ import torch
 from tests.confined import refusal
 from tests.export.conftest import Written
 from tests.export.test_import import dictionary, fairseq_checkpoint
+from ziggurat.data.checksums import CHECKSUMS_FILE
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.export.exporter import export_model
 from ziggurat.export.importer import import_checkpoint
@@ -41,9 +42,10 @@ HUGGINGFACE: dict[str, tuple[dict[str, Any], str]] = {
 
 @pytest.fixture
 def exported(written: Written, tmp_path: Path) -> Path:
-    """A MarianMT directory."""
+    """A MarianMT directory as anybody has it, without our list of checksums."""
     path = written(residual="post", embedding={"zero_start": True})
     export_model(path, "huggingface", tmp_path / "out")
+    (tmp_path / "out" / CHECKSUMS_FILE).unlink()
     return tmp_path / "out"
 
 
