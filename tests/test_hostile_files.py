@@ -344,7 +344,7 @@ def test_streams_that_the_shell_closed(model: Path) -> None:
     said = confined(closed(0, "translate", str(model))).text
     assert "(2, " in said
     assert "standard input is closed" in said
-    said = confined(closed(1, "train", "x.yaml")).text
+    said = confined(closed(1, "explain", "training.seed")).text
     assert "(2, " in said
     assert "standard output is closed" in said
 

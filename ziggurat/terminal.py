@@ -117,20 +117,18 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Context of a command line: standard error never fails, and a stream that is closed stays so.
+    """Context of a command line: standard error never fails, writing to a standard output that is closed does.
 
-    The next file that is opened would otherwise get the number of one that is closed, and what C++ libraries have to
-    say would land in a checkpoint.
+    The number of one that is closed is taken: the next file that is opened would get it, and what C++ libraries have to
+    say would land in a checkpoint. A closed standard input stays None (ziggurat.cli.output.check_input).
     """
     for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):  # reading and writing results must fail
         try:
             os.fstat(number)
         except OSError:
             os.set_inheritable(os.open(os.devnull, mode), True)
-    if sys.stdin is None:
-        sys.stdin = open(0, closefd=False)  # noqa: SIM115 - for the life of the process
     if sys.stdout is None:
-        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115 - for the life of the process
     before = sys.stderr
     messages = Messages(before)
     sys.stderr = cast(TextIO, messages)

@@ -144,7 +144,7 @@ def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Pa
     status, _, said = ended(verbs["explain"], tmp_path / "results", {1: fault})
     assert status == {"full": 2, "broken": 128 + signal.SIGPIPE, "closed": 2}[fault]
     assert "internal error" not in said
-    assert {"full": "No space left", "broken": "", "closed": "it is closed"}[fault] in said
+    assert {"full": "No space left", "broken": "", "closed": "standard output is closed"}[fault] in said
 
 
 def test_a_closed_standard_input_is_named(whole: Path, tmp_path: Path) -> None:

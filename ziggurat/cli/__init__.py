@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import os
 import signal
 import sys
@@ -21,6 +20,9 @@ from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 __all__ = ["leaving_at_once", "main"]
 
 
+_CLOSED = "standard output is closed, so results would be lost; redirect it to a file, or to /dev/null"
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run one verb and exit: 0 success, 2 the user's error, 1 ours, 130 Ctrl-C, 128 + n after signal n.
 
@@ -30,14 +32,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     standard error.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
-    if (closed := _occupy_closed_streams()) is not None:
-        sys.exit(_fail(closed, 2, False))
     end = given.index("--") if "--" in given else len(given)
     options, rest = given[:end], given[end:]
     debug = "--debug" in options
     quiet = {"--quiet", "-q"} & set(options)
+    words = [option for option in options if option not in ("--debug", "--quiet", "-q")]
+    closed = sys.stdout is None and words[:1] != ["train"]  # whose result is the run, not what it prints
     with _unwinding(), standard_streams(), _quiet() if quiet else contextlib.nullcontext():
-        status = _run([option for option in options if option not in ("--debug", "--quiet", "-q")] + rest, debug)
+        status = _fail(_CLOSED, 2, False) if closed else _run(words + rest, debug)
     sys.exit(status)
 
 
@@ -51,31 +53,6 @@ def _quiet() -> Iterator[None]:
     finally:
         if before is None:
             del os.environ["ZIGGURAT_QUIET"]
-
-
-def _occupy_closed_streams() -> str | None:
-    """Return why a verb cannot run where the shell closed standard output (`>&-`), else None.
-
-    A closed stream's number goes to the next file that is opened, and what a library prints would be written into it;
-    so the numbers are taken here. Nothing is to be said without standard error. Verbs that read standard input say that
-    it is closed (ziggurat.cli.output.input_stream).
-    """
-    for number, stream in enumerate((sys.stdin, sys.stdout, sys.stderr)):
-        if stream is None and not _is_open(number):
-            os.dup2(os.open(os.devnull, os.O_RDWR), number)
-    if sys.stderr is None:
-        sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - as long as the process
-    if sys.stdout is None:
-        return "standard output is closed, so results would be lost; redirect it to a file, or to /dev/null"
-    return None
-
-
-def _is_open(number: int) -> bool:
-    try:
-        os.fstat(number)
-    except OSError:
-        return False
-    return True
 
 
 def _run(arguments: list[str], debug: bool) -> int:
@@ -107,8 +84,6 @@ def _run(arguments: list[str], debug: bool) -> int:
         if error.filename is None and (reason := _unwritten_results()):
             let_go(sys.stdout)
             return _fail(f"standard output cannot be written: {reason}", 2, debug)
-        if error.filename is None and error.errno == errno.EBADF:
-            return _fail("standard input is closed; give it something to read, or name a file", 2, debug)
         if is_full_disk(error):
             return _fail(why_unwritten(error), 2, debug)
         where = f"{error.filename}: " if error.filename else ""
@@ -157,7 +132,8 @@ def _unwinding() -> Iterator[None]:
         yield
     finally:
         for number in free:
-            signal.signal(number, signal.SIG_DFL)
+            if signal.getsignal(number) is not signal.SIG_IGN:  # SIGHUP comes once more, perhaps on the way out
+                signal.signal(number, signal.SIG_DFL)
 
 
 def _lacking(error: Exception) -> str | None:
