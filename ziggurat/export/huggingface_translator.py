@@ -56,7 +56,8 @@ class HuggingFaceTranslator:
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
         """Return one Translation per line: `generate` with its saved settings, or those that `decoding` names.
 
-        Of `decoding` are taken `beam_size`, `length_penalty`, `min_length` and `max_length.limit`; scores are `generate`'s.
+        Of `decoding` are taken `beam_size`, `length_penalty`, `min_length` and `max_length.limit`; scores are those of
+        `generate`.
         """
         options: dict[str, Any] = {}
         if decoding:
