@@ -56,7 +56,8 @@ class HuggingFaceTranslator:
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
         """Return one Translation per line: `generate` with its saved settings, or those that `decoding` names.
 
-        Of `decoding` are taken `beam_size`, `length_penalty` and `max_length.limit`; scores are `generate`'s.
+        Of `decoding` are taken `beam_size`, `length_penalty`, `min_length` and `max_length.limit`; scores are
+        `generate`'s.
         """
         options: dict[str, Any] = {}
         if decoding:
@@ -66,6 +67,7 @@ class HuggingFaceTranslator:
                 "early_stopping": "never" if section.beam_size > 1 else False,
                 "length_penalty": section.length_penalty.alpha,
                 "max_new_tokens": section.max_length.limit + 1,
+                "min_new_tokens": section.min_length,  # the saved one may be another
             }
         lengths = [len(ids) for ids in self._tokenizer(list(lines)).input_ids]
         found: dict[int, Translation] = {}
