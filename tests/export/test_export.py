@@ -79,6 +79,13 @@ def test_rules_of_the_search_that_others_lack_are_left_out_and_told(
             ServedTranslator(tmp_path / "out", endings="fairseq")
 
 
+def test_a_shortest_length_of_its_own_does_not_fail_the_check(
+    written: Written, text: Path, tmp_path: Path, transformers: ModuleType
+) -> None:
+    path = written(residual="post", decoding={"min_length": 0})
+    assert export_model(path, "huggingface", tmp_path / "out", verify=text)["verification"]["different"] == 0
+
+
 def test_what_is_written_is_loaded_as_anybody_would(
     written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:

@@ -27,9 +27,7 @@ FOLDERS = {"ctranslate2": "served", "huggingface": "hub"}
 def test_programs_translate_as_the_model_does(
     target: str, written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = written(
-        residual="post", decoding={"endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
-    )
+    path = written(residual="post", decoding={"endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}})
     export_model(path, target, tmp_path / FOLDERS[target], verify=text)
     monkeypatch.chdir(tmp_path)
     translations = load_translator(path).translate(SENTENCES)
