@@ -14,6 +14,8 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
+
 from ziggurat.errors import ZigguratError
 
 __all__ = ["Outcome", "cli", "confined", "refusal"]
@@ -70,6 +72,7 @@ def _run(action: Callable[[], object], writer: int, seconds: float, megabytes: i
     limit = int(_status("VmSize") + 4 * megabytes) << 20
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     error, text = "", ""
+    torch.set_num_threads(1)  # a test before may have left more, whose OpenMP threads did not come along with the fork
     try:
         text = str(action())
     except ZigguratError as problem:

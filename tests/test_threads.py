@@ -89,6 +89,7 @@ def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.Monke
     if name is not None:
         monkeypatch.setenv(name, "1")
     monkeypatch.setattr(threads, "_start", started.append)
+    monkeypatch.setattr(threads, "_watch", None)  # of earlier tests in this process
     share_cores(1)
     assert not started, "one thread waits for no other"
     share_cores(2)

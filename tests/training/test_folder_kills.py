@@ -110,10 +110,12 @@ def _forks_have_one_thread() -> Iterator[None]:
 @pytest.mark.parametrize("replacing", [False, True], ids=["new", "replacing"])
 def test_average(run: Path, tmp_path: Path, replacing: bool, every: int) -> None:
     begin = an_older_one(run) if replacing else nothing
-    folder = tmp_path / "trial"
-    assert (
-        killed_everywhere(lambda f: average_run(run, last=3, out=f / "out"), folder, begin, opens, every) >= 40 / every
-    )
+
+    def average(folder: Path) -> None:
+        force = (folder / "out").exists()  # whole, since nothing else has this name
+        average_run(run, last=3, out=folder / "out", force=force)
+
+    assert killed_everywhere(average, tmp_path / "trial", begin, opens, every) >= 40 / every
 
 
 @pytest.mark.parametrize("every", EVERY)
@@ -131,7 +133,7 @@ def test_export(run: Path, tmp_path: Path, every: int) -> None:
     text.write_text("Su divusim ne gokun.\n")
 
     def export(folder: Path) -> None:
-        export_model(run, "plain", folder / "out", verify=text)
+        export_model(run, "plain", folder / "out", verify=text, force=(folder / "out").exists())
 
     every = 50 if every > 1 else 1  # each takes half a second
     assert killed_everywhere(export, tmp_path / "trial", nothing, opens, every) >= 40 / every
