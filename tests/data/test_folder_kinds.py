@@ -1,0 +1,75 @@
+"""A folder in the place of another one is told for what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ziggurat.data.corpus import Store
+from ziggurat.data.folder_kinds import folder_kind
+from ziggurat.errors import CheckpointError, DataError
+from ziggurat.models.directory import locate_weights
+
+
+def filled(folder: Path, **files: object) -> Path:
+    """Make a folder of these files; `_` stands for the dot before an ending, text and objects for content."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, content in files.items():
+        file = folder / ".".join(name.rsplit("_", 1))
+        file.write_text(content if isinstance(content, str) else json.dumps(content))
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("target", "reader"),
+    [
+        ("ctranslate2", "`ziggurat translate {0}` reads"),
+        ("huggingface", "`ziggurat import {0} --out FOLDER`"),
+        ("onnx", 'load_onnx("{0}")'),
+    ],
+)
+def test_exports(target: str, reader: str, tmp_path: Path) -> None:
+    files = {"config_yaml": "", "config_json": {"model_type": "marian"}, "model_bin": "", "model_safetensors": ""}
+    folder = filled(tmp_path / "out", export_json={"target": target, "model": "runs/a: best, update 7"}, **files)
+    if target == "huggingface":
+        (folder / "config.yaml").unlink()
+    else:
+        (folder / "model.safetensors").unlink()
+    with pytest.raises(CheckpointError) as caught:
+        locate_weights(folder)
+    assert f"{folder}: no run or model directory, but an export for" in str(caught.value)
+    assert reader.format(folder) in str(caught.value)
+    assert "it was made of runs/a: best, update 7" in str(caught.value)
+
+
+def test_what_others_wrote(tmp_path: Path) -> None:
+    hub = filled(tmp_path / "hub", config_json={"model_type": "marian"}, model_safetensors="")
+    with pytest.raises(CheckpointError, match="a directory of transformers; `ziggurat import"):
+        locate_weights(hub)
+    assert "which nothing here reads" in str(folder_kind(filled(tmp_path / "other", model_bin="")))
+
+
+def test_runs_and_stores_are_told_apart(tmp_path: Path) -> None:
+    store = filled(tmp_path / "store", manifest_json={"tables": {}})
+    run = filled(tmp_path / "runs" / "a", config_yaml="")
+    filled(run / "checkpoints" / "step-00000001", model_safetensors="")
+    with pytest.raises(CheckpointError, match="but a store of `ziggurat prepare`"):
+        locate_weights(store)
+    with pytest.raises(CheckpointError, match=rf"but the checkpoints of the run {run}: name the run"):
+        locate_weights(run / "checkpoints")
+    with pytest.raises(CheckpointError, match=rf"but a folder of runs; name one of them: {run}$"):
+        locate_weights(tmp_path / "runs")
+    with pytest.raises(DataError, match="no store of `ziggurat prepare`, but a run"):
+        Store.open(run)
+    with pytest.raises(DataError, match="but a model directory"):
+        Store.open(filled(tmp_path / "model", config_yaml="", model_safetensors=""))
+
+
+@pytest.mark.parametrize("content", ["", "[1]", "{", '{"target": 1}', '{"target": "other", "model": 2}'])
+def test_what_is_not_known_has_no_name(content: str, tmp_path: Path) -> None:
+    assert folder_kind(filled(tmp_path / "x", export_json=content, manifest_json=content)) is None
+    with pytest.raises(CheckpointError, match="neither a run"):
+        locate_weights(tmp_path / "x")
+    assert folder_kind(tmp_path / "nothing") is None
