@@ -25,6 +25,7 @@ from yaml import YAMLError
 from ziggurat.config.changes import changed, shown
 from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.documents import read_bounded
 from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError, printable
 
 __all__ = [
@@ -136,18 +137,17 @@ def check_file(path: Path) -> None:
 def _listed(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's list, of no files where it has none. Raises CheckpointError: it is damaged."""
     path = folder / CHECKSUMS_FILE
-    try:
-        with path.open("rb") as file:
-            content = file.read(_MOST_BYTES + 1)
-    except (FileNotFoundError, NotADirectoryError):
+    if not folder.is_dir():
         return {"files": {}}
-    except OSError as error:
-        raise CheckpointError(f"{path}: cannot be read: {error.strerror or error}") from None
+    try:
+        content = read_bounded(path, _MOST_BYTES, error=CheckpointError)
+    except FileNotFoundError:
+        return {"files": {}}
     try:
         document: dict[str, Any] = json.loads(content)
-        if len(content) <= _MOST_BYTES and not {"again", "files", "checksum"} & document.keys():
+        if not {"again", "files", "checksum"} & document.keys():
             return {"files": {}}  # somebody else's file of this name
-        whole = len(content) <= _MOST_BYTES and has_checksum(document)
+        whole = has_checksum(document)
         newer = whole and document["format"] != CHECKSUMS_FORMAT
         if whole and not newer:
             whole = all(_is_entry(name, entry) for name, entry in document["files"].items())

@@ -14,6 +14,7 @@ import xxhash
 
 from ziggurat.data.compressed import compression_of
 from ziggurat.data.temporary import make_temporary, remove_dead, sync_folder
+from ziggurat.documents import check_regular
 from ziggurat.errors import DataError, refuse_passing, written_whole
 
 __all__ = [
@@ -63,9 +64,13 @@ def find_files(pattern: str, key: str) -> list[Path]:
 
 
 def fingerprint(path: Path) -> str:
-    """Return the 128-bit xxHash of the file's bytes in hexadecimal (an identity, not a signature)."""
+    """Return the 128-bit xxHash of the file's bytes in hexadecimal (an identity, not a signature).
+
+    Raises DataError: there is none, or it cannot be read; a pipe or device, which might never end, is not.
+    """
     digest = xxhash.xxh3_128()
     try:
+        check_regular(path)
         with path.open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)

@@ -12,7 +12,7 @@ import numpy as np
 
 from ziggurat.config.data import RegularisationConfig
 
-__all__ = ["BpeDropout", "UnigramSampler"]
+__all__ = ["BpeDropout", "UnigramSampler", "make_sampler"]
 
 _UNKNOWN_PENALTY = 10.0
 """SentencePiece scores an unknown character this much below its worst piece."""
@@ -123,3 +123,12 @@ class UnigramSampler:
         top = max(scores)
         weights = [math.exp(score - top) for score in scores]
         return cast(list[int], random.Random(seed).choices(best, weights)[0])
+
+
+def make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
+    """Return the sampler of the model's kind (SentencePiece offers n-best segmentation for unigram models only)."""
+    try:
+        processor.nbest_encode("a", nbest_size=2, out_type=int)
+    except RuntimeError:
+        return BpeDropout(processor)
+    return UnigramSampler(processor)

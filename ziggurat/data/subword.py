@@ -14,7 +14,7 @@ from ziggurat.config.data import RegularisationConfig
 from ziggurat.data.checksums import check_file
 from ziggurat.data.files import write_atomically
 from ziggurat.data.normalise import UnicodeForm, normalise
-from ziggurat.data.segmentation import BpeDropout, UnigramSampler
+from ziggurat.data.segmentation import BpeDropout, UnigramSampler, make_sampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.documents import Form, inside, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
@@ -119,6 +119,10 @@ class SentencePieceTokenizer:
         self._model_size = int(self._processor.get_piece_size())
         if not self._model_size:
             raise DataError("not a SentencePiece model (no pieces)")
+        try:
+            self._processor.id_to_piece(list(range(self._model_size)))
+        except UnicodeDecodeError as error:  # which the model takes, and every use of the piece would raise
+            raise DataError(f"damaged SentencePiece model (a piece is not valid UTF-8: {error.reason})") from None
         self._names: list[str] = []  # of the ids behind the model's
         self.unk = int(self._processor.unk_id())
         self.pad = self._control(self._processor.pad_id(), "<pad>")
@@ -179,15 +183,6 @@ class SentencePieceTokenizer:
             self._sampler = make_sampler(self._processor)
         escaped = escape_blank_marks(normalise(texts, self.unicode))
         return [self._sampler.sample(t, s, regularisation) for t, s in zip(escaped, seeds, strict=True)]
-
-
-def make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
-    """Return the sampler of the model's kind (SentencePiece offers n-best segmentation for unigram models only)."""
-    try:
-        processor.nbest_encode("a", nbest_size=2, out_type=int)
-    except RuntimeError:
-        return BpeDropout(processor)
-    return UnigramSampler(processor)
 
 
 def _is_valid(text: str) -> bool:

@@ -94,7 +94,7 @@ def _refuse_packed(path: Path) -> None:
             with zipfile.ZipFile(path) as packed:
                 if sum(entry.file_size for entry in packed.infolist()) > size:
                     raise DataError(f"{path}: a compressed zip file, not a checkpoint as torch writes it")
-    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError) as error:
+    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # names that are no text
         raise DataError(f"{path}: not a checkpoint of fairseq ({error})") from None
 
 
@@ -183,7 +183,12 @@ def _ids(dictionary: bytes, path: Path) -> dict[str, int]:
 
 
 def _tokenizer(dictionary: bytes, model: Path | None) -> Tokenizer:
-    return VocabularyTokenizer(dictionary) if model is None else SentencePieceTokenizer(_read(model))
+    if model is None:
+        return VocabularyTokenizer(dictionary)
+    try:
+        return SentencePieceTokenizer(_read(model))
+    except DataError as error:
+        raise DataError(str(error) if str(model) in str(error) else f"{model}: {error}") from None
 
 
 def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -71,6 +71,8 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
     options.log_severity_level = 3
     sessions = {}
     for name in (ENCODER_FILE, STEP_FILE):
+        if not (folder / name).is_file():  # of a pipe it would wait for more
+            raise CheckpointError(f"{folder / name}: cannot be opened: no such file, or not a regular one")
         try:
             sessions[name] = onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
         except Exception as error:  # onnxruntime's own classes have no public base but this
@@ -201,7 +203,7 @@ class OnnxScorer:
                 f"the exported model has {limit} positions, but {max(source.shape[1], max_steps)} are needed; lower "
                 "`decoding.max_source_pieces` and `decoding.max_length.limit`"
             )
-        outputs = self.model.encoder.run(None, {"source": source.numpy(), "source_mask": source_mask.numpy()})
+        outputs = _run(self.model.encoder, None, {"source": source, "source_mask": source_mask})
         names = [node.name for node in self.model.encoder.get_outputs()]
         given = dict(zip(names, map(torch.from_numpy, outputs), strict=True))
         states = [
@@ -221,8 +223,7 @@ class OnnxScorer:
         inputs |= {f"state.{port.name}": part for port, part in zip(self.model.states, self._states, strict=True)}
         wanted = ["logits", *(f"next.{port.name}" for port in self.model.states)]
         wanted += ["attention"] if self._keep_attention else []
-        outputs = self.model.step.run(wanted, {name: part.contiguous().numpy() for name, part in inputs.items()})
-        logits, *rest = map(torch.from_numpy, outputs)
+        logits, *rest = map(torch.from_numpy, _run(self.model.step, wanted, inputs))
         self.attention = rest.pop() if self._keep_attention else None
         self._states = rest
         self._positions = self._positions + 1
@@ -253,6 +254,17 @@ class OnnxScorer:
 
     def _for_every_beam(self, initial: Tensor) -> Tensor:
         return initial.unsqueeze(1).repeat_interleave(self._beams, dim=1)
+
+
+def _run(graph: InferenceSession, wanted: Sequence[str] | None, inputs: Mapping[str, Tensor]) -> list[Any]:
+    """Return the outputs of a graph. Raises CheckpointError where it is not the one that its manifest describes."""
+    given = {name: part.contiguous().numpy() for name, part in inputs.items()}
+    try:
+        return list(graph.run(wanted, given))
+    except Exception as error:  # onnxruntime's own classes have no public base but this
+        raise CheckpointError(
+            f"the exported graph cannot be run with what {MANIFEST_FILE} says; export again ({error})"
+        ) from None
 
 
 def _first_steps(state: Tensor, port: Port, steps: int) -> Tensor:

@@ -13,8 +13,8 @@ from typing import TextIO
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import parse_json
-from ziggurat.errors import DataError
+from ziggurat.documents import check_regular, parse_json
+from ziggurat.errors import CheckpointError, DataError
 from ziggurat.terminal import safe
 from ziggurat.tracking.heat import draw
 from ziggurat.tracking.listener import Listener
@@ -62,6 +62,7 @@ class MetricsWriter:
         self._trackers = list(trackers)
         path = Path(os.devnull) if run is None else run / _METRICS
         if run is not None and path.exists():
+            check_regular(path, error=CheckpointError)
             last = {"train": update, "validation": update if validated else update - 1}
             lines = path.read_bytes().splitlines(keepends=True)
             write_atomically(path, b"".join(line for line in lines if _stays(line, last, update if goes_on else None)))
@@ -156,6 +157,8 @@ class RunLog:
         self._path = Path(os.devnull) if run is None else run / "log.txt"
         self._console = safe(console)
         self._gaps = self._deaf = False
+        if run is not None and self._path.exists():
+            check_regular(self._path, error=CheckpointError)
         self._file = self._open()
 
     def _open(self) -> TextIO:
