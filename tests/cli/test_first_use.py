@@ -22,6 +22,7 @@ from ziggurat.cli.output import counted
 from ziggurat.config import load_experiment
 from ziggurat.config.papers import find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named
+from ziggurat.data.babel import generate
 from ziggurat.training.loop import TrainingResult
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -255,6 +256,40 @@ def test_the_data_page_says_where_the_corpora_of_the_recipes_come_from(recipe: s
             assert Path(path).parent == Path("data/multi30k")
             assert f"`{Path(path).name}`" in written
     assert "https://github.com/multi30k/dataset" in written
+
+
+def test_evaluate_says_what_looks_wrong(ziggurat: Ziggurat, tmp_path: Path) -> None:
+    pairs = list(generate(60, seed=2))
+    for name, side in (("source", 0), ("reference", 1)):
+        (tmp_path / name).write_text("".join(f"{pair[side]}\n" for pair in pairs))
+    source, reference = ("--source", tmp_path / "source"), ("--reference", tmp_path / "reference")
+    copied = ziggurat("evaluate", "--hypothesis", tmp_path / "source", *source, *reference)
+    assert copied.status == 0
+    assert "the output looks like the source text, not like the reference" in copied.err
+    assert "looks like" not in ziggurat("evaluate", "--hypothesis", tmp_path / "reference", *source, *reference).err
+    japanese = tmp_path / "ja"
+    japanese.write_text("私は毎朝コーヒーを飲みます。\n彼女は図書館で本を読んでいる。\n")
+    scored = ("evaluate", "--hypothesis", japanese, "--reference", japanese)
+    named = ziggurat(*scored, "--language", "jaa")
+    assert (named.status, "did you mean `ja` (Japanese)?" in named.err) == (2, True)
+    found = ziggurat(*scored, "--bleu-tokenizer", "13a")
+    assert "BLEU's tokenizer `13a` makes one word a line" in " ".join(found.err.split())
+    assert "TER counts Chinese and Japanese characters one by one" in " ".join(found.err.split())
+
+
+def test_evaluate_names_the_way_to_a_tokenizer_that_is_missing(
+    ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sacrebleu.tokenizers.tokenizer_ja_mecab.MeCab", None)
+    text = tmp_path / "ja"
+    text.write_text("私は毎朝コーヒーを飲みます。\n彼女は図書館で本を読んでいる。\n")
+    for more in ((), ("--language", "ja")):
+        status, out, errors = ziggurat("evaluate", "--hypothesis", text, "--reference", text, *more)
+        assert (status, out) == (2, "")
+        assert "pip install 'ziggurat-mt[ja]'. Or name another by `--bleu-tokenizer`" in errors
+        assert "`--metrics chrf,ter`" in errors
+    compared = ziggurat("evaluate", "--compare", text, "--reference", text, "--metrics", "chrf")
+    assert (compared.status, "--bleu-tokenizer" in compared.err, "--metrics" in compared.err) == (2, True, False)
 
 
 def test_paths_that_the_shell_left_alone(

@@ -75,6 +75,11 @@ def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]
     theirs = ServedTranslator(exported[1])
     with pytest.raises(ConfigError, match=r"length_penalty\.kind: gnmt"):
         theirs.translate(["a"], length_penalty={"kind": "gnmt", "alpha": 1.0})
+    for asked in ({"search": "sample"}, {"diverse_groups": 2, "beam_size": 4}):  # not: `endings` is in the way
+        with pytest.raises(ConfigError, match=r"^CTranslate2 has no `decoding\.(search|diverse_groups): "):
+            theirs.translate(["a"], **asked)
+        with pytest.raises(ConfigError, match=r"^CTranslate2 has no"):
+            ServedTranslator(exported[1], **asked)
     assert unserved(theirs.decoding) == []
     assert max(len(t.hypotheses) for t in theirs.translate(SENTENCES, n_best=2)) == 2
     with pytest.raises(TypeError, match="list of texts"):

@@ -132,11 +132,8 @@ def evaluate(
     if sources is not None and source is not None:
         pair_up((source, sources), *zip(reference, references, strict=True))
     if hypothesis is not None:
-        if overrides or output or ensemble or (source and comet is None):
-            raise ConfigError(
-                "`--hypothesis` takes no decoding settings, `--source`, `--output` or `--ensemble`; only "
-                "`--metrics comet` has it take `--source`"
-            )
+        if overrides or output or ensemble:
+            raise ConfigError("`--hypothesis` takes no decoding settings, `--output` or `--ensemble`")
         hypotheses = read_text(hypothesis)
         pair_up((hypothesis, hypotheses), *zip(reference, references, strict=True))
     else:
