@@ -243,6 +243,22 @@ def test_a_model_of_a_stranger_is_refused(model: Path, case: str) -> None:
     assert reason in said, said
 
 
+@pytest.mark.parametrize("content", [None, b"[" * 100_000, b" " * (1 << 25)], ids=["pipe", "nested", "large"])
+@pytest.mark.parametrize("name", ["checksums.json", "export.json", "manifest.json", "config.json"])
+def test_files_that_are_only_looked_at_do_not_hurt(model: Path, name: str, content: bytes | None) -> None:
+    (model / name).unlink(missing_ok=True)
+    if content is None:
+        os.mkfifo(model / name)
+    else:
+        (model / name).write_bytes(content)
+    if name == "checksums.json":
+        assert name in refusal(lambda: open_model(model))
+        return
+    (model / "model.safetensors").unlink()
+    (model / "checksums.json").unlink(missing_ok=True)
+    assert str(model) in refusal(lambda: open_model(model))
+
+
 def test_links_inside_a_folder_and_in_a_cache_are_followed(model: Path, tmp_path: Path) -> None:
     (model / "joint.spm").rename(model / "other.spm")
     (model / "joint.spm").symlink_to("other.spm")

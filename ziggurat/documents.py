@@ -6,6 +6,7 @@ reader hang (a pipe, a device), fill the memory, or fail in a place that cannot 
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -58,6 +59,8 @@ def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
         found = path.stat()
     except FileNotFoundError:
         raise
+    except NotADirectoryError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
     except (OSError, ValueError) as problem:  # ValueError: NUL in a name
         refuse_passing(path, problem)
         raise error(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None

@@ -23,10 +23,10 @@ import xxhash
 from yaml import YAMLError
 
 from ziggurat.config.changes import changed, shown
-from ziggurat.config.yaml_text import parse_yaml
+from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.documents import read_bounded
-from ziggurat.errors import CheckpointError, ConfigError, DataError, ZigguratError, printable
+from ziggurat.errors import CheckpointError, DataError, ZigguratError, printable
 
 __all__ = [
     "CHECKSUMS_FILE",
@@ -137,8 +137,6 @@ def check_file(path: Path) -> None:
 def _listed(folder: Path) -> dict[str, Any]:
     """Return the content of a folder's list, of no files where it has none. Raises CheckpointError: it is damaged."""
     path = folder / CHECKSUMS_FILE
-    if not folder.is_dir():
-        return {"files": {}}
     try:
         content = read_bounded(path, _MOST_BYTES, error=CheckpointError)
     except FileNotFoundError:
@@ -193,8 +191,8 @@ def _check(path: Path, document: Mapping[str, Any]) -> None:
 def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
     """Raise CheckpointError naming the keys that an edit of the configuration changed; comments may change."""
     try:
-        found = parse_yaml(path.read_text("utf-8"), str(path))[0]
-    except (ConfigError, YAMLError, OSError, ValueError, RecursionError) as error:
+        found = parse_yaml(read_bounded(path, MAX_YAML_BYTES).decode("utf-8"), str(path))[0]
+    except (ZigguratError, YAMLError, OSError, ValueError, RecursionError) as error:
         said = str(error) if isinstance(error, ZigguratError) else f"{path}: not readable as text"
         raise CheckpointError(f"{said}; the file was changed since it was written; {document['again']}") from None
     if not (changes := changed(document.get("config"), found)):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from ziggurat.errors import printable
+from ziggurat.documents import parse_json, read_bounded
+from ziggurat.errors import DataError, printable
 
 __all__ = ["folder_kind"]
 
@@ -70,11 +70,9 @@ def _parent(path: Path) -> str | None:
 def _fields(file: Path, *names: str) -> Sequence[str] | None:
     """Return the fields `names` of a small JSON object as text, None where one is missing."""
     try:
-        if file.stat().st_size > _LARGEST:
-            return None
-        document = json.loads(file.read_text("utf-8"))
+        document = parse_json(read_bounded(file, _LARGEST), str(file))
         return [str(document[name]) for name in names]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+    except (OSError, DataError, KeyError, TypeError):
         return None
 
 

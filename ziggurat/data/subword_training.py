@@ -14,8 +14,15 @@ from ziggurat.config.data import SubwordConfig
 from ziggurat.data.checksums import check_file
 from ziggurat.data.files import find_files
 from ziggurat.data.normalise import UnicodeForm
-from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, escape_blank_marks, load_tokenizers
+from ziggurat.data.subword import (
+    MAX_MODEL_BYTES,
+    SentencePieceTokenizer,
+    Tokenizer,
+    escape_blank_marks,
+    load_tokenizers,
+)
 from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, DataError
 
 __all__ = ["existing_tokenizers", "train_tokenizers"]
@@ -169,7 +176,7 @@ def _read(name: str, key: str, kind: str, unicode: UnicodeForm, tags: list[str])
     path: Path = found[0]
     check_file(path)
     try:
-        content = path.read_bytes()
+        content = read_bounded(path, MAX_MODEL_BYTES)
         if kind == "model":
             return SentencePieceTokenizer(content, unicode, tags)
         return VocabularyTokenizer(content, unicode, tags)

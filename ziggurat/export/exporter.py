@@ -20,6 +20,7 @@ from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.data.workspace import building, tidy
 from ziggurat.decoding.lines import read_lines
 from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
@@ -141,10 +142,10 @@ def _refuse_other_folder(out: Path, force: bool) -> None:
 def _earlier(out: Path) -> str:
     """Say what an earlier export is."""
     try:
-        report = json.loads((out / REPORT_FILE).read_text("utf-8"))
+        report = parse_json(read_bounded(out / REPORT_FILE), REPORT_FILE)
         quantization = report["quantization"] or "fp32"
         return f"an export ({printable(str(report['target']))}, {printable(str(quantization))})"
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, DataError, KeyError, TypeError):
         return "an export"
 
 
