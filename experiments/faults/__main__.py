@@ -38,6 +38,7 @@ def main() -> int:
     parser.add_argument("what", choices=["all", *CAMPAIGNS, "table"])
     parser.add_argument("--count", type=int, default=1000, help="kills of training in all, those before included")
     parser.add_argument("--per-file", type=int, default=20, help="bits flipped in each file")
+    parser.add_argument("--brief", action="store_true", help="operations: one error of each, instead of all in turn")
     parser.add_argument("--only", nargs="+", default=[], help="names of configurations (kills) or verbs")
     parser.add_argument("--results", type=Path, default=Path("faults"), help="folder of the records; default: faults")
     parser.add_argument("--folder", type=Path, help="where to work; default: in memory, where there is /dev/shm")
@@ -61,7 +62,7 @@ def _attack(what: str, given: argparse.Namespace, folder: Path) -> None:
         kill_training(ledger, folder, given.count, given.only or [*CONFIGURATIONS])
     elif what == "operations":
         for errors in (False, True):
-            disturb_verbs(ledger, folder, given.only, errors=errors)
+            disturb_verbs(ledger, folder, given.only, errors=errors, brief=given.brief)
     elif what == "disks" and mountable(folder):
         fill_disks(ledger, folder, given.only)
     elif what == "disks":

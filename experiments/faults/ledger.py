@@ -30,11 +30,12 @@ class Ledger:
                 self.records.append(json.loads(line))
             except ValueError:  # the last one, cut off
                 continue
+        self._keys = {(record["attack"], record["key"]) for record in self.records}
         path.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
 
     def has(self, attack: str, key: str) -> bool:
         """Whether this was tried already."""
-        return any(record["attack"] == attack and record["key"] == key for record in self.records)
+        return (attack, key) in self._keys
 
     def tried(self, attack: str) -> int:
         """Return how many disturbances of this kind there were."""
@@ -44,6 +45,7 @@ class Ledger:
         """Write one record."""
         record = {"attack": attack, "key": key, "tried": tried, "verdict": verdict, "detail": detail, **more}
         self.records.append(record)
+        self._keys.add((attack, key))
         with self._path.open("a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
 

@@ -16,8 +16,11 @@ from tests.faults.verbs import EXPORTS, VERBS
 __all__ = ["disturb_verbs"]
 
 
-def disturb_verbs(ledger: Ledger, folder: Path, names: Sequence[str], *, errors: bool) -> None:
-    """Kill each of the verbs called so at every operation that writes; with `errors`, fail it at every operation."""
+def disturb_verbs(ledger: Ledger, folder: Path, names: Sequence[str], *, errors: bool, brief: bool) -> None:
+    """Kill each of the verbs called so at every operation that writes; with `errors`, fail it at every operation.
+
+    With `brief`, one of the errors that an operation can give, in turn, instead of all.
+    """
     verbs = {**VERBS, **EXPORTS}
     with Nursery(folder / "scratch") as nursery:
         ground = Ground(folder / "ground", nursery)
@@ -26,7 +29,7 @@ def disturb_verbs(ledger: Ledger, folder: Path, names: Sequence[str], *, errors:
             attack = f"{'error' if errors else 'SIGKILL'} at each file operation: {verbs[name].arguments[0]}"
             writing = [one for one in bench.operations if one.kind != "read"]
             wrong = tried = 0
-            for fault in faults_of(bench.operations, errors=errors):
+            for fault in faults_of(bench.operations, errors=errors, brief=brief):
                 operation = (bench.operations if fault.reads else writing)[fault.number - 1]
                 key = f"{name} {_called(fault)}"
                 if ledger.has(attack, key):
