@@ -133,7 +133,7 @@ VERBS: dict[str, Verb] = {
     "average": Verb(("average", "run", "--last", "1"), preload=TORCH),
     "average-out": Verb(("average", "run", "--last", "2", "--out", "out"), preload=TORCH),
     "average-replacing": Verb(
-        ("average", "run", "--last", "2", "--out", "out"),
+        ("average", "run", "--last", "2", "--out", "out", "--force"),
         before=(("average", "run", "--last", "1", "--out", "out"),),
         preload=TORCH,
     ),
