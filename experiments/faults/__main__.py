@@ -5,6 +5,7 @@
     python -m experiments.faults operations             each file operation of each verb: killed, and failed
     python -m experiments.faults disks                  full and read-only disks (as root)
     python -m experiments.faults flips                  damaged files
+    python -m experiments.faults fuzz                   readers of every format: damaged files, too little memory
     python -m experiments.faults tests                  attacks that are tests
     python -m experiments.faults table                  the table of what was tried
 
@@ -21,10 +22,10 @@ from pathlib import Path
 from experiments.faults.disks import fill_disks, mountable
 from experiments.faults.kills import CONFIGURATIONS, kill_training
 from experiments.faults.ledger import Ledger, table
-from experiments.faults.tested import flip_bits, run_tests
+from experiments.faults.tested import flip_bits, fuzz_readers, run_tests
 from experiments.faults.verbs import disturb_verbs
 
-CAMPAIGNS = ("kills", "operations", "disks", "flips", "tests")
+CAMPAIGNS = ("kills", "operations", "disks", "flips", "fuzz", "tests")
 
 
 def main() -> int:
@@ -38,6 +39,7 @@ def main() -> int:
     parser.add_argument("what", choices=["all", *CAMPAIGNS, "table"])
     parser.add_argument("--count", type=int, default=1000, help="kills of training in all, those before included")
     parser.add_argument("--per-file", type=int, default=20, help="bits flipped in each file")
+    parser.add_argument("--cases", type=int, default=500, help="damaged files in front of each reader (fuzz)")
     parser.add_argument("--brief", action="store_true", help="operations: one error of each, instead of all in turn")
     parser.add_argument("--only", nargs="+", default=[], help="names of configurations (kills) or verbs")
     parser.add_argument("--results", type=Path, default=Path("faults"), help="folder of the records; default: faults")
@@ -69,6 +71,8 @@ def _attack(what: str, given: argparse.Namespace, folder: Path) -> None:
         print("disks: not tried: this process may not mount file systems", flush=True)
     elif what == "flips":
         flip_bits(ledger, folder, given.per_file)
+    elif what == "fuzz":
+        fuzz_readers(ledger, folder, given.cases)
     elif what == "tests":
         run_tests(ledger, folder)
 

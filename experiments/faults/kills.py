@@ -61,6 +61,8 @@ _RNMT = {
 }
 _STAGES = {"stages": [{"layers": 1, "updates": 7}, {"layers": 2, "updates": 15}], "moments": "copy"}
 _SENSITIVE = {"action": "roll_back", "loss_spike": 1.0001, "window": 2}
+_TOGETHER = {"batch": {"accumulate": 2}, "distributed": {"timeout_minutes": 0.2}}
+"""One that waits for a killed one to come to their meeting gives up before it counts as an orphan."""
 _DEEPER = {"encoder": {"layers": 3}}
 
 CONFIGURATIONS: dict[str, Configuration] = {
@@ -96,13 +98,11 @@ CONFIGURATIONS: dict[str, Configuration] = {
     "every-minutes-asynchronous": Configuration(
         {"checkpoint": {"every_minutes": 0.002, "asynchronous": True, "average_last": 0}}, clocked=True
     ),
-    "two-processes": Configuration({"batch": {"accumulate": 2}}, processes=2),
+    "two-processes": Configuration(_TOGETHER, processes=2),
     "two-processes-growth": Configuration(
-        {"batch": {"accumulate": 2}, "growth": _STAGES, "checkpoint": {"asynchronous": True}}, _DEEPER, processes=2
+        {**_TOGETHER, "growth": _STAGES, "checkpoint": {"asynchronous": True}}, _DEEPER, processes=2
     ),
-    "torchrun-growth": Configuration(
-        {"batch": {"accumulate": 2}, "growth": _STAGES}, _DEEPER, processes=2, torchrun=True, share=0.3
-    ),
+    "torchrun-growth": Configuration({**_TOGETHER, "growth": _STAGES}, _DEEPER, processes=2, torchrun=True, share=0.3),
 }
 """What is killed, by name."""
 
@@ -184,7 +184,7 @@ class _Rig:
     def chain(self, number: int) -> _Chain:
         """Train a run under kills until it is done; say what came of it."""
         random_ = random.Random(f"{self._name} {number}")
-        shutil.rmtree(self._folder / "run")
+        shutil.rmtree(self._folder / "run", ignore_errors=True)  # the chain before may have ended without one
         timed = counted = 0
         while True:
             enough = timed + counted >= _MOST_KILLS
@@ -199,7 +199,9 @@ class _Rig:
             if ended.killed:
                 timed, counted = timed + (not by_operation), counted + by_operation
             if ended.orphans:
-                return _Chain(timed, counted, Outcome("orphans", f"{ended.orphans} workers were left"))
+                return _Chain(
+                    timed, counted, Outcome("orphans", f"{ended.orphans} workers were left: {last_line(ended.said)}")
+                )
             if ended.killed:
                 continue
             if bad := bad_end(Ended(ended.status, ended.said, []), (0, 2)):
