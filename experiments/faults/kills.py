@@ -61,8 +61,8 @@ _RNMT = {
 }
 _STAGES = {"stages": [{"layers": 1, "updates": 7}, {"layers": 2, "updates": 15}], "moments": "copy"}
 _SENSITIVE = {"action": "roll_back", "loss_spike": 1.0001, "window": 2}
-_TOGETHER = {"batch": {"accumulate": 2}, "distributed": {"timeout_minutes": 0.2}}
-"""One that waits for a killed one to come to their meeting gives up before it counts as an orphan."""
+_TOGETHER = {"batch": {"accumulate": 2}, "distributed": {"timeout_minutes": 0.08}}
+"""One that waits for a killed one to come to their meeting gives up before it counts as an orphan, at every step."""
 _DEEPER = {"encoder": {"layers": 3}}
 
 CONFIGURATIONS: dict[str, Configuration] = {

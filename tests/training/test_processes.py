@@ -66,6 +66,15 @@ def test_a_process_that_hangs_is_named() -> None:
     assert "lost each other at update 3; behind: process 1 (in or after update 2)." in output
 
 
+def test_a_process_that_never_said_anything_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    store = HashStore()
+    store.set_timeout(timedelta(seconds=1))  # then it raises RuntimeError
+    store.set("ziggurat/arrivals/0", "7 3")
+    monkeypatch.setattr("ziggurat.training.processes._store", lambda: store)
+    said = str(Processes(0, 2, 0, 2).hanging(RuntimeError("gloo")))
+    assert "behind: process 1 (in or after update 0)" in said
+
+
 def test_one_process_needs_no_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with joined(timeout_minutes=1.0) as alone:

@@ -140,8 +140,10 @@ class Processes:
     def hanging(self, error: Exception) -> TrainingError:
         """Return what to say when communication failed with `error`: which processes are behind the others."""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        keys = [f"{_ARRIVALS}/{rank}" for rank in range(self.count)]
         try:
-            said = [_store().get(f"{_ARRIVALS}/{rank}").decode().split() for rank in range(self.count)]
+            store = _store()  # asked first what it has: it would wait for a key that nobody set as for a process
+            said = [store.get(key).decode().split() if store.check([key]) else ("0", "0") for key in keys]
         except RuntimeError:
             return TrainingError(f"the processes lost each other, and the one that they met at is gone ({reason})")
         furthest = max(int(arrivals) for arrivals, _ in said)
