@@ -41,6 +41,7 @@ def main() -> int:
     parser.add_argument("--per-file", type=int, default=20, help="bits flipped in each file")
     parser.add_argument("--cases", type=int, default=500, help="damaged files in front of each reader (fuzz)")
     parser.add_argument("--brief", action="store_true", help="operations: one error of each, instead of all in turn")
+    parser.add_argument("--every", type=int, default=1, metavar="N", help="operations: only one of N")
     parser.add_argument("--only", nargs="+", default=[], help="names of configurations (kills) or verbs")
     parser.add_argument("--results", type=Path, default=Path("faults"), help="folder of the records; default: faults")
     parser.add_argument("--folder", type=Path, help="where to work; default: in memory, where there is /dev/shm")
@@ -64,7 +65,7 @@ def _attack(what: str, given: argparse.Namespace, folder: Path) -> None:
         kill_training(ledger, folder, given.count, given.only or [*CONFIGURATIONS])
     elif what == "operations":
         for errors in (False, True):
-            disturb_verbs(ledger, folder, given.only, errors=errors, brief=given.brief)
+            disturb_verbs(ledger, folder, given.only, errors=errors, brief=given.brief, every=given.every)
     elif what == "disks" and mountable(folder):
         fill_disks(ledger, folder, given.only)
     elif what == "disks":

@@ -16,10 +16,12 @@ from tests.faults.verbs import EXPORTS, VERBS
 __all__ = ["disturb_verbs"]
 
 
-def disturb_verbs(ledger: Ledger, folder: Path, names: Sequence[str], *, errors: bool, brief: bool) -> None:
+def disturb_verbs(
+    ledger: Ledger, folder: Path, names: Sequence[str], *, errors: bool, brief: bool, every: int = 1
+) -> None:
     """Kill each of the verbs called so at every operation that writes; with `errors`, fail it at every operation.
 
-    With `brief`, one of the errors that an operation can give, in turn, instead of all.
+    With `brief`, one of the errors that an operation can give, in turn, instead of all; of the faults, one of `every`.
     """
     verbs = {**VERBS, **EXPORTS}
     with Nursery(folder / "scratch") as nursery:
@@ -29,7 +31,7 @@ def disturb_verbs(ledger: Ledger, folder: Path, names: Sequence[str], *, errors:
             attack = f"{'error' if errors else 'SIGKILL'} at each file operation: {verbs[name].arguments[0]}"
             writing = [one for one in bench.operations if one.kind != "read"]
             wrong = tried = 0
-            for fault in faults_of(bench.operations, errors=errors, brief=brief):
+            for fault in faults_of(bench.operations, errors=errors, brief=brief)[::every]:
                 operation = (bench.operations if fault.reads else writing)[fault.number - 1]
                 key = f"{name} {_called(fault)}"
                 if ledger.has(attack, key):
