@@ -23,7 +23,7 @@ def disturb_verbs(
 
     With `brief`, one of the errors that an operation can give, in turn, instead of all; of the faults, one of `every`.
     """
-    verbs = {**VERBS, **EXPORTS}
+    verbs, folder = {**VERBS, **EXPORTS}, folder / ("failed" if errors else "killed")
     with Nursery(folder / "scratch") as nursery:
         ground = Ground(folder / "ground", nursery)
         for name in names or [*verbs]:
