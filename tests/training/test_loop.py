@@ -28,7 +28,7 @@ from ziggurat.training.progress import Window
 from ziggurat.training.retention import prune
 from ziggurat.training.run import reopen_run
 from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.stopping import time_left
+from ziggurat.training.stopping import how_to_go_on, time_left
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 
@@ -352,6 +352,18 @@ def test_time_left_goes_by_the_limit_that_comes_first() -> None:
     assert time_left(progress, StopConfig(updates=100, epochs=2)) == "1:00"
     assert time_left(progress, StopConfig(updates=100, minutes=1)) == "0 s"
     assert time_left(progress, StopConfig(updates=None, patience=3)) == "?"
+
+
+def test_every_limit_that_is_reached_has_to_be_raised(tiny_folder: Path, tmp_path: Path) -> None:
+    progress = Progress(update=25, epoch=1, seconds=60.0, validations_since_best=3)
+    assert how_to_go_on(progress, StopConfig(updates=26, minutes=1)) == "training.stop.minutes=..."
+    both = StopConfig(updates=20, epochs=2, patience=3)
+    assert how_to_go_on(progress, both) == "training.stop.updates=... training.stop.patience=..."
+    stop = {"updates": 100, "minutes": 1e-6}
+    go(tiny_folder, tmp_path / "run", stop=stop)
+    train(tmp_path / "run", tiny_experiment(tiny_folder, stop=stop), resume=True, console=QUIET)
+    last = (tmp_path / "run" / "log.txt").read_text().splitlines()[-1]
+    assert last.endswith(f"`ziggurat train --run {tmp_path / 'run'} --resume training.stop.minutes=...`")
 
 
 def test_early_stopping_counts_validations_without_a_better_score(tiny_folder: Path, tmp_path: Path) -> None:

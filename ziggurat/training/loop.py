@@ -38,7 +38,7 @@ from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, elsewhere, held, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.saving import Saver
 from ziggurat.training.signals import GracefulStop
-from ziggurat.training.stopping import TrainingResult, finished, refuse_endless
+from ziggurat.training.stopping import TrainingResult, finished, how_to_go_on, refuse_endless
 from ziggurat.training.trial import fit_batches, loader_of, refuse_too_large
 from ziggurat.training.trust import Trust
 from ziggurat.training.validate import Validator, position_limit, rank_anew
@@ -162,7 +162,7 @@ class _Training:
         p, how = self.progress, f"`ziggurat train --run {self.run} --resume"
         if p.update == begun and not overdue:
             said = f"nothing to do after update {p.update}: {reason}; to go on, raise that limit: {how}"
-            self.log.say(f"{said} training.stop.updates=...`", "yellow")
+            self.log.say(f"{said} {how_to_go_on(p, self.config.stop)}`", "yellow")
         else:
             waited = f"{duration(p.seconds)} of training; waited {duration(saver.waited_seconds)} for checkpoints"
             self.log.say(f"stopped after update {p.update}: {reason} ({waited})")

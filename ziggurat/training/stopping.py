@@ -10,7 +10,7 @@ from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 from ziggurat.training.checkpoint import Progress
 
-__all__ = ["TrainingResult", "finished", "refuse_endless", "share_done", "time_left"]
+__all__ = ["TrainingResult", "finished", "how_to_go_on", "refuse_endless", "share_done", "time_left"]
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,13 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
     if stop.patience is not None and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
+
+
+def how_to_go_on(p: Progress, stop: StopConfig) -> str:
+    """Return the overrides that raise every limit that is reached: with one of several alone nothing would go on."""
+    limits = {"updates": p.update, "epochs": p.epoch, "minutes": p.seconds / 60, "patience": p.validations_since_best}
+    reached = [key for key, value in limits.items() if (limit := getattr(stop, key)) is not None and value >= limit]
+    return " ".join(f"training.stop.{key}=..." for key in reached)
 
 
 def share_done(p: Progress, stop: StopConfig) -> float:
