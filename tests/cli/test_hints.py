@@ -35,6 +35,10 @@ def test_every_key_that_a_hint_names_exists() -> None:
         (["train", "x", "--lr", "3e-4"], "training.schedule.peak=3e-4"),
         (["prepare", "x", "--joined-dictionary"], "data.subword.joint=true"),
         (["evaluate", "x", "--ref", "a.de"], "--reference a.de"),
+        (["translate", "x", "--batch-size", "32"], "batch_sentences=32"),  # sentences, elsewhere too
+        (["translate", "x", "-src", "a.de"], "--input a.de"),
+        (["train", "x", "--share-all-embeddings"], "model.embedding.sharing=all"),
+        (["average", "x", "--num-epoch-checkpoints", "5"], "--last 5"),
     ],
 )
 def test_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -42,6 +46,13 @@ def test_hint(arguments: list[str], hint: str, capsys: pytest.CaptureFixture[str
         main(arguments)
     assert stop.value.code == 2
     assert capsys.readouterr().err.splitlines()[-1] == f"Here that is: {hint}"
+
+
+@pytest.mark.parametrize("verb", ["train", "prepare"])
+def test_options_with_one_hyphen_are_read_whole(verb: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main([verb, "-config", "my.yaml"])
+    assert capsys.readouterr().err.splitlines()[-1] == "Here, give the configuration as the first argument"
 
 
 def test_options_that_nobody_has_get_no_hint(capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,8 +34,8 @@ _SEARCH = _names(
     ("no-repeat-ngram-size block-ngram-repeat block_ngram_repeat", "no_repeat_ngram_size="),
     ("diverse-beam-groups", "diverse_groups="),
     ("diverse-beam-strength", "diverse_strength="),
-    ("max-tokens batch-size batch_size mini-batch-words batch-tokens", "batch_tokens="),
-    ("batch-sentences mini-batch", "batch_sentences="),
+    ("max-tokens mini-batch-words batch-tokens", "batch_tokens="),
+    ("batch-size batch_size batch-sentences mini-batch", "batch_sentences="),
     ("print-alignment report-align report_align alignment", "alignments=true"),
     ("replace-unk replace_unk", "replace_unknown=true"),
     ("fp16 bf16", "precision=bfloat16"),
@@ -61,8 +61,8 @@ _TRAIN = _names(
         "warmup warmup-updates warmup-steps warmup_steps lr-warmup learning-rate-warmup",
         "training.schedule.warmup_updates=",
     ),
-    ("max-tokens batch-size batch_size mini-batch-words tokens-per-batch", "training.batch.max_tokens="),
-    ("max-sentences mini-batch batch-sentences", "training.batch.max_sentences="),
+    ("max-tokens mini-batch-words tokens-per-batch", "training.batch.max_tokens="),
+    ("max-sentences batch-size batch_size mini-batch batch-sentences", "training.batch.max_sentences="),
     (
         "update-freq accum-count accum_count update-interval optimizer-delay batch-multiplier",
         "training.batch.accumulate=",
@@ -105,10 +105,15 @@ _TRAIN = _names(
         "encoder-attention-heads decoder-attention-heads heads transformer-heads transformer-attention-heads",
         "model.heads=",
     ),
+    ("share-all-embeddings share_embeddings tied-embeddings-all", "model.embedding.sharing=all"),
+    (
+        "share-decoder-input-output-embed share_decoder_embeddings tied-embeddings",
+        "model.embedding.sharing=decoder",
+    ),
     ("dropout transformer-dropout", "model.dropout.residual="),
     ("attention-dropout transformer-dropout-attention", "model.dropout.attention="),
     ("activation-dropout relu-dropout transformer-dropout-ffn", "model.dropout.activation="),
-    ("arch a task type", "model.preset="),
+    ("arch a task type", "the size as model.preset=base, or a recipe (`ziggurat recipes`) as the first argument"),
     ("save-dir save-model save_model model m output o", "--run "),
     ("gpu gpuid gpu-ranks gpu_ranks devices device-ids", "--device cuda"),
     ("cpu use-cpu cpu-threads", "--device cpu"),
@@ -122,7 +127,13 @@ _PREPARE = _names(
     ("validpref valid-sets validation-source validation-target", "data.dev=[{source: FILE, target: FILE}]"),
     ("joined-dictionary share-vocab share_vocab shared-vocab", "data.subword.joint=true"),
     ("bpe-size vocab-size dim-vocabs num-words nwordssrc nwordstgt", "data.subword.vocabulary_size="),
+    ("config", "the configuration as the first argument"),
 )  # fmt: skip
+
+_AVERAGE = _names(
+    ("inputs models m", "the folder of the run as the first argument"),
+    ("num-epoch-checkpoints num-update-checkpoints n", "--last "),
+)
 
 HINTS: Mapping[str, Mapping[str, str]] = {
     "translate": {**_SEARCH, **_MODEL, **_TEXT},
@@ -135,6 +146,7 @@ HINTS: Mapping[str, Mapping[str, str]] = {
     "train": _TRAIN,
     "inspect": _TRAIN,
     "prepare": _PREPARE,
+    "average": _AVERAGE,
 }
 """Verb -> name of an option elsewhere, without its hyphens -> what stands for it here; a value goes behind."""
 
@@ -148,12 +160,22 @@ def option_hint(error: Exception, arguments: Sequence[str]) -> str:
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if option is None or context is None:
         return ""
-    instead = HINTS.get(context.info_name, {}).get(option.lstrip("-"))
+    known = HINTS.get(context.info_name, {})
+    option = _whole(option, known, arguments)
+    instead = known.get(option.lstrip("-"))
     if instead is None:
         return ""
     if not instead.endswith(("=", " ")):
         return f"Here that is: {instead}" if not instead.startswith("the ") else f"Here, give {instead}"
     return f"Here that is: {instead}{_value(option, arguments) or 'VALUE'}"
+
+
+def _whole(option: str, known: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Return what was typed for `option`: OpenNMT writes `-config`, of which the parser names `-c` only."""
+    if option.startswith("--"):
+        return option
+    typed = (argument.partition("=")[0] for argument in arguments if argument.startswith(option))
+    return next((name for name in typed if name.lstrip("-") in known), option)
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
