@@ -111,6 +111,23 @@ def test_mistakes_are_told(
 
 
 @pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize(
+    ("more", "wanted"), [((), "a model from `qhi` to `qlo`"), (("--forward", "--tag", ""), "text in `qlo`")]
+)
+def test_text_in_the_language_that_the_model_writes_is_noticed(
+    more: tuple[str, ...], wanted: str, ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path
+) -> None:
+    text = tmp_path / "news.qhi"
+    text.write_bytes(mono.read_bytes().splitlines()[0] + b"\n")
+    for name, said in (("news.qhi", True), ("news.qlo", False)):
+        text = text.rename(tmp_path / name)
+        call = ("backtranslate", reverse, "-i", text, "-o", tmp_path / name[5:], *COMMON, *more)
+        status, _, errors = ziggurat(*call)
+        assert status == 0, errors
+        assert (f"is in `qhi` already: this takes {wanted}" in " ".join(errors.split())) == said
+
+
+@pytest.mark.usefixtures("in_process")
 def test_a_signal_is_its_exit_status(
     ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ziggurat.backtranslation.shards import count_lines
 from ziggurat.config.load import change_section
 from ziggurat.data.files import find_files, fingerprint, write_atomically
 from ziggurat.data.provenance import differences
+from ziggurat.data.sides import named_language
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import DataError
@@ -62,7 +64,8 @@ class Plan:
 def make_plan(job: Job) -> Plan:
     """Return the plan of `job`, and write it into its folder unless the same is there.
 
-    The models are opened, so that what cannot be done is told before anything is.
+    The models are opened, so that what cannot be done is told before anything is. Text that seems to be in the
+    language that the models write is a UserWarning.
 
     Raises:
         DataError: inputs that cannot be read or hold no line; a folder with another plan, or with other things.
@@ -83,11 +86,23 @@ def make_plan(job: Job) -> Plan:
     if not lines:
         raise DataError(f"--input: no line in {', '.join(map(str, files))}")
     languages = (opened[0].experiment.data.source_language, opened[0].experiment.data.target_language)
+    if languages[0] != languages[1] and {named_language(str(file)) for file in files} == {languages[1].lower()}:
+        warnings.warn(_wrong_way(job, languages), stacklevel=2)
     if known is None:
         job.out.mkdir(parents=True, exist_ok=True)
         document = {"format": _FORMAT, "settings": settings, "lines": lines}
         write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
     return Plan(settings, files, lines, languages, job.shard_lines)
+
+
+def _wrong_way(job: Job, languages: tuple[str, str]) -> str:
+    """Say that the text seems to be in the language that the model writes, and which model is wanted."""
+    source, target = languages
+    wanted = f"text in `{source}`" if job.forward else f"a model from `{target}` to `{source}`"
+    return (
+        f"{job.models[0]} translates `{source}` into `{target}`, but by its name {', '.join(job.inputs)} is in "
+        f"`{target}` already: this takes {wanted}"
+    )
 
 
 def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> dict[str, Any]:

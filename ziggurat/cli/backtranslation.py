@@ -12,6 +12,7 @@ import typer
 
 from ziggurat.cli.output import OUT, console, counted, print_json
 from ziggurat.cli.preparation import Json
+from ziggurat.cli.translated import notices
 from ziggurat.cli.translation import Ensemble, Which, decoding_settings
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
@@ -100,7 +101,8 @@ def backtranslate(
     )
     if workers is None:
         workers = 1 if _on_gpu(device) else max(1, len(os.sched_getaffinity(0)) // threads)
-    outcome = back_translate(job, workers=workers, part=part, only_merge=merge, progress=_Rate().show)
+    with notices():
+        outcome = back_translate(job, workers=workers, part=part, only_merge=merge, progress=_Rate().show)
     snippet = None
     if outcome.report is not None:
         name = "distillation" if forward else "back-translation"

@@ -11,7 +11,7 @@ from ziggurat.data.compressed import compression_of
 from ziggurat.data.passes import Corpus
 from ziggurat.data.resemblance import looks_swapped
 
-__all__ = ["side_notices"]
+__all__ = ["named_language", "side_notices"]
 
 _COPIES = 0.5  # share of equal pairs that no parallel corpus has
 
@@ -58,11 +58,12 @@ def _named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
     """Whether the files of both sides end in the code of the other side's language."""
     if corpus.source is None or corpus.target is None:
         return False
-    endings = [_ending(path) for path in (corpus.source, corpus.target)]
+    endings = [named_language(path) for path in (corpus.source, corpus.target)]
     wanted = [code.lower() for code in (config.source_language, config.target_language)]
     return endings == wanted[::-1] and endings[0] != endings[1]
 
 
-def _ending(path: str) -> str:
+def named_language(path: str) -> str:
+    """Return the last part of a text file's name, in lower case: the code of its language in `mono.en.gz`."""
     name = Path(path).with_suffix("") if compression_of(Path(path)) else Path(path)
     return re.split(r"[._-]", name.name)[-1].lower()
