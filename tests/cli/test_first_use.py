@@ -43,6 +43,39 @@ def test_wrong_decoding_settings_are_named_like_those_of_a_file(ziggurat: Ziggur
         assert said in errors
 
 
+@pytest.mark.parametrize(
+    "verb",
+    [
+        ["translate"],
+        ["evaluate", "--source", "my.yaml", "--reference", "my.yaml"],
+        ["export", "--to", "plain", "--out", "new"],
+        ["report"],
+        ["diagnose"],
+    ],
+)
+def test_a_wrong_folder_gets_a_way_out(
+    verb: list[str], ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs" / "first").mkdir(parents=True)
+    (tmp_path / "my.yaml").write_text("data: {}\n")
+    for given, said in (
+        ("runs/First", "; did you mean `runs/first`?"),
+        ("my.yaml", "my.yaml: is a configuration, expected a run"),
+    ):
+        status, _, errors = ziggurat(verb[0], given, *verb[1:])
+        assert status == 2
+        assert said in errors
+
+
+def test_a_wrong_folder_is_told_before_pytorch_is_loaded(tmp_path: Path) -> None:
+    told = "import sys, ziggurat.cli as z\ntry: z.main(['translate', 'none'])\n"
+    told += "except SystemExit: print('torch' in sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", told], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert "no such run" in ran.stderr
+    assert ran.stdout == "False\n"
+
+
 def test_decoding_settings_with_and_without_their_prefix_do_the_same(
     ziggurat: Ziggurat, trained: Path, text: Path
 ) -> None:

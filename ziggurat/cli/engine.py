@@ -54,6 +54,7 @@ def open_engine(
 
     Raises ConfigError: what the engine cannot do, `extras` beside the lines among it.
     """
+    _refuse_missing(engine.models)
     served = _open_served(engine, settings, token_scores=token_scores)
     if served and extras:
         raise ConfigError(
@@ -82,6 +83,7 @@ def open_model(
     paths: Sequence[str], which: str | None, device: str, threads: int | None, settings: dict[str, Any]
 ) -> Translator:
     """Open a model, or several as an ensemble, in PyTorch and say on standard error which weights are used."""
+    _refuse_missing(paths)
     import torch
 
     from ziggurat.decoding.translator import load_translator
@@ -134,6 +136,14 @@ def _open_served(engine: Engine, settings: dict[str, Any], *, token_scores: bool
     )
     _say(translator.origin)
     return translator
+
+
+def _refuse_missing(paths: Sequence[str]) -> None:
+    """Raise CheckpointError for a folder that is not there, before PyTorch is loaded, which takes seconds."""
+    from ziggurat.models.run_folder import refuse_missing
+
+    for path in paths:
+        refuse_missing(Path(path).expanduser())
 
 
 def _say(origin: str) -> None:

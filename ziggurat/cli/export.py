@@ -13,6 +13,7 @@ from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.checksums import check_file
 from ziggurat.errors import ConfigError
+from ziggurat.models.run_folder import refuse_missing
 
 __all__ = ["export", "import_model"]
 
@@ -62,6 +63,7 @@ def export(
     for path in (verify, reference):
         if path is not None:
             check_input(str(path))
+    refuse_missing(Path(model).expanduser())
     from ziggurat.export.exporter import Gate, export_model
 
     gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)

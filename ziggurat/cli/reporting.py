@@ -12,6 +12,7 @@ from ziggurat.cli.preparation import Json
 from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
+from ziggurat.models.run_folder import refuse_missing
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -54,6 +55,8 @@ def report(
 
     Example: `ziggurat report runs/a runs/b --out report.html`
     """
+    for run in runs:
+        refuse_missing(run, "run")
     from ziggurat.report.content import as_record, gather
     from ziggurat.report.page import page
     from ziggurat.report.paper import FORMATS

@@ -24,7 +24,15 @@ from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model
 from ziggurat.models.device import usable_device
 from ziggurat.models.grow import at_depth
-from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, META_FILE, MODEL_FILE, mend_links, read_meta
+from ziggurat.models.run_folder import (
+    CHECKPOINTS,
+    CONFIG_FILE,
+    META_FILE,
+    MODEL_FILE,
+    mend_links,
+    read_meta,
+    refuse_missing,
+)
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.models.weights import check_fit, load_weights, weights
@@ -188,9 +196,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
 
     Raises CheckpointError when there is none.
     """
-    recover(path)
-    if not path.is_dir():
-        raise CheckpointError(f"{path}: no such run or model directory")
+    refuse_missing(path)
     if (path / CHECKPOINTS).is_dir():
         mend_links(path)
         if which is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import difflib
 import json
 import os
 import time
@@ -14,6 +15,7 @@ from ziggurat.config import load_experiment
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import lock_missing, sync_folder, try_lock
+from ziggurat.data.workspace import recover
 from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import CheckpointError, ZigguratError, refuse_passing
 
@@ -29,6 +31,7 @@ __all__ = [
     "meta_checksum",
     "ranked",
     "read_meta",
+    "refuse_missing",
     "write_meta",
 ]
 
@@ -38,6 +41,22 @@ META_FILE = "meta.json"
 CHECKPOINTS = "checkpoints"
 _LOCK = ".lock"
 _PATIENCE_SECONDS = 0.5
+
+
+def refuse_missing(path: Path, what: str = "run or model directory") -> None:
+    """Raise CheckpointError where there is no folder, with what may be meant instead. It takes no PyTorch to tell."""
+    recover(path)
+    if path.is_dir():
+        return
+    if path.is_file():
+        kind = "a configuration" if path.suffix in (".yaml", ".yml") else "a file"
+        raise CheckpointError(f"{path}: is {kind}, expected a {what}, such as the folder that `train --run` made")
+    beside: dict[str, Path] = {}
+    with contextlib.suppress(OSError):
+        beside = {folder.name.lower(): folder for folder in path.parent.iterdir() if folder.is_dir()}
+    near = difflib.get_close_matches(path.name.lower(), beside, n=1, cutoff=0.7)
+    hint = f"; did you mean `{beside[near[0]]}`?" if near else ""
+    raise CheckpointError(f"{path}: no such {what}{hint}")
 
 
 @contextlib.contextmanager

@@ -15,6 +15,7 @@ from ziggurat.diagnosis.records import Record, read_records
 from ziggurat.documents import read_json, read_json_lines
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import CHECKPOINTS, CONFIG_FILE, ENVIRONMENT_FILE
+from ziggurat.models.run_folder import refuse_missing
 
 __all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
 
@@ -95,8 +96,7 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
             left out.
     """
     run = Path(folder)
-    if not run.is_dir():
-        raise CheckpointError(f"{run}: no such run")
+    refuse_missing(run, "run")
     if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CONFIG_FILE} or no {CHECKPOINTS}/); reports are made of runs")
     by_kind: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
