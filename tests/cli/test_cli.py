@@ -41,6 +41,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
     ("arguments", "said"),
     [
         (["train"], "`--run FOLDER` is missing"),
+        (["train", "runs/a", "--resume"], "`ziggurat train --run runs/a --resume`"),
         (["train", "--run", "x"], "name a configuration file or recipe"),
         (["train", "nothing.yaml", "--run", "x"], "nothing.yaml: no such configuration file"),
         (["train", "demo", "--run", "x", "training.sed=1"], "command line: unknown key `training.sed`"),

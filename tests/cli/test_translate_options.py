@@ -103,3 +103,12 @@ def test_lines_are_counted_where_that_is_quick(text: Path, tmp_path: Path) -> No
     assert line_count(str(text)) == 2
     assert line_count("-") is None
     assert line_count(str(write(tmp_path / "some.gz", "not read"))) is None
+
+
+def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
+    ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
+) -> None:
+    status, _, errors = ziggurat("translate", trained, "-i", text, "-o", tmp_path / "out.EN.gz")
+    assert status == 2
+    assert "out.EN.gz: is written as plain text, not packed: name it out.EN" in errors
+    assert list(tmp_path.glob("*.gz")) == []

@@ -218,6 +218,12 @@ def test_ties_are_told_from_differences(written: Written) -> None:
         assert getattr(found, kind) == 1, kind
 
 
+def test_what_takes_long_is_said_before(written: Written, text: Path, tmp_path: Path) -> None:
+    said: list[str] = []
+    export_model(written(), "plain", tmp_path / "out", verify=text, lines=2, say=said.append)
+    assert [line.partition(":")[0] for line in said] == [str(tmp_path / "model"), "comparing it with the model"]
+
+
 def test_folders_and_options_of_others_are_left_alone(written: Written, text: Path, tmp_path: Path) -> None:
     path = written()
     (tmp_path / "mine").mkdir()

@@ -389,6 +389,8 @@ def test_a_resumed_run_keeps_its_model_and_data(uninterrupted: tuple[dict[str, b
     for override in ("model.d_model=32", "training.seed=5", "data.unicode=nfc", "training.batch.max_tokens=99"):
         with pytest.raises(ConfigError, match="a resumed run cannot change"):
             reopen_run(run, [override])
+    with pytest.raises(ConfigError, match=r"start a new run for that \(`training.start_from`"):
+        reopen_run(run, ["model.encoder.layers=3"])
     assert reopen_run(run, []).training.stop.updates == UPDATES
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import OUT, check_input, print_json
+from ziggurat.cli.output import OUT, check_input, console, print_json
 from ziggurat.cli.preparation import Json
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
@@ -68,12 +68,25 @@ def export(
 
     gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
     report = export_model(
-        model, to, out, which=which, quantization=quantization, verify=verify, lines=lines, gate=gate, force=force
+        model,
+        to,
+        out,
+        which=which,
+        quantization=quantization,
+        verify=verify,
+        lines=lines,
+        gate=gate,
+        force=force,
+        say=_say,
     )
     if json:
         print_json(report)
     else:
         print("\n".join(_told(report, out)))
+
+
+def _say(text: str) -> None:
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 def _check(config: str, to: str | None, json: bool) -> None:

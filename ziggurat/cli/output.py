@@ -141,6 +141,8 @@ def check_output(path: str) -> None:
     target = Path(path).resolve()
     if target.is_dir():
         raise DataError(f"{path}: is a folder, expected a file to write")
+    if compression_of(target):
+        raise DataError(f"{path}: is written as plain text, not packed: name it {target.stem}")
     if not target.parent.is_dir():
         raise DataError(f"{path}: folder {target.parent} does not exist")
     if not os.access(target if target.exists() and not target.is_file() else target.parent, os.W_OK):

@@ -42,6 +42,9 @@ def train(
     Example: `ziggurat train my.yaml --run runs/a model.encoder.layers=12`, later `ziggurat train --run runs/a --resume`
     """
     if run is None:
+        if resume:
+            which = printable(config) if config and "=" not in config else "FOLDER"
+            raise ConfigError(f"which run should go on? Write `ziggurat train --run {which} --resume`")
         raise ConfigError("`--run FOLDER` is missing: where should the run go?")
     given = [a for a in (config, *(overrides or [])) if a is not None]
     options = {"device": device, "threads": threads}

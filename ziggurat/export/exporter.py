@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,6 +69,7 @@ def export_model(
     lines: int = 1000,
     gate: Gate | None = None,
     force: bool = False,
+    say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Export a model and return the report that is also `export.json` of the result.
 
@@ -82,6 +83,7 @@ def export_model(
         lines: how many of its lines.
         gate: a test set that can refuse the result.
         force: replace an earlier export, whatever it was made of; never anything else.
+        say: told what is being done, before what takes long.
 
     Raises ExportError: the target cannot be reached (with all reasons), the result is not the model, or it is worse
     than the gate allows. ConfigError, DataError, CheckpointError: for what is given.
@@ -114,10 +116,13 @@ def export_model(
         report["search_without"] = left_out
     with building(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # what is cut is counted in the report
+        say(f"{opened.origin}: writing for {to}")
         target.write(folder, model, None)
         _write_report(folder, report)
+        say(f"comparing it with the model: both translate {len(texts):,} lines ({origin})")
         report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
         if quantization is not None:
+            say(f"{quantization}: writing and comparing again")
             _empty(folder)
             target.write(folder, model, quantization)
             _write_report(folder, report)
@@ -134,7 +139,7 @@ def export_model(
 def _refuse_other_folder(out: Path, force: bool) -> None:
     tidy(out)
     if out.exists() and not (out / REPORT_FILE).is_file() and (not out.is_dir() or any(out.iterdir())):
-        raise ConfigError(f"{out}: is there already and no earlier export; give another folder")
+        raise ConfigError(f"{out}: exists and holds no earlier export; give another folder")
     if not force and (out / REPORT_FILE).is_file():
         raise ConfigError(f"{out}: already holds {_earlier(out)}; `--force` replaces it, or choose another folder")
 

@@ -198,7 +198,7 @@ def _unwritten(folder: Path, size: int, error: OSError) -> str:
         free = f", {shutil.disk_usage(folder.parent).free / 1e6:,.1f} MB are free there"
     return (
         f"{folder}: cannot be written: {error.strerror or error}. A checkpoint takes {size / 1e6:,.1f} MB{free}. "
-        "The checkpoints before it are whole: make room (or lower `training.checkpoint.keep_last`), then `--resume`"
+        "Those before it, if any, are whole: make room (or lower `training.checkpoint.keep_last`), then `--resume`"
     )
 
 

@@ -121,7 +121,10 @@ def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:
     after = load_experiment(run / CONFIG_FILE, overrides)
     _refuse_edited(run, before)
     if after.model != before.model or after.data.model_copy(update={"store": before.data.store}) != before.data:
-        raise ConfigError(f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved)")
+        raise ConfigError(
+            f"{run}: a resumed run cannot change `model` or `data` (only `data.store`, if it was moved); "
+            "start a new run for that (`training.start_from` takes the weights, `ziggurat grow` deepens them)"
+        )
     for key in _FIXED:
         if getattr(after.training, key) != getattr(before.training, key):
             raise ConfigError(f"{run}: a resumed run cannot change `training.{key}`; start a new run for that")
