@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import warnings
 from pathlib import Path
 
+import pytest
+
 from tests.cli.conftest import Ziggurat
-from ziggurat.cli.output import line_count
+from ziggurat.cli.output import line_count, line_progress
+from ziggurat.cli.translated import notices
 from ziggurat.decoding.translator import load_translator
 
 SHORT = ["max_length.limit=4", "min_length=0"]
@@ -112,3 +117,16 @@ def test_output_that_would_only_be_named_as_if_it_were_packed_is_refused(
     assert status == 2
     assert "out.EN.gz: is written as plain text, not packed: name it out.EN" in errors
     assert list(tmp_path.glob("*.gz")) == []
+
+
+def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
+    monkeypatch.setenv("TERM", "xterm")
+    with notices(), line_progress("translating", 3) as advance:
+        advance(1)
+        warnings.warn("cut", stacklevel=1)
+    before = re.split(r"warning: cut", capsys.readouterr().err)
+    assert len(before) == 2
+    assert before[0].endswith(("\x1b[2K", "\r", "\n")), repr(before[0])

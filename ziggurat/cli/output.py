@@ -42,11 +42,18 @@ OUT = ("--output", "-o", "--out")
 QUIET = "ZIGGURAT_QUIET"
 """Environment variable that `--quiet` sets, so that processes which a verb starts are quiet too."""
 
+_with_bar: list[Console] = []
+
 _COUNTED_BYTES = 1 << 28  # counting the lines of a larger file would keep people waiting
 
 
 def console() -> Console:
-    """Return the console for people: standard error, which never fails; nothing is shown with `--quiet`."""
+    """Return the console for people: standard error, which never fails; nothing is shown with `--quiet`.
+
+    While a bar is shown it is the bar's: what another console prints would go on behind the bar on its line.
+    """
+    if _with_bar:
+        return _with_bar[-1]
     return safe(Console(stderr=True, quiet=QUIET in os.environ))
 
 
@@ -63,13 +70,17 @@ class _Rate(ProgressColumn):
 def line_progress(said: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], object]]:
     """Show a bar on standard error where that is a terminal, and give what moves it on by a number of lines.
 
-    `total` may be unknown. The bar is gone at the end. What others print to standard error appears above it.
+    `total` may be unknown. The bar is gone at the end. What is printed to console() meanwhile appears above it.
     """
     columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()]
     on = console()
     with Progress(*columns, console=on, transient=True, disable=not (shown and on.is_terminal)) as bar:
         task = bar.add_task(said, total=total)
-        yield lambda count: bar.advance(task, count)
+        _with_bar.append(on)
+        try:
+            yield lambda count: bar.advance(task, count)
+        finally:
+            _with_bar.remove(on)
 
 
 def line_count(path: str) -> int | None:

@@ -60,8 +60,7 @@ def notices() -> Iterator[None]:
     """Show warnings of the translator as plain lines."""
     with warnings.catch_warnings():
         warnings.simplefilter("always", UserWarning)
-        shown = console()
-        warnings.showwarning = lambda message, *_args, **_kwargs: shown.print(
+        warnings.showwarning = lambda message, *_args, **_kwargs: console().print(
             f"warning: {message}", markup=False, highlight=False, soft_wrap=True
         )
         yield
