@@ -16,6 +16,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 from pathlib import Path
 
@@ -27,15 +28,24 @@ __all__ = [
     "DELETING",
     "Staging",
     "beside",
+    "half_built_earlier",
     "of_earlier_versions",
     "real_path",
     "remove",
+    "set_aside_earlier",
     "staged",
     "unmade",
 ]
 
 BUILDING, DELETING = "building", "deleting"
 """Kinds of folders on their way in and out, of eight letters as in the names of temporary files."""
+
+_OF_WHOLE_ONES = ("manifest.json", "model.safetensors", "export.json", "checkpoints")
+_OF_EARLIER_VERSIONS = re.compile(
+    r"(train|dev)-.*\.(arrow|npy)|(config|generation_config|tokenizer_config|manifest|export|onnx|meta)\.json"
+    r"|(source_|target_|shared_)?vocab(ulary)?\.json|config\.yaml|model\.(safetensors|bin)|.*\.(onnx|spm|vocab)"
+)
+"""What earlier versions wrote into folders that they built beside their place."""
 
 
 def staged(target: Path) -> Path:
@@ -189,21 +199,42 @@ def of_earlier_versions(target: Path, ending: str) -> Path:
     return target.with_name(f"{target.name}.{ending}")
 
 
+def set_aside_earlier(target: Path) -> Path | None:
+    """Return `NAME.replaced` where an earlier version set it aside; None where there is none, or it is somebody's own.
+
+    People call folders so too, so it must hold what we write.
+    """
+    folder = of_earlier_versions(target, "replaced")
+    return folder if any((folder / name).exists() for name in _OF_WHOLE_ONES) else None
+
+
+def half_built_earlier(target: Path) -> Path | None:
+    """Return `NAME.partial` where an earlier version began it; None where there is none, or it is somebody's own."""
+    folder = of_earlier_versions(target, "partial")
+    try:
+        ours = not folder.is_symlink() and all(map(_OF_EARLIER_VERSIONS.fullmatch, os.listdir(folder)))
+    except OSError:
+        return None
+    return folder if ours else None
+
+
 def _take_over(target: Path) -> None:
-    """Do with what earlier versions called `NAME.partial` (a folder, locked itself) and `NAME.replaced` as they did."""
-    partial, replaced = of_earlier_versions(target, "partial"), of_earlier_versions(target, "replaced")
-    if not replaced.is_dir() and not partial.is_dir():
+    """Put back what earlier versions called `NAME.replaced`, and remove their `NAME.partial`, a folder locked itself.
+
+    A `NAME.replaced` beside `target` stays: they would have deleted it, but it may be a copy that somebody keeps.
+    """
+    replaced = None if os.path.lexists(target) else set_aside_earlier(target)
+    partial = half_built_earlier(target)
+    if partial is None:
+        if replaced is not None:
+            os.rename(replaced, target)
         return
-    partial.mkdir(exist_ok=True)
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not try_lock(descriptor):
             raise _busy(target)
-        if replaced.is_dir():
-            if target.exists():
-                shutil.rmtree(replaced)
-            else:
-                os.rename(replaced, target)
+        if replaced is not None:
+            os.rename(replaced, target)
         if is_same(partial, descriptor):
             shutil.rmtree(partial, ignore_errors=True)
     finally:

@@ -18,9 +18,10 @@ from ziggurat.data.staging import (
     DELETING,
     Staging,
     beside,
-    of_earlier_versions,
+    half_built_earlier,
     real_path,
     remove,
+    set_aside_earlier,
     unmade,
 )
 from ziggurat.data.temporary import TEMPORARY, remove_if_dead
@@ -66,7 +67,7 @@ def recover(target: str | Path) -> None:
     path = real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
     while not path.exists():
-        aside = [old for old in (beside(path, BUILDING) / "old", of_earlier_versions(path, "replaced")) if old.exists()]
+        aside = [old for old in (beside(path, BUILDING) / "old", set_aside_earlier(path)) if old and old.exists()]
         if not aside:
             return
         try:
@@ -88,12 +89,12 @@ def tidy(target: str | Path) -> None:
     Raises DataError: another process is building it, or the remains cannot be removed.
     """
     path = real_path(Path(target))
-    remains = [
-        beside(path, BUILDING),
-        beside(path, DELETING),
-        *(of_earlier_versions(path, e) for e in ("partial", "replaced")),
-    ]
-    if not any(map(os.path.lexists, remains)):
+    remains = [beside(path, BUILDING), beside(path, DELETING)]
+    if not (
+        any(map(os.path.lexists, remains))
+        or half_built_earlier(path)
+        or (not path.exists() and set_aside_earlier(path))
+    ):
         return
     try:
         Staging(path).close()
