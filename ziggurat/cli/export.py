@@ -9,6 +9,7 @@ import typer
 
 from ziggurat.cli.output import OUT, check_input, console, print_json
 from ziggurat.cli.preparation import Json
+from ziggurat.cli.translated import notices
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.checksums import check_file
@@ -152,9 +153,10 @@ def import_model(
     """
     from ziggurat.export.importer import import_checkpoint
 
-    report = import_checkpoint(
-        checkpoint, out, dictionaries=dictionary or [], models=sentencepiece or [], languages=languages, force=force
-    )
+    with notices():
+        report = import_checkpoint(
+            checkpoint, out, dictionaries=dictionary or [], models=sentencepiece or [], languages=languages, force=force
+        )
     if json:
         print_json(report)
     else:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -35,6 +36,7 @@ __all__ = [
     "content_checksum",
     "has_checksum",
     "is_intact",
+    "made_by",
     "write_checksums",
 ]
 
@@ -80,6 +82,11 @@ def is_intact(path: Path, expected: str) -> bool:
             return found == expected
         _intact[identity] = found
     return _intact[identity] == expected
+
+
+def made_by(*words: object) -> str:
+    """Return the `again` of a folder that a verb of ours writes; `words` are its command, to be pasted."""
+    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder anew"
 
 
 def write_checksums(

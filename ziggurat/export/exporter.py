@@ -13,7 +13,7 @@ from typing import Any
 from ziggurat import __version__
 from ziggurat.config import Experiment
 from ziggurat.data.babel import generate
-from ziggurat.data.checksums import write_checksums
+from ziggurat.data.checksums import made_by, write_checksums
 from ziggurat.data.compressed import byte_stream
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
@@ -130,9 +130,9 @@ def export_model(
         if gate is not None:
             report["gate"] = _passed(ours, target.translator(folder), gate)
         _write_report(folder, report)
-        chosen = f" --which {which}" if which is not None else ""
-        chosen += f" --quantization {quantization}" if quantization is not None else ""
-        write_checksums(folder, f"`ziggurat export {path} --to {to}{chosen} --out {out}` writes the folder anew")
+        chosen = ["--which", which] if which is not None else []
+        chosen += ["--quantization", quantization] if quantization is not None else []
+        write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
     return report
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from ziggurat.config import dump
-from ziggurat.data.checksums import write_checksums
+from ziggurat.data.checksums import made_by, write_checksums
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import save_tokenizers
 from ziggurat.data.workspace import building, recover
@@ -60,7 +60,10 @@ def import_checkpoint(
         model = read_huggingface(checkpoint, models, pair)
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
-    again = f"remove the folder, then `ziggurat import {checkpoint} --out {out}` writes it anew"
+    given: list[Path | str] = [word for path in dictionaries for word in ("--dictionary", path)]
+    given += [word for path in models for word in ("--sentencepiece", path)]
+    given += ["--languages", languages] if languages is not None else []
+    again = made_by("import", checkpoint, *given, "--out", out, "--force")
     return {"out": str(out), "kind": model.kind, "parameters": write_imported(model, out, again)}
 
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
+from ziggurat.data.checksums import made_by
 from ziggurat.data.workspace import sweep
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import (
@@ -95,8 +96,8 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
     stage = stage_experiment(experiment, read_progress(folders[-1]).stage)
-    where = "" if out == run / "averaged" else f" --out {out}"
-    again = f"`ziggurat average {run} --last {last}{where}` writes the folder anew"
+    where = () if out == run / "averaged" else ("--out", out, "--force")
+    again = made_by("average", run, "--last", last, *where)
     write_model_directory(out, tensors, stage, run, again=again)
     return out, [int(folder.name.removeprefix("step-")) for folder in folders]
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.model import ModelConfig
+from ziggurat.data.checksums import made_by
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
@@ -131,7 +132,8 @@ def grow_model(
     source, target = load_tokenizers(opened.directory)
     grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
     grow_weights(grown, weights(opened.model), before.encoder.layers, sources)
-    again = f"`ziggurat grow {path} --layers {layers} --copy {strategy} --out {out} --force` writes the folder anew"
+    chosen = ("--which", which) if which is not None else ()
+    again = made_by("grow", path, "--layers", layers, "--copy", strategy, *chosen, "--out", out, "--force")
     grown_experiment = of_depth(opened.experiment, config)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return count_parameters(grown)
