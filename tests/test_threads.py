@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import os
+import shutil
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from ziggurat import threads
+from ziggurat.config import load_experiment
+from ziggurat.config.load import change_section
+from ziggurat.decoding.translator import load_translator
 from ziggurat.threads import Crowd, idle_team, share_cores
+from ziggurat.training.diagnose import diagnose
+from ziggurat.training.loop import train
 
 
 def test_crowded_at_once_and_calm_only_after_a_while() -> None:
@@ -94,3 +101,40 @@ def test_what_the_user_has_set_stays(name: str | None, monkeypatch: pytest.Monke
     assert not started, "one thread waits for no other"
     share_cores(2)
     assert started == ([2] if name is None else [])
+
+
+class _StartedError(Exception):
+    """The watch of so many threads has begun."""
+
+
+def _train(folder: Path) -> None:
+    experiment = load_experiment(folder / "config.yaml")
+    training = {"stop": {"updates": 1}, "threads": 2, "checkpoint": {"average_last": 0}}
+    section = change_section(experiment.training, training, "training")
+    train(folder / "new", experiment.model_copy(update={"training": section}))
+
+
+@pytest.mark.parametrize(
+    "work",
+    [_train, lambda folder: diagnose(folder / "plain", store=folder / "store"), lambda f: load_translator(f / "plain")],
+    ids=["train", "diagnose", "translate"],
+)
+def test_whoever_computes_for_long_shares_cores(
+    work: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(shutil.copytree(Path(__file__).parent / "golden" / "v0.2", tmp_path / "set", symlinks=True))
+    for setting in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"):
+        monkeypatch.delenv(setting, raising=False)
+
+    def start(threads: int) -> None:
+        raise _StartedError(threads)  # what comes after it takes seconds
+
+    monkeypatch.setattr(threads, "_start", start)
+    monkeypatch.setattr(threads, "_watch", None)
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        with pytest.raises(_StartedError, match="2"):
+            work(tmp_path / "set")
+    finally:
+        torch.set_num_threads(before)

@@ -6,6 +6,8 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.diagnosis.hooks import STACKS, layers_of
@@ -14,6 +16,7 @@ from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_r
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.run_folder import locked
+from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.diagnostics import measured, probe_batch
 from ziggurat.training.objective import probe_loss
@@ -44,6 +47,7 @@ def diagnose(
     vocabulary than the model's, or a model directory with records of its training. DataError: no such store, damaged
     records.
     """
+    share_cores(torch.get_num_threads())
     if not (path / CHECKPOINTS).is_dir():
         if any(record.update for record in read_records(path)):
             raise ConfigError(
