@@ -97,8 +97,8 @@ def written_whole(path: Path) -> Iterator[None]:
 def why_unwritten(error: OSError) -> str:
     """Return for people why there was no room to write, how much is left, and what to do; needs `is_full_disk`."""
     said = f"cannot be written: {os.strerror(error.errno or 0)}"
-    if error.filename is None:  # standard output, for example
-        return f"{said}; make room, or write elsewhere"
+    if error.filename is None:  # standard output without a buffer, for example
+        return f"the output {said}; make room, or write elsewhere"
     place = Path(error.filename).absolute()
     while not place.is_dir() and place != place.parent:
         place = place.parent

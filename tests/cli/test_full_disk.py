@@ -51,5 +51,7 @@ def test_a_full_disk_is_told_with_what_was_written(
 def test_standard_output_has_no_name() -> None:
     error = OSError(errno.ENOSPC, "No space left on device")
     assert is_full_disk(error)
-    assert why_unwritten(error) == "cannot be written: No space left on device; make room, or write elsewhere"
+    assert (
+        why_unwritten(error) == "the output cannot be written: No space left on device; make room, or write elsewhere"
+    )
     assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
