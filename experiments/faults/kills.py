@@ -202,6 +202,8 @@ class _Rig:
                 return _Chain(
                     timed, counted, Outcome("orphans", f"{ended.orphans} workers were left: {last_line(ended.said)}")
                 )
+            if "internal error" in ended.said:  # of those that lived on; torchrun itself shows tracebacks
+                return _Chain(timed, counted, Outcome("internal", last_line(ended.said)))
             if ended.killed:
                 continue
             if bad := bad_end(Ended(ended.status, ended.said, []), (0, 2)):
