@@ -114,7 +114,7 @@ def test_verify_finds_a_flipped_bit(store: Path) -> None:
     content = bytearray(shard.read_bytes())
     content[len(content) // 2] ^= 1
     shard.write_bytes(content)
-    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong check sum\)"):
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong checksum\)"):
         Store.open(store).verify()
 
 

@@ -57,16 +57,16 @@ def rewritten(path: Path, change: Callable[[list[list[int]]], object]) -> None:
 def test_training_pairs_are_compared_before_they_are_parsed(store: Path) -> None:
     zero(store / "train-00000.arrow")
     opened = Store.open(store)  # lengths alone are good enough for a plan of batches
-    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong check sum\).*prepare --force"):
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong checksum\).*prepare --force"):
         opened.train.pairs([0])
-    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong check sum\).*--resume"):
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged \(wrong checksum\).*--resume"):
         Verification(opened)
 
 
 @pytest.mark.parametrize("name", ["dev-00000.arrow", "train-source-lengths.npy", "train-corpora.npy", "joint.spm"])
 def test_everything_else_is_compared_on_opening(name: str, store: Path) -> None:
     zero(store / name, 20, 30)
-    with pytest.raises(DataError, match=rf"{name}: damaged \(wrong check sum\)"):
+    with pytest.raises(DataError, match=rf"{name}: damaged \(wrong checksum\)"):
         Store.open(store)
 
 

@@ -115,7 +115,7 @@ class Shard:
         except DataError as error:
             raise refuse_damaged(self.path, error) from None
         if not whole:
-            raise refuse_damaged(self.path, "wrong check sum")
+            raise refuse_damaged(self.path, "wrong checksum")
         self._opened.close()
         self._opened = None
 

@@ -58,7 +58,7 @@ def byte_blocks(path: Path) -> Iterator[bytes]:
 
     Raises:
         DataError: unreadable, content of another kind than the name says, data that ends early, a wrong
-            check sum, bytes after the compressed data, or more than MAX_RATIO times the bytes of the file.
+            checksum, bytes after the compressed data, or more than MAX_RATIO times the bytes of the file.
     """
     compression = compression_of(path)
     try:

@@ -119,7 +119,7 @@ def _check_size(path: Path, expected: int) -> None:
 
 def _check_content(path: Path, expected: str) -> None:
     if not is_intact(path, expected):
-        raise refuse_damaged(path, "wrong check sum")
+        raise refuse_damaged(path, "wrong checksum")
 
 
 def read_manifest(path: Path) -> dict[str, Any]:

@@ -196,7 +196,7 @@ def _entry(corpus: Corpus) -> dict[str, Any]:
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
-    """Return sizes and check sums of everything written so far."""
+    """Return sizes and checksums of everything written so far."""
     paths = sorted(path for path in directory.iterdir() if path.name != MANIFEST)
     return {path.name: {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)} for path in paths}
 
