@@ -29,6 +29,7 @@ def disturb_verbs(
         for name in names or [*verbs]:
             bench = Bench(verbs[name], ground, folder / "work")
             attack = f"{'error' if errors else 'SIGKILL'} at each file operation: {verbs[name].arguments[0]}"
+            attack += f" (one of {every})" if every > 1 else ""
             writing = [one for one in bench.operations if one.kind != "read"]
             wrong = tried = 0
             for fault in faults_of(bench.operations, errors=errors, brief=brief)[::every]:

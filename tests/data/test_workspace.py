@@ -1,4 +1,4 @@
-"""Folders that appear whole or not at all, and the sweep: the dead's go, the living's stay."""
+"""Folders that appear whole or not at all; the sweep removes what dead processes left and nothing of living ones."""
 
 from __future__ import annotations
 

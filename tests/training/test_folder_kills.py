@@ -63,7 +63,7 @@ def left(folder: Path) -> dict[str, object]:
 
 
 def killed_everywhere(work: Work, folder: Path, begin: Work, look: Work, every: int) -> int:
-    """Kill `work` at every so-manieth operation, then do it again; return how many kills there were."""
+    """Kill `work` at one file operation of so many, then do it again; return how many kills there were."""
 
     def fresh() -> Path:
         shutil.rmtree(folder, ignore_errors=True)

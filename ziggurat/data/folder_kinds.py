@@ -15,7 +15,7 @@ _READ_BY = {
     'ziggurat.decoding.served.ServedTranslator("{0}")',
     "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
     "makes a model directory of it",
-    "onnx": 'an export for onnxruntime, which in Python ziggurat.export.onnx_runtime.load_onnx("{0}") reads',
+    "onnx": 'an export for onnxruntime; in Python, ziggurat.export.onnx_runtime.load_onnx("{0}") opens it',
 }
 
 
