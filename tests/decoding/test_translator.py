@@ -40,6 +40,18 @@ def test_order_and_text_are_kept(copying: Translator) -> None:
 def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> None:
     with pytest.raises(TypeError, match="give a list of texts"):
         copying.translate("A dog runs!")
+    for call in (copying.translate, copying.translate_stream):
+        with pytest.raises(TypeError, match="prefixes: give a list of texts"):
+            list(call(["A dog", "runs"], prefixes="AB"))
+        with pytest.raises(TypeError, match="constraints: give a list of phrases for each text"):
+            list(call(["A dog", "runs"], constraints=["dog", "runs"]))
+    with pytest.raises(TypeError, match="lines: give a list of texts"):
+        copying.translate_stream("A dog runs!")
+
+
+def test_texts_may_come_one_by_one(copying: Translator) -> None:
+    texts = ["A dog", "runs"]
+    assert [t.text for t in copying.translate(iter(texts))] == [t.text for t in copying.translate(texts)]
 
 
 def test_batches_stay_within_their_tokens_and_are_well_filled(copying: Translator) -> None:
