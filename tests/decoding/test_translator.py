@@ -191,6 +191,19 @@ def test_long_lines_are_translated_in_parts_and_joined(copying: Translator) -> N
     )
 
 
+def test_what_must_be_written_keeps_to_the_limit(copying: Translator) -> None:
+    """Every forced token is a step of the search: a prefix of 200,000 letters took hours and gigabytes."""
+    limit = {"max_length": {"limit": 30}, "max_source_pieces": 20}
+    assert copying.translate(["A dog"], prefixes=["A dog"], **limit)[0].text.startswith("A dog")
+    said = (
+        r"line 2: its prefix and constraints have \d+ tokens, but at most 30 can be asked for; shorten them, or raise"
+    )
+    with pytest.raises(DataError, match=said):
+        copying.translate(["A dog", "runs"], prefixes=["", "A dog runs! " * 10], **limit)
+    with pytest.raises(DataError, match=said):
+        copying.translate(["A dog", "runs"], constraints=[[], ["A dog runs! " * 10]], beam_size=4, **limit)
+
+
 def test_learned_positions_bound_source_and_output(copying: Translator) -> None:
     copying.max_positions = 16
     text = "The little house stands by the river. A dog runs over the green meadow!"

@@ -188,6 +188,12 @@ class Job:
                 f"line {line + 1}: its prefix and constraints have {needed} tokens, but the model has "
                 f"{self._positions} positions"
             )
+        most = max(rule.limit, self.decoding.max_source_pieces)
+        if needed > most:  # each is a step of the search, whatever the limit
+            raise DataError(
+                f"line {line + 1}: its prefix and constraints have {needed} tokens, but at most {most} can be asked "
+                "for; shorten them, or raise `decoding.max_length.limit`"
+            )
         source = [*self.tag, *part.ids, self.source.eos]
         return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key)
 
