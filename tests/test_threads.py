@@ -66,8 +66,11 @@ def test_idle_team_is_held_and_let_go() -> None:
     assert len(os.listdir("/proc/self/task")) <= before
 
 
-def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    others = iter([0.0, 0.5, 1.0, 1.0, 1.0, *[1.0] * 5])  # CPU seconds of others: busy for two looks, then calm
+@pytest.mark.parametrize(("asked", "held"), [(4, 2), (3, 3), (5, 1), (6, 1), (64, 1)])
+def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(
+    asked: int, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    others = iter([0.0, 1.5, 3.0, 3.0, 3.0, *[3.0] * 5])  # CPU seconds of others: busy for two looks, then calm
     clock = iter(range(100))
     events: list[str] = []
 
@@ -84,8 +87,8 @@ def test_a_crowded_machine_gets_a_team_for_as_long_as_it_is(monkeypatch: pytest.
     monkeypatch.setattr(threads, "_times", times)
     monkeypatch.setattr(threads, "idle_team", team)
     monkeypatch.setattr(threads, "_SECONDS", 0.0)
-    threads._watching(Crowd(threads=4, cpus=4))
-    assert events == ["team of 2", "let go"]
+    threads._watching(Crowd(threads=asked, cpus=4))
+    assert events == [f"team of {held}", "let go"]
 
 
 @pytest.mark.parametrize("name", [None, "OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME"])

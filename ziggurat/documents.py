@@ -18,12 +18,13 @@ from typing import Any, TypeVar, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
-from ziggurat.errors import DataError, ZigguratError, printable, refuse_passing
+from ziggurat.errors import ConfigError, DataError, ZigguratError, printable, refuse_passing
 
 __all__ = [
     "MAX_BYTES",
     "Form",
     "built",
+    "check_name",
     "check_regular",
     "inside",
     "parse_json",
@@ -48,6 +49,14 @@ class Form(BaseModel):
     """The form of a JSON object: its keys are checked, without turning one type into another; others may be there."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
+
+
+def check_name(path: Path) -> None:
+    """Raise ConfigError for a path that is not UTF-8, as names on Linux need not be: several libraries take no such."""
+    try:
+        os.fspath(path).encode()
+    except UnicodeEncodeError:
+        raise ConfigError(f"{path}: its name, or that of a folder above it, is not UTF-8; rename it") from None
 
 
 def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:

@@ -108,7 +108,8 @@ def _watching(crowd: Crowd) -> None:
             crowded = crowd.look((now.others - before.others) / (now.clock - before.clock))
             before = now
             if crowded and let_go is None:
-                let_go = idle_team(crowd.cpus - crowd.threads + 2)
+                # With more threads than CPUs the library does so by itself; less than one is no team, and crashes it.
+                let_go = idle_team(max(1, crowd.cpus - crowd.threads + 2))
             elif not crowded and let_go is not None:
                 let_go()
                 let_go = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from ziggurat.cli.output import line_count, line_progress
+from ziggurat.cli.output import check_output, line_count, line_progress, output_stream
 from ziggurat.cli.translated import notices
 from ziggurat.decoding.translator import load_translator
 
@@ -130,3 +131,14 @@ def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
     before = re.split(r"warning: cut", capsys.readouterr().err)
     assert len(before) == 2
     assert before[0].endswith(("\x1b[2K", "\r", "\n")), repr(before[0])
+
+
+def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> None:
+    """As the shell gives one for `-o >(gzip > out.gz)`, or /dev/stdout before a pipe."""
+    reading, writing = os.pipe()
+    check_output(f"/dev/fd/{writing}")
+    with output_stream(f"/dev/fd/{writing}") as stream:
+        stream.write(b"text\n")
+    os.close(writing)
+    with open(reading, "rb") as pipe:
+        assert pipe.read() == b"text\n"

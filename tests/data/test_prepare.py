@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -265,6 +266,36 @@ class TestRefusals:
         project.settings["subword"] = {"kind": "vocabulary", "source_vocabulary": str(project.folder / "v")}
         (project.folder / "v").write_text("a\n")
         self.refused(project, "changed while being read")
+
+    @pytest.mark.parametrize("phase", ["read", "encode train"])
+    @pytest.mark.parametrize("change", ["replaced", "edited", "rights"])
+    def test_file_of_as_many_lines_that_changes_between_the_passes(
+        self, project: Project, change: str, phase: str
+    ) -> None:
+        """No pass alone can notice: the number of lines is the same, and here so are size and time."""
+        project.add_plain("train", 20)
+        path = Path(project.settings["train"][0]["target"])
+        before, content, waiting = path.stat(), path.read_text(), [phase]
+
+        def meanwhile(now: str, done: int, total: int | None) -> None:
+            if now not in waiting:
+                return
+            waiting.clear()
+            if change == "replaced":
+                path.rename(path.with_suffix(".old"))
+            if change in ("replaced", "edited"):
+                path.write_text("".join(line[::-1] + "\n" for line in content.splitlines()))
+                os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
+            else:
+                path.chmod(0o600)
+
+        if change == "rights":
+            project.prepare(progress=meanwhile)
+            assert not waiting
+        else:
+            with pytest.raises(DataError, match=f"{path.name}: changed while being read; run `ziggurat prepare` again"):
+                project.prepare(progress=meanwhile)
+            assert not project.store.exists()
 
     def test_a_second_process_on_the_same_store(self, project: Project) -> None:
         project.add_plain("train", 20)

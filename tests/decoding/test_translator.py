@@ -40,6 +40,18 @@ def test_order_and_text_are_kept(copying: Translator) -> None:
 def test_a_single_string_is_not_taken_for_many_texts(copying: Translator) -> None:
     with pytest.raises(TypeError, match="give a list of texts"):
         copying.translate("A dog runs!")
+    for call in (copying.translate, copying.translate_stream):
+        with pytest.raises(TypeError, match="prefixes: give a list of texts"):
+            list(call(["A dog", "runs"], prefixes="AB"))
+        with pytest.raises(TypeError, match="constraints: give a list of phrases for each text"):
+            list(call(["A dog", "runs"], constraints=["dog", "runs"]))
+    with pytest.raises(TypeError, match="lines: give a list of texts"):
+        copying.translate_stream("A dog runs!")
+
+
+def test_texts_may_come_one_by_one(copying: Translator) -> None:
+    texts = ["A dog", "runs"]
+    assert [t.text for t in copying.translate(iter(texts))] == [t.text for t in copying.translate(texts)]
 
 
 def test_batches_stay_within_their_tokens_and_are_well_filled(copying: Translator) -> None:
@@ -177,6 +189,19 @@ def test_long_lines_are_translated_in_parts_and_joined(copying: Translator) -> N
     assert found[0].hypotheses[0].log_probability == pytest.approx(
         math.fsum(found[0].hypotheses[0].token_log_probabilities), abs=1e-3
     )
+
+
+def test_what_must_be_written_keeps_to_the_limit(copying: Translator) -> None:
+    """Every forced token is a step of the search: a prefix of 200,000 letters took hours and gigabytes."""
+    limit = {"max_length": {"limit": 30}, "max_source_pieces": 20}
+    assert copying.translate(["A dog"], prefixes=["A dog"], **limit)[0].text.startswith("A dog")
+    said = (
+        r"line 2: its prefix and constraints have \d+ tokens, but at most 30 can be asked for; shorten them, or raise"
+    )
+    with pytest.raises(DataError, match=said):
+        copying.translate(["A dog", "runs"], prefixes=["", "A dog runs! " * 10], **limit)
+    with pytest.raises(DataError, match=said):
+        copying.translate(["A dog", "runs"], constraints=[[], ["A dog runs! " * 10]], beam_size=4, **limit)
 
 
 def test_learned_positions_bound_source_and_output(copying: Translator) -> None:

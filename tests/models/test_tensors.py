@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load, save
 
 from ziggurat.data.files import fingerprint
+from ziggurat.data.workspace import building
+from ziggurat.errors import ConfigError
 from ziggurat.models.tensors import read_tensors, write_tensors
 
 TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.int16, torch.int8)
@@ -24,6 +26,21 @@ def test_the_bytes_are_those_of_the_library(tmp_path: Path) -> None:
     assert written[header:] == library[8 + int.from_bytes(library[:8], "little") :]
     assert len(written) == len(library)  # the library writes the entries of its own header in any order
     assert checksum == fingerprint(tmp_path / "x")
+
+
+def test_a_folder_whose_name_is_not_utf8_is_refused_before_it_is_filled(tmp_path: Path) -> None:
+    """Not called damaged: a run would set its checkpoints aside, each as whole as the one before."""
+    folder = tmp_path / "\udcff"  # the byte FF
+    try:
+        folder.mkdir()
+    except OSError:
+        pytest.skip("this file system takes no such names")
+    with pytest.raises(ConfigError, match="is not UTF-8; rename it"), building(folder / "run"):
+        pass
+    assert not list(folder.iterdir())
+    write_tensors(folder / "x", {"a": torch.arange(3)})
+    with pytest.raises(ConfigError, match="is not UTF-8; rename it"):
+        read_tensors(folder / "x")
 
 
 @pytest.mark.parametrize("dtype", [*TYPES, torch.uint8, torch.bool])

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.train import CheckpointConfig
-from ziggurat.errors import CheckpointError, DataError, MachineError
+from ziggurat.data.workspace import building
+from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError
 from ziggurat.models.directory import open_model
 from ziggurat.models.run_folder import locked, meta_checksum, read_meta, write_meta
 from ziggurat.models.tensors import read_tensors, write_tensors
+from ziggurat.training import average
 from ziggurat.training.average import average_run, mean_weights
 from ziggurat.training.checkpoint import (
     Checkpoint,
@@ -196,6 +199,38 @@ def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
     save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), 2)
     prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
     assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]
+
+
+def test_a_folder_in_the_place_of_a_link_is_named(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+    """`cp -rL`, a zip file or a cloud's storage follow links."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    with pytest.raises(CheckpointError, match=r"last: is a folder where the link .* belongs.*remove it \(`rm -r "):
+        train(run, experiment, resume=True, console=QUIET)
+    assert not list(run.glob(".last*"))
+    shutil.rmtree(run / "last")
+    shutil.rmtree(run / "best")
+    train(run, experiment, resume=True, console=QUIET)
+    assert (run / "last").readlink() == Path("checkpoints/step-00000006")
+
+
+def test_an_average_that_somebody_else_makes_is_waited_for(
+    experiment: Experiment, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Training has ended well then, and must not say otherwise."""
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    wanted = experiment.training.checkpoint.model_copy(update={"average_last": 3})
+    config = experiment.training.model_copy(update={"checkpoint": wanted})
+    other = building(run / "averaged")
+    other.__enter__()
+    with monkeypatch.context() as patched:
+        patched.setattr(average, "_PATIENCE_SECONDS", 0.0)
+        with pytest.raises(ConfigError, match=r"another process .*; afterwards `ziggurat average .* --last 3` does it"):
+            average.average_newest(run, config)
+    threading.Timer(0.2, other.__exit__, (None, None, None)).start()
+    assert average.average_newest(run, config) == [2, 4, 6]
+    assert open_model(run).origin.endswith("averaged checkpoints")
 
 
 def test_links_that_a_kill_left_behind_are_mended_by_who_opens_the_run(

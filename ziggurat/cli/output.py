@@ -145,11 +145,20 @@ def input_stream(path: str) -> tuple[BinaryIO, str]:
     return byte_stream(Path(path)), path
 
 
+def _written(path: str) -> Path:
+    """Return what is written at `path`: the file that links lead to; a pipe or device by the name that was given.
+
+    The shell's `>(gzip > x.gz)` and /dev/stdout are links that name no file: they can be opened, but not followed.
+    """
+    given = Path(path)
+    return given if given.exists() and not given.is_file() else given.resolve()
+
+
 def check_output(path: str) -> None:
     """Raise DataError when no file can be written there (`-`: standard output)."""
     if path == "-":
         return
-    target = Path(path).resolve()
+    target = _written(path)
     if target.is_dir():
         raise DataError(f"{path}: is a folder, expected a file to write")
     if compression_of(target):
@@ -171,7 +180,7 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
         sys.stdout.buffer.flush()
         return
     check_output(path)
-    target = Path(path).resolve()
+    target = _written(path)
     if target.exists() and not target.is_file():
         with target.open("wb") as device:
             yield device

@@ -32,6 +32,7 @@ from ziggurat.data.sides import side_notices
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.temporary import TEMPORARY
+from ziggurat.data.watch import InputWatch
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
@@ -117,7 +118,8 @@ def prepare(
     started = time.perf_counter()
     progress = progress or _silent
     corpora = find_corpora(config)
-    settings = provenance(config, corpora, progress)
+    inputs = InputWatch()
+    settings = provenance(config, corpora, progress, inputs.fingerprint)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
     manifest = _reusable(store, settings, force)
@@ -126,6 +128,7 @@ def prepare(
         return _report(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
         manifest = _build(config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress)
+        inputs.check()
     return _report(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,9 @@ _PLACES = {"source", "target", "path", "name", "format"}
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 
-def provenance(config: DataConfig, corpora: Sequence[Corpus], progress: Progress) -> dict[str, Any]:
+def provenance(
+    config: DataConfig, corpora: Sequence[Corpus], progress: Progress, fingerprint: Callable[[Path], str] = fingerprint
+) -> dict[str, Any]:
     """Return what the pairs and vocabularies of a store depend on: settings, and files by their content.
 
     Left out: where files lie, what they are called, and what only training reads (weights, sampling

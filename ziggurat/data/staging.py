@@ -21,11 +21,13 @@ import shutil
 from pathlib import Path
 
 from ziggurat.data.temporary import is_same, lock_missing, sync_folder, sync_tree, try_lock
+from ziggurat.documents import check_name
 from ziggurat.errors import DataError
 
 __all__ = [
     "BUILDING",
     "DELETING",
+    "BeingBuiltError",
     "Staging",
     "beside",
     "half_built_earlier",
@@ -48,6 +50,10 @@ _OF_EARLIER_VERSIONS = re.compile(
 """What earlier versions wrote into folders that they built beside their place."""
 
 
+class BeingBuiltError(DataError):
+    """Another process is building the folder, so it may help to wait."""
+
+
 def staged(target: Path) -> Path:
     """Return where the next content of `target` is made; for processes that fill one folder together."""
     return beside(real_path(target), BUILDING) / "new"
@@ -61,12 +67,13 @@ class Staging:
     Args:
         target: the folder; where it is a link, the folder that it points to.
 
-    Raises DataError when another process is building the same folder or there are no locks, OSError when the place
-    cannot be made.
+    Raises DataError when another process is building the same folder or there are no locks, ConfigError for
+    a name that is not UTF-8, OSError when the place cannot be made.
     """
 
     def __init__(self, target: Path) -> None:
         self.target = real_path(target)
+        check_name(self.target)  # now, not when what is in it has taken hours and cannot be read
         self._place = beside(self.target, BUILDING)
         self._new, self._old, self._gone = (self._place / name for name in ("new", "old", "gone"))
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -249,8 +256,8 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _busy(target: Path) -> DataError:
-    return DataError(f"{target}: another process of ziggurat is building this folder; wait for it to end")
+def _busy(target: Path) -> BeingBuiltError:
+    return BeingBuiltError(f"{target}: another process of ziggurat is building this folder; wait for it to end")
 
 
 def unmade(target: Path, error: OSError) -> DataError:

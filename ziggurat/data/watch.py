@@ -1,14 +1,15 @@
-"""Notices when the files of an open store change under the process that reads them."""
+"""Notices when files change under the process that reads them: those of an open store, those a store is made of."""
 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint
 from ziggurat.errors import DataError
 
-__all__ = ["StoreWatch"]
+__all__ = ["InputWatch", "StoreWatch"]
 
 
 class StoreWatch:
@@ -44,6 +45,38 @@ class StoreWatch:
                 )
             self._seen[name] = now
         return None
+
+
+class InputWatch:
+    """What the files that a store is made of were when their fingerprints were taken; `check` compares.
+
+    They are read several times over, and a store is known by the fingerprints of the first time.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[tuple[int, int, int, int], int, str]] = {}
+
+    def fingerprint(self, path: Path) -> str:
+        """Return the file's fingerprint (ziggurat.data.files.fingerprint, raising as it does)."""
+        try:
+            status = os.stat(path)  # before the content: what changes from now on is noticed
+        except OSError:
+            return fingerprint(path)
+        found = fingerprint(path)
+        self._seen.setdefault(path, (_identity(status), status.st_ctime_ns, found))
+        return found
+
+    def check(self) -> None:
+        """Raise DataError when a file may have been another one at some time since."""
+        for path, (identity, changed, content) in self._seen.items():
+            try:
+                now = os.stat(path)
+            except OSError:
+                now = None
+            # Rights and links change a file's ctime, too; what puts back the mtime of an edit cannot put back this one.
+            other = now is None or _identity(now) != identity
+            if other or (now and now.st_ctime_ns != changed and fingerprint(path) != content):
+                raise DataError(f"{path}: changed while being read; run `ziggurat prepare` again")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

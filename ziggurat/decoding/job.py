@@ -18,7 +18,7 @@ from ziggurat.decoding.phrases import Terminology, phrase_ids
 from ziggurat.decoding.request import Limits, Sampling, SearchSettings, Sentence
 from ziggurat.errors import ConfigError, DataError, printable
 
-__all__ = ["Job", "LineExtras", "line_extras"]
+__all__ = ["Job", "LineExtras", "line_extras", "refuse_single"]
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,18 @@ class LineExtras:
     """What each translation begins with; none at all, or one for each line."""
     constraints: Sequence[Sequence[str]] = field(default_factory=list)
     """Phrases that each translation must hold; none at all, or some for each line."""
+
+    def __post_init__(self) -> None:
+        """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
+        if any(isinstance(phrases, str) for phrases in self.constraints):
+            raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
+
+
+def refuse_single(**given: Any) -> None:
+    """Raise TypeError where a single string was given instead of many: it would be taken letter by letter."""
+    for name, texts in given.items():
+        if isinstance(texts, str):
+            raise TypeError(f"{name}: give a list of texts, such as [text]: a string is a sequence of characters")
 
 
 def line_extras(
@@ -175,6 +187,12 @@ class Job:
             raise DataError(
                 f"line {line + 1}: its prefix and constraints have {needed} tokens, but the model has "
                 f"{self._positions} positions"
+            )
+        most = max(rule.limit, self.decoding.max_source_pieces)
+        if needed > most:  # each is a step of the search, whatever the limit
+            raise DataError(
+                f"line {line + 1}: its prefix and constraints have {needed} tokens, but at most {most} can be asked "
+                "for; shorten them, or raise `decoding.max_length.limit`"
             )
         source = [*self.tag, *part.ids, self.source.eos]
         return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key)

@@ -16,7 +16,7 @@ from ziggurat.decoding.assemble import Assembler, Part
 from ziggurat.decoding.engine import make_fast
 from ziggurat.decoding.ensemble import open_members, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
-from ziggurat.decoding.job import Job, LineExtras, line_extras
+from ziggurat.decoding.job import Job, LineExtras, line_extras, refuse_single
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import WINDOW_LINES, split_long, windows, without_nul
 from ziggurat.decoding.notices import Notices, TranslationWarning
@@ -110,8 +110,8 @@ class Translator:
         Raises ConfigError for settings that contradict each other or an unknown tag, DataError for prefixes or
         constraints of another number than the texts, TypeError for a single string.
         """
-        if isinstance(texts, str):
-            raise TypeError("give a list of texts, such as [text]: a string is a sequence of characters")
+        refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
+        texts = list(texts)
         for name, given in (("prefixes", prefixes), ("constraints", constraints)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
@@ -139,6 +139,7 @@ class Translator:
         """
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
+        refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
         job = self._job(tag, terminology, constraints is not None, **decoding)
         beside = line_extras(windows(lines, window), first, prefixes, constraints)
         return chain.from_iterable(self._translate_window(texts, job, extras) for texts, extras in beside)

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ziggurat.config import DecodingConfig
-from ziggurat.decoding.job import LineExtras, line_extras
+from ziggurat.decoding.job import LineExtras, line_extras, refuse_single
 from ziggurat.decoding.lines import WINDOW_LINES, windows
 from ziggurat.decoding.notices import Notices, TranslationWarning
 from ziggurat.decoding.pool import in_order, worker_pool
@@ -91,6 +91,7 @@ class WorkerTranslator:
         """
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
+        refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
 
         def start(texts: list[str], extras: LineExtras) -> Future[_Done]:
             beside = {

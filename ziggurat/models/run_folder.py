@@ -124,6 +124,11 @@ def link(name: Path, folder: Path) -> None:
     wanted = os.path.relpath(folder, name.parent)
     if name.is_symlink() and os.readlink(name) == wanted:
         return
+    if name.is_dir() and not name.is_symlink():
+        raise CheckpointError(
+            f"{name}: is a folder where the link to a checkpoint belongs, as in a copy of a run that followed its "
+            f"links; remove it (`rm -r {name}`), and the link is made again"
+        )
     temporary = name.with_name(f".{name.name}.linking_.tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(wanted, target_is_directory=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
 from ziggurat.data.files import atomic_file
-from ziggurat.documents import check_regular
+from ziggurat.documents import check_name, check_regular
 from ziggurat.errors import CheckpointError, refuse_passing
 
 __all__ = ["WEIGHTS_FORMAT", "local", "placed_as", "read_shapes", "read_tensors", "whole", "write_tensors"]
@@ -106,6 +106,7 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
 def _opened(path: Path) -> Iterator[Any]:
     """Open a safetensors file of ours. Raises CheckpointError when it is missing, damaged or too new."""
     try:
+        check_name(path)
         check_regular(path, error=CheckpointError)
         with path.open("rb") as start:  # besides: safetensors says of every file that it cannot open that there is none
             size = int.from_bytes(start.read(8), "little")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
 from ziggurat.data.checksums import made_by
+from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import sweep
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import (
@@ -27,6 +29,8 @@ from ziggurat.training.growth import stage_experiment
 from ziggurat.training.stopping import finished
 
 __all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
+
+_PATIENCE_SECONDS = 60.0
 
 
 def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
@@ -105,7 +109,18 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
 def average_newest(run: Path, config: TrainingConfig) -> list[int]:
     """Average as many of the newest checkpoints as `training.checkpoint.average_last` asks for and are kept.
 
-    Returns the updates that went into `<run>/averaged`; none where none is asked for or kept. Raises as `average_run`.
+    Returns the updates that went into `<run>/averaged`; none where none is asked for or kept. Raises as `average_run`,
+    and ConfigError when another process is at `<run>/averaged` for a minute.
     """
     wanted = min(config.checkpoint.average_last, len(regular_checkpoints(run, config)))
-    return average_run(run, last=wanted)[1] if wanted else []
+    if not wanted:
+        return []
+    end = time.monotonic() + _PATIENCE_SECONDS
+    while True:
+        try:
+            return average_run(run, last=wanted)[1]
+        except BeingBuiltError as error:  # somebody averages the run as it was a moment ago: the last word is ours
+            if time.monotonic() > end:
+                again = f"afterwards `ziggurat average {run} --last {wanted}` does it"
+                raise ConfigError(f"{error}; {again}") from None
+            time.sleep(0.1)
