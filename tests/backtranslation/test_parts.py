@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import lzma
+import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,3 +102,13 @@ def test_a_shard_is_complete_or_absent(tmp_path: Path) -> None:
     assert files.complete(3) is None
     files.path(3).unlink()
     assert files.complete(3) is None
+
+
+def test_a_shard_that_cannot_be_read_is_not_called_absent(tmp_path: Path) -> None:
+    files = StageFiles(tmp_path, "translated", "plan")
+    files.write(3, [("1", "a", "b")], input="sum", read=1, dropped={})
+    described = files.path(3).with_suffix(".json")
+    described.unlink()
+    os.mkfifo(described)
+    with pytest.raises(DataError, match=r"00000003.json: "):
+        files.complete(3)

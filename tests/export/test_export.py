@@ -246,6 +246,14 @@ def test_without_text_of_its_own_embedded_sentences_are_taken(written: Written, 
     assert report["verification"]["lines"] + report["verification"]["left_out"] == 5
 
 
+def test_a_store_that_cannot_be_read_is_not_passed_over(written: Written, tmp_path: Path) -> None:
+    path = written()
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "manifest.json").write_text("{")
+    with pytest.raises(DataError, match=r"none.*damaged.*--verify FILE"):
+        export_model(path, "ziggurat", tmp_path / "out", lines=5)
+
+
 @settings(max_examples=12, deadline=None)
 @given(st.sampled_from(["pre", "post"]), st.sampled_from([1e-8, 1e-5, 1e-2]), st.integers(0, 9))
 def test_another_epsilon_changes_nothing(residual: str, epsilon: float, seed: int) -> None:

@@ -188,6 +188,7 @@ VERBS: dict[str, Verb] = {
             ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--shard", part)
             for part in ("1/2", "2/2")
         ),
+        parts=("out",),
         prepare="tests.faults.ground:in_one_process",
         preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
     ),

@@ -130,14 +130,15 @@ class StageFiles:
     def complete(self, index: int) -> Manifest | None:
         """Return the manifest of a complete shard, else None. Raises DataError when it is there and cannot be read."""
         try:
-            document = parse_json(read_bounded(self.path(index).with_suffix(".json")), "")
-            manifest = built(Manifest, document)
+            content = read_bounded(self.path(index).with_suffix(".json"))
             size = self.path(index).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
         except OSError as error:  # too many open files, say: it is not to be made again for that
             where = error.filename or self.path(index)
             raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
+        try:
+            manifest = built(Manifest, parse_json(content, ""))
         except (DataError, ValueError):  # cut off by a full disk, or of another format
             return None
         whole = (manifest.plan, manifest.stage, manifest.shard, manifest.bytes)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -168,14 +169,18 @@ def _translator(opened: OpenedModel, model: ExportedModel, experiment: Experimen
 
 
 def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[list[str], str]:
-    """Return text to verify with, at most `lines` lines, and where it is from. Raises DataError: no text in it."""
+    """Return text to verify with, at most `lines` lines, and where it is from.
+
+    Raises DataError: no text in it, or a store that is there and cannot be read. Models travel without their store.
+    """
+    store = Path(experiment.data.store).expanduser()
     if verify is not None:
         texts, origin = _read(verify), str(verify)
     else:
         try:
-            dev = Store.open(experiment.data.store).dev
-        except DataError:
-            dev = None
+            dev = Store.open(store).dev if os.path.lexists(store) else None
+        except DataError as error:
+            raise DataError(f"{error}; or give text to compare the export by as `--verify FILE`") from None
         if dev is not None:
             texts, origin = dev.texts(range(min(lines, len(dev))))[0], f"{experiment.data.store}: development set"
         else:
