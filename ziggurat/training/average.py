@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
+from ziggurat.config.changes import shown
 from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import sweep
@@ -23,9 +24,10 @@ from ziggurat.models.directory import (
     refuse_replacing,
     write_model_directory,
 )
-from ziggurat.models.run_folder import checkpoint_folders, mend_links
+from ziggurat.models.run_folder import checkpoint_folders, mend_links, read_meta
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
+from ziggurat.training.run import changes_since
 from ziggurat.training.stopping import finished
 
 __all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
@@ -75,8 +77,9 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
     Checkpoints that only an interruption left behind or the clock asked for do not count, so that the average is a
     function of configuration, data and seed.
 
-    Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept, ConfigError when
-    `out` holds anything but a model directory or, without `force`, a model; `<run>/averaged` is always replaced.
+    Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept or one is of another
+    run, ConfigError when `out` holds anything but a model directory or, without `force`, a model; `<run>/averaged` is
+    always replaced.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
@@ -90,6 +93,9 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
             "clock asked for, and those of another depth, do not count); average fewer, or raise "
             "`training.checkpoint.keep_last` and train on"
         )
+    for folder in folders:  # their shapes may fit all the same, and the mean of two runs translates worse than either
+        if changes := changes_since(read_meta(folder), folder, experiment):
+            raise CheckpointError(f"{folder}: not of this run, or {run / CONFIG_FILE} was edited: {shown(changes)}")
     if out is not None:
         refuse_replacing(out, force=force)
     elif not may_become_model_directory(run / "averaged"):

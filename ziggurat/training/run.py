@@ -29,6 +29,7 @@ from ziggurat.training.processes import Processes
 from ziggurat.training.retention import clear_leftovers
 
 __all__ = [
+    "changes_since",
     "create_run",
     "elsewhere",
     "held",
@@ -139,18 +140,27 @@ def _refuse_edited(run: Path, experiment: Experiment) -> None:
     """
     for folder in reversed(checkpoint_folders(run)):
         try:
-            kept = read_meta(folder).get("configuration")
+            kept = read_meta(folder)
         except CheckpointError:
             continue  # of a damaged one nothing is taken; the one before says the same
-        if kept is None:
-            return
-        before, after = (_unchangeable(e) for e in (_complete(kept, folder), experiment))
-        if changes := changed(before, after):
+        if changes := changes_since(kept, folder, experiment):
             raise ConfigError(
                 f"{run / CONFIG_FILE}: changed since {folder.name} was written: {shown(changes)}. A resumed run cannot "
                 "change these: put the old values back, or start a new run (`training.start_from` takes the weights)"
             )
         return
+
+
+def changes_since(meta: Mapping[str, Any], folder: Path, experiment: Experiment) -> list[str]:
+    """Return where a run's configuration differs from that of its checkpoint in what a resumed run cannot change.
+
+    `meta` is what `read_meta(folder)` returns. Those of earlier versions know no configuration: nothing.
+    Raises CheckpointError for one of a later version.
+    """
+    kept = meta.get("configuration")
+    if kept is None:
+        return []
+    return changed(_unchangeable(_complete(kept, folder)), _unchangeable(experiment))
 
 
 def _complete(kept: Mapping[str, Any], folder: Path) -> Experiment:
