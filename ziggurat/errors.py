@@ -52,7 +52,7 @@ class TrainingError(ZigguratError):
 
 
 class MachineError(ZigguratError):
-    """The system refused to open a file for a reason that says nothing about the file: it may well be whole."""
+    """The system refused a file for a reason that says nothing about its content: it may well be whole."""
 
 
 _PASSING = {
@@ -84,14 +84,28 @@ def is_full_disk(error: BaseException) -> bool:
 def written_whole(path: Path) -> Iterator[None]:
     """Context of writing the file or folder `path`: an error that names no file, or a temporary one, gets this name.
 
-    The system names none when it cannot write to or sync what is open already.
+    The system names none when it cannot write to or sync what is open already. Raises MachineError for an OSError of a
+    library that has words of its own instead of a number, with what the system said before it.
     """
     try:
         yield
     except OSError as error:
+        if error.errno is None:
+            said = f" ({behind})" if (behind := _system_reason(error)) else ""
+            raise MachineError(f"{path}: {error}{said}") from error
         if is_full_disk(error) or error.filename is None or ".tmp" in str(error.filename):
             error.filename = str(path)
         raise
+
+
+def _system_reason(error: BaseException) -> str | None:
+    """Return what the system said, in words, before an error was raised in its place; None: nothing."""
+    earlier = error.__cause__ or error.__context__
+    while earlier is not None:
+        if isinstance(earlier, OSError) and earlier.errno is not None:
+            return os.strerror(earlier.errno)
+        earlier = earlier.__cause__ or earlier.__context__
+    return None
 
 
 def why_unwritten(error: OSError) -> str:

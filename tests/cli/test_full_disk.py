@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
-from ziggurat.errors import is_full_disk, why_unwritten
+from ziggurat.errors import MachineError, is_full_disk, why_unwritten, written_whole
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -55,3 +55,15 @@ def test_standard_output_has_no_name() -> None:
         why_unwritten(error) == "the output cannot be written: No space left on device; make room, or write elsewhere"
     )
     assert not is_full_disk(OSError(errno.EACCES, "Permission denied"))
+
+
+def test_an_error_in_the_words_of_a_library_keeps_what_the_system_said(tmp_path: Path) -> None:
+    def load() -> None:
+        try:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), "vocab.json")
+        except OSError:
+            raise OSError("the vocabulary cannot be loaded")  # noqa: B904, as transformers does
+
+    said = r"out: the vocabulary cannot be loaded \(Input/output error\)"
+    with pytest.raises(MachineError, match=said), written_whole(tmp_path / "out"):
+        load()
