@@ -5,11 +5,13 @@ from __future__ import annotations
 import errno
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
-from ziggurat.errors import MachineError, is_full_disk, why_unwritten, written_whole
+from ziggurat.cli.output import check_output
+from ziggurat.errors import DataError, MachineError, is_full_disk, why_unwritten, written_whole
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT])
@@ -67,3 +69,13 @@ def test_an_error_in_the_words_of_a_library_keeps_what_the_system_said(tmp_path:
     said = r"out: the vocabulary cannot be loaded \(Input/output error\)"
     with pytest.raises(MachineError, match=said), written_whole(tmp_path / "out"):
         load()
+
+
+@pytest.mark.parametrize(("flag", "said"), [(os.ST_RDONLY, "Read-only file system"), (0, "permission denied")])
+def test_an_output_on_a_disk_that_is_read_only(
+    flag: int, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_flag=flag))
+    with pytest.raises(DataError, match=f"out: cannot be written: {said}"):
+        check_output(str(tmp_path / "out"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import re
@@ -165,8 +166,11 @@ def check_output(path: str) -> None:
         raise DataError(f"{path}: is written as plain text, not packed: name it {target.stem}")
     if not target.parent.is_dir():
         raise DataError(f"{path}: folder {target.parent} does not exist")
-    if not os.access(target if target.exists() and not target.is_file() else target.parent, os.W_OK):
-        raise DataError(f"{path}: cannot be written: permission denied")
+    place = target if target.exists() and not target.is_file() else target.parent
+    if not os.access(place, os.W_OK):
+        fixed = os.statvfs(place).f_flag & os.ST_RDONLY
+        why = os.strerror(errno.EROFS) if fixed else "permission denied"
+        raise DataError(f"{path}: cannot be written: {why}")
 
 
 @contextlib.contextmanager
