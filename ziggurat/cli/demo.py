@@ -72,7 +72,7 @@ def demo(
     say("4/6 translate: the 500 sentences of the test set, beam 4")
     sentences = _test_set(*files["test"])
     outputs = translated(read_run(run), sentences, say).outputs
-    (folder / "test.output").write_text("".join(f"{line}\n" for line in outputs), encoding="utf-8")
+    write_atomically(folder / "test.output", "".join(f"{line}\n" for line in outputs).encode())
     say("5/6 evaluate")
     scores = evaluate(outputs, [sentences.references])
     say("6/6 report")
