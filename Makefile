@@ -3,14 +3,18 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
+TOOLS := .venv-tools
 
-.PHONY: demo test browser test-slow lint format bench bench-train bench-decode bench-gpu clean
+# Tests start many processes, each of which would compile the package anew where nothing may be kept.
+unexport PYTHONDONTWRITEBYTECODE
+
+.PHONY: demo test browser test-slow lint format docs dist bench bench-train bench-decode bench-gpu clean
 
 demo: $(READY)
 	$(BIN)/ziggurat demo
 
 test: $(READY) browser
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 # tests/report/test_browser.py skips where there is no Chromium; CI, as root, gets Debian's.
 browser:
@@ -28,6 +32,19 @@ format: $(READY)
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
 
+# build/site/index.html; a warning, a link that leads nowhere or anything fetched from another host is an error.
+# Built anew each time, since Sphinx warns of a page only when it reads it.
+docs: $(TOOLS)/.ready
+	rm -rf build/site docs/api
+	$(TOOLS)/bin/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --conf-dir docs \
+	  --doctree-dir build/site-trees --builder html . build/site
+	$(TOOLS)/bin/python -m tools.site build/site
+
+# dist/*.tar.gz, and the wheel made from it.
+dist: $(TOOLS)/.ready
+	rm -rf dist
+	$(TOOLS)/bin/python -m build --no-isolation --outdir dist .
+
 bench: $(READY)
 	$(BIN)/python -m benchmarks
 
@@ -44,7 +61,7 @@ bench-gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu_speed
 
 clean:
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(TOOLS) docs/api .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
 
 # torch first: where an index offers CPU builds under the plain version, nothing of CUDA is fetched afterwards.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu asks PyTorch's own index for the CPU build.
@@ -53,4 +70,14 @@ $(READY): constraints.txt pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# What `make docs` and `make dist` need, 120 MB; kept out of $(VENV), whose set-up everyone waits for. Sphinx reads the
+# package's source, so neither the package nor PyTorch is installed here.
+$(TOOLS)/.ready: constraints.txt pyproject.toml
+	$(PYTHON) -m venv $(TOOLS)
+	$(PYTHON) -c 'import tomllib; extras = tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]; \
+	  print(*extras["docs"], *extras["dist"], sep="\n")' > $(TOOLS)/requirements.txt
+	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+	  --requirement $(TOOLS)/requirements.txt
 	touch $@

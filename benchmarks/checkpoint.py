@@ -33,13 +33,13 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.prepare import prepare
 from ziggurat.models.build import build_model, parameter_roles
-from ziggurat.training.allocator import keep_freed_memory
 from ziggurat.training.checkpoint import Progress
+from ziggurat.training.memory import keep_freed_memory
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.saving import Saver
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 VOCABULARY, DEFAULT_CADENCE, LIMIT = 32_000, 1000, 0.05
 WAYS = ("none", "asynchronous", "synchronous")

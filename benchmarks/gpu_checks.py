@@ -72,12 +72,12 @@ def _padded_batches(s: _Setting, attention: str) -> Check:
     model, batch = s.model(attention), s.batch()
     _, exact = _gradients(model, batch, "fp32")
     _, flash = _gradients(model, batch, "bf16")
-    with mock.patch.object(mask, "_takes_cuts", return_value=False):
+    with mock.patch.object(mask, "_takes_bounds", return_value=False):
         _, padded = _gradients(model, batch, "bf16")
     near, limit = _apart(flash, exact), _apart(padded, exact)
     found = f"gradients in bf16 are {near:.4f} from fp32 by flash attention, {limit:.4f} by biases"
     right = near <= 1.5 * limit and bool(flash.isfinite().all())
-    return Check(f"padded batches, {attention} attention", found, right if mask._takes_cuts(s.device) else None)
+    return Check(f"padded batches, {attention} attention", found, right if mask._takes_bounds(s.device) else None)
 
 
 def _precision(s: _Setting) -> Check:

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.recompute import RecomputeConfig
-from ziggurat.config.train import LossConfig, OptimiserConfig
+from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.batching import make_batches
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
@@ -24,7 +23,7 @@ from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.objective import autocast
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 __all__ = ["MODELS", "Ours", "Plain", "batches_of", "config_of", "operations", "random_batch"]
 

@@ -33,7 +33,7 @@ from benchmarks.gpu_checks import checks
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations
 from ziggurat.data.collate import Batch
 from ziggurat.errors import printable
-from ziggurat.training.capacity import Shortage, within_memory
+from ziggurat.training.memory import Shortage, within_memory
 
 GIB = 1 << 30
 ROUNDS = 2

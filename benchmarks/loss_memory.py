@@ -23,7 +23,7 @@ def measure(variant: str, tokens: int, d_model: int, vocabulary: int) -> dict[st
     from torch.nn import functional as F
 
     from ziggurat.config.train import LossConfig
-    from ziggurat.training.loss import Gold, sequence_loss
+    from ziggurat.training.loss import Labels, sequence_loss
 
     torch.manual_seed(0)
     hidden = torch.randn(1, tokens, d_model, requires_grad=True)
@@ -34,7 +34,7 @@ def measure(variant: str, tokens: int, d_model: int, vocabulary: int) -> dict[st
     before = peak_mib()
     began = time.perf_counter()
     if variant == "chunked":
-        gold = Gold(target, mask, tokens)
+        gold = Labels(target, mask, tokens)
         loss = sequence_loss(hidden, weight, gold, LossConfig(), tokens=tokens, sentences=1).objective
     elif variant == "torch linear_cross_entropy":
         loss = F.linear_cross_entropy(hidden[0], weight, target[0])  # no label smoothing

@@ -66,9 +66,9 @@ def built(layers: tuple[int, int], width: int, heads: int, vocabulary: int, o: d
     import torch
 
     from ziggurat.config.model import ModelConfig
-    from ziggurat.config.recompute import RecomputeConfig
+    from ziggurat.config.train import RecomputeConfig
     from ziggurat.models.build import build_model, set_recompute
-    from ziggurat.training.allocator import give_back_freed_memory, keep_freed_memory
+    from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
 
     if o["compact"]:
         give_back_freed_memory()
@@ -90,7 +90,7 @@ def measure_base(o: dict[str, Any]) -> dict[str, Any]:
     from ziggurat.models.build import count_parameters, parameter_roles
     from ziggurat.training.optim import Optimiser
     from ziggurat.training.parallel import Parallel
-    from ziggurat.training.step import train_update
+    from ziggurat.training.update import train_update
 
     model = built((60, 12), 512, 8, 32_000, o)
     optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig(moments=o["moments"]))

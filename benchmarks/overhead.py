@@ -41,7 +41,7 @@ from ziggurat.config.train import TrainingConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 from ziggurat.training.loop import train
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 SHAPES: dict[str, list[str]] = {
     "demo": [],
@@ -89,7 +89,7 @@ def turn(run: Path, way: str, experiment: Experiment) -> Cost:
         return train_update(*arguments, **options)
 
     console = Console(file=io.StringIO(), force_terminal=way != "off", width=120)
-    with patch("ziggurat.training.recovery.train_update", stamped):
+    with patch("ziggurat.training.loop.train_update", stamped):
         train(run, experiment, console=console)
     first, last = stamps[WARM], stamps[-1]
     updates = len(stamps) - 1 - WARM

@@ -22,7 +22,8 @@ import sentencepiece
 from benchmarks.prepare_memory import write_corpus
 from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import TableWriter
-from ziggurat.data.passes import count_pairs, encode_corpora, find_corpora
+from ziggurat.data.inputs import count_pairs, find_corpora
+from ziggurat.data.passes import encode_corpora
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
 

@@ -29,10 +29,10 @@ from ziggurat.models.build import build_model, count_parameters, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
 from ziggurat.nn.recurrence import CELL_CLIP, EPSILON
-from ziggurat.training.allocator import keep_freed_memory
+from ziggurat.training.memory import keep_freed_memory
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 VOCABULARY, SHORTEST, LONGEST = 8000, 18, 22
 

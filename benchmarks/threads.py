@@ -88,10 +88,10 @@ def _training(experiment: Any, store: Any, model: Any) -> Iterator[int]:
     """Yield the target tokens of one update after the other."""
     from ziggurat.data.loader import Loader
     from ziggurat.models.build import parameter_roles
-    from ziggurat.training.allocator import keep_freed_memory
+    from ziggurat.training.memory import keep_freed_memory
     from ziggurat.training.optim import Optimiser
     from ziggurat.training.parallel import Parallel
-    from ziggurat.training.step import train_update
+    from ziggurat.training.update import train_update
 
     keep_freed_memory()
     training = experiment.training

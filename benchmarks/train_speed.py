@@ -70,10 +70,10 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
     from ziggurat.data.corpus import Store
     from ziggurat.data.loader import Loader
     from ziggurat.models.build import build_model, parameter_roles
-    from ziggurat.training.allocator import keep_freed_memory
+    from ziggurat.training.memory import keep_freed_memory
     from ziggurat.training.optim import Optimiser
     from ziggurat.training.parallel import Parallel
-    from ziggurat.training.step import train_update
+    from ziggurat.training.update import train_update
 
     keep_freed_memory()
     d, ff, heads, encoder, decoder = SHAPES[shape]

@@ -9,18 +9,18 @@ from typing import Any, get_args
 
 from pydantic import ValidationError
 
-from ziggurat.config.model import (
+from ziggurat.config.kinds import (
     Activation,
     DecoderAttentionKind,
     EncoderAttentionKind,
     HistoryKind,
+    InitKind,
     MemoryKind,
-    ModelConfig,
     NormKind,
     PositionKind,
     ResidualKind,
 )
-from ziggurat.config.wiring import InitKind
+from ziggurat.config.model import ModelConfig
 
 __all__ = ["AXES", "covering", "model", "refusal", "refused_by_rnmt", "refused_pairs"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -78,3 +79,11 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tiny")
     prepare(tiny_experiment(folder).data)
     return folder
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pools fork their workers from one process that has imported everything; spawned, each takes seconds."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)

@@ -1,4 +1,4 @@
-"""Parameter counts by the formulas of methods.md, section 9: `d` is the width, `f` that of the feed-forward network."""
+"""Parameter counts by formula: `d` is the width, `f` that of the feed-forward network."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every pair of choices builds, trains, decodes, is saved and compiles; triples in the slow suite."""
+"""Every pair of choices is built and trained; a sample decodes, is saved and compiles (all of them: `-m slow`)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from ziggurat.models.directory import load_weights, read_tensors, weights, write
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 VOCABULARY = 13
 GOLDEN = Path(__file__).parent / "golden" / "refused_pairs.txt"
@@ -119,8 +119,19 @@ def check(choices: dict[str, Any], folder: Path) -> None:
     assert count_parameters(again) == count_parameters(built)
 
 
+def some(every: int) -> list[Any]:
+    """The pairs as cases of a test, of which one in `every` is in the quick suite."""
+    marked = ((c, () if number % every == 0 else pytest.mark.slow) for number, c in enumerate(PAIRS))
+    return [pytest.param(choices, id=named(choices), marks=marks) for choices, marks in marked]
+
+
 @pytest.mark.parametrize("choices", PAIRS, ids=named)
-def test_every_pair_of_choices_works(choices: dict[str, Any], tmp_path: Path) -> None:
+def test_every_pair_of_choices_trains(choices: dict[str, Any]) -> None:
+    one_update(build_model(model(choices), VOCABULARY, VOCABULARY, seed=5), padded_batch())
+
+
+@pytest.mark.parametrize("choices", some(4))
+def test_every_pair_of_choices_decodes_and_is_saved(choices: dict[str, Any], tmp_path: Path) -> None:
     check(choices, tmp_path)
 
 
@@ -197,10 +208,7 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in built.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(
-    "choices",
-    [pytest.param(c, id=named(c), marks=() if i % 8 == 0 else pytest.mark.slow) for i, c in enumerate(PAIRS)],
-)
+@pytest.mark.parametrize("choices", some(16))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
     for layers in (3, 7):

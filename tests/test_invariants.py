@@ -39,7 +39,7 @@ def logits(made: Seq2Seq, source: Tensor, mask: Tensor, target_in: Tensor) -> Te
 
 
 @pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
-def test_12_02_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
+def test_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
     """With padded sources, hypotheses that swap places and a sentence that leaves."""
     steps, whole = stepwise(built(choices), padded_batch())
     done = ~steps.isnan()
@@ -47,7 +47,7 @@ def test_12_02_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
-def test_12_03_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
+def test_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)
     source = F.pad(batch.source, (0, 3), value=7)  # what stands in padding must not matter
@@ -59,7 +59,7 @@ def test_12_03_padding_changes_no_real_position(choices: dict[str, Any]) -> None
 
 
 @pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
-def test_12_04_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any]) -> None:
+def test_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)
     for position in range(6):

@@ -26,8 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.training.launch import run_together
 from ziggurat.config.model import ModelConfig
-from ziggurat.config.recompute import Recompute, RecomputeConfig
-from ziggurat.config.train import LossConfig, OptimiserConfig
+from ziggurat.config.train import LossConfig, OptimiserConfig, Recompute, RecomputeConfig
 from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.models.build import build_model, count_parameters, parameter_roles, set_recompute
 from ziggurat.models.inspection import bare_model
@@ -35,10 +34,10 @@ from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import local
 from ziggurat.training.objective import autocast, batch_loss
 from ziggurat.training.optim import Optimiser
+from ziggurat.training.parallel import Replicated
 from ziggurat.training.processes import Processes, joined
-from ziggurat.training.replicated import Replicated
 from ziggurat.training.sharded import Sharded
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 HERE = "tests.test_scaling_doc"
 TEXT = (Path(__file__).resolve().parents[1] / "docs" / "scaling.md").read_text(encoding="utf-8")
@@ -131,7 +130,6 @@ def test_memory_per_process(sizes: dict[str, Size]) -> None:
     base = sizes["base 60-12"]
     checked = 16 * base.parameters + activation_bytes(base, 3584, "fp32", 1)
     assert f"the formulas give {checked / GB:.1f} GB" in flat(TEXT)
-    assert f"measured {4.34 * 2**30 / GB:.2f} GB (4.34 GiB)" in flat(TEXT)
 
 
 def test_volumes_of_communication(sizes: dict[str, Size]) -> None:
@@ -148,12 +146,8 @@ def test_from_how_many_tokens_communication_hides(sizes: dict[str, Size]) -> Non
         ("Ethernet, 10 Gb/s", 1.25, 16),
     ):
         hides = 2 * (count - 1) / count * achieved / (speed * GB)
-        for size in sizes.values():  # neither size nor kind matters
-            bytes_a_second = speed * GB
-            backward, forward = 4 * size.parameters / achieved, 2 * size.parameters / achieved
-            part = (count - 1) / count * 4 * size.parameters / bytes_a_second
-            assert hides == pytest.approx(2 * part / backward) == pytest.approx(part / forward)
-            tenth = 10 * sent(size, "ddp", count) / bytes_a_second / (6 * size.parameters / achieved)
+        size = sizes["base 60-12"]  # any other gives the same
+        tenth = 10 * sent(size, "ddp", count) / (speed * GB) / (6 * size.parameters / achieved)
         assert_row(link, f"{speed} GB/s", count, f"{hides:,.0f}", f"{tenth:,.0f}")
     seconds = [6 * s.parameters * TOKENS / achieved for s in sizes.values()]
     assert f"take {seconds[0]:.2f} s and of big 24-6 {seconds[1]:.2f} s" in flat(TEXT)
@@ -261,7 +255,7 @@ def measured(kind: str, precision: str, recompute: Recompute, processes: Process
         patch.setattr(Tensor, "backward", spied)
         in_forward: list[int] = []
         parallel.objective.register_forward_hook(lambda *_: in_forward.append(watch.narrow_bytes()))
-        parallel.accumulate(batches, parallel.share(batches))
+        parallel.accumulate(batches, parallel.size(batches))
     return {
         "weights": sum(local(p).nbytes for p in model.parameters()),
         "gradients": sum(local(p.grad).nbytes for p in model.parameters() if p.grad is not None),

@@ -11,7 +11,7 @@ import pytest
 from tests.composition import model as small_model
 from tests.test_composition import VOCABULARY, one_update, padded_batch
 from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.init import profile_omega
 from ziggurat.models.build import build_model, stack_residuals

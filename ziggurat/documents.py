@@ -1,16 +1,18 @@
-"""Small files that may come from strangers, read whole: regular files of bounded size, JSON of bounded depth.
+"""Safe reading of small files that may come from strangers: regular files of bounded size, JSON of bounded depth.
 
-What is here raises the error class that the caller names, with the file, the key and the way out: no file makes a
-reader hang (a pipe, a device), fill the memory, or fail in a place that cannot say which file it was.
+No file can make a reader hang (a pipe, a device), fill the memory, or fail where the file's name is unknown. Errors are
+of the class that the caller names, with the file, the key and the way out. In order: checks of paths, bytes, JSON and
+its form, lines of JSON.
 """
 
 from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields
 from functools import cache
 from pathlib import Path
@@ -27,6 +29,7 @@ __all__ = [
     "check_name",
     "check_regular",
     "inside",
+    "json_safe",
     "parse_json",
     "read_bounded",
     "read_json",
@@ -35,24 +38,24 @@ __all__ = [
 ]
 
 MAX_BYTES = 1 << 24
-"""Most bytes (16 MiB) of a document or of a line of JSON lines: the largest honest ones are vocabularies of 250,000
-pieces, of about 8 MB. Parsed, `[[],[],` takes 25 times its size, so that no document exceeds 400 MB of memory."""
+"""Most bytes (16 MiB) of a document, or of a line of JSON lines. The largest genuine ones are vocabularies of 250,000
+pieces, about 8 MB. Parsed, `[[],[],` takes 25 times its size, so no document takes more than 400 MB of memory."""
 
 MAX_DEPTH = 64
-"""Most objects and lists inside each other."""
+"""Deepest nesting of objects and lists."""
 
 Shape = TypeVar("Shape", bound=BaseModel)
 Taken = TypeVar("Taken")
 
 
 class Form(BaseModel):
-    """The form of a JSON object: its keys are checked, without turning one type into another; others may be there."""
+    """Base of the forms of JSON objects: the declared keys are checked without converting types; others are ignored."""
 
     model_config = ConfigDict(frozen=True, extra="ignore", strict=True, allow_inf_nan=False)
 
 
 def check_name(path: Path) -> None:
-    """Raise ConfigError for a path that is not UTF-8, as names on Linux need not be: several libraries take no such."""
+    """Raise ConfigError for a path that is not UTF-8: Linux allows such names, several libraries do not."""
     try:
         os.fspath(path).encode()
     except UnicodeEncodeError:
@@ -62,7 +65,7 @@ def check_name(path: Path) -> None:
 def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
     """Return the size of the regular file `path` in bytes.
 
-    Raises FileNotFoundError when there is none, `error` for a folder, pipe, device, or what cannot be looked at.
+    Raises FileNotFoundError when it does not exist, `error` for a folder, pipe, device or inaccessible path.
     """
     try:
         found = path.stat()
@@ -80,16 +83,15 @@ def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
 
 
 def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:
-    """Return the path of the file `name` in `folder`, which only names files of its own.
+    """Return the path of the file that a document in `folder` calls `name`.
 
-    A link may lead to another place in the folder, or, in a snapshot of Hugging Face's cache, to the blobs beside it.
-
-    Raises `error`: a name with folders in it, or a link that leads outside; a stranger's folder could have a private
-    file copied into what is made from it.
+    Raises `error` for a name with folders in it, or a link that leads outside of the folder: a stranger's folder could
+    otherwise get a private file copied into the output.
     """
     if not name or name in (".", "..") or "/" in name or "\0" in name:
         raise error(f"{folder}: names {printable(name)!r} as one of its files, which is not in it")
     path, home = folder / name, Path(os.path.realpath(folder))
+    # Snapshots in Hugging Face's cache consist of links to the folder `blobs` beside them.
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     where = Path(os.path.realpath(path))
     if not any(where.is_relative_to(place) for place in allowed):
@@ -103,18 +105,18 @@ def read_bounded(
     """Return the content of a file of at most `limit` bytes.
 
     Args:
-        path: a regular file; with `piped` also a pipe or device, of which no more than the limit is read.
-        limit: in bytes.
+        path: a regular file.
+        limit: most bytes.
         error: class of the errors.
-        piped: see path.
+        piped: whether `path` may also be a pipe or device.
 
-    Raises FileNotFoundError when there is none, `error` for everything else.
+    Raises FileNotFoundError when there is no file, `error` for everything else.
     """
     if not piped:
         check_regular(path, error=error)
-    patient = 0 if piped else os.O_NONBLOCK  # a pipe that took the file's place meanwhile must not hang
+    extra = 0 if piped else os.O_NONBLOCK  # a pipe may have taken the file's place since: opening it must not wait
     try:
-        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | patient)) as file:
+        with open(path, "rb", opener=lambda name, flags: os.open(name, flags | extra)) as file:
             if not piped and not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
                 raise error(f"{path}: is not a regular file")
             content = file.read(limit + 1)
@@ -124,19 +126,19 @@ def read_bounded(
         refuse_passing(path, problem)
         raise error(f"{path}: cannot be read: {getattr(problem, 'strerror', None) or problem}") from None
     if len(content) > limit:
-        raise error(f"{path}: larger than {limit / (1 << 20):g} MiB, which is too much for a file of its kind")
+        raise error(f"{path}: larger than {limit / (1 << 20):g} MiB, which is too much for a file of this kind")
     return content
 
 
 def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataError, remedy: str = "") -> Any:
-    """Return the JSON value in `content`, which is called `name` in errors; `remedy` says how to go on.
+    """Return the JSON value in `content`, which errors call `name`; `remedy` is the way out.
 
     Raises `error`: not UTF-8, not JSON, nested deeper than MAX_DEPTH, text that is not Unicode.
     """
     ending = f"; {remedy}" if remedy else ""
     try:
         document = json.loads(content.decode("utf-8"))
-        if b"\\ud" in content.lower():  # a lone surrogate, which nothing can write again
+        if b"\\ud" in content.lower():  # raises UnicodeEncodeError for a lone surrogate, which cannot be written again
             json.dumps(document, ensure_ascii=False).encode()
     except RecursionError:
         raise error(f"{name}: damaged (nested too deeply){ending}") from None
@@ -148,8 +150,8 @@ def parse_json(content: bytes, name: str, *, error: type[ZigguratError] = DataEr
 
 
 def _is_deeper(document: Any, limit: int) -> bool:
-    """Whether lists and objects are nested more than `limit` deep; layer by layer, so that it cannot recurse itself."""
-    layer = [document]
+    """Return True if lists and objects are nested more than `limit` deep."""
+    layer = [document]  # level by level: a recursive function would itself overflow the stack
     for _ in range(limit + 1):
         containers = [part for part in layer if isinstance(part, dict | list)]
         if not containers:
@@ -161,7 +163,7 @@ def _is_deeper(document: Any, limit: int) -> bool:
 def shaped(
     document: Any, form: type[Shape], name: str, *, error: type[ZigguratError] = DataError, remedy: str = ""
 ) -> Shape:
-    """Return `document` as the form that it must have. Raises `error` with all keys that are missing or wrong."""
+    """Return `document` as the form `form`. Raises `error` naming up to three keys that are missing or wrong."""
     try:
         return form.model_validate(document)
     except ValidationError as problem:
@@ -170,7 +172,7 @@ def shaped(
 
 
 def _said(fault: Any) -> str:
-    """Say what pydantic found wrong with a key."""
+    """Return pydantic's complaint about a key, in our words."""
     key = printable(".".join(map(str, fault["loc"])), 120)
     if fault["type"] == "missing":
         return f"no `{key}`"
@@ -185,7 +187,7 @@ def _said(fault: Any) -> str:
 
 
 def built(kind: type[Taken], document: Any) -> Taken:
-    """Return the dataclass `kind` whose fields are the keys of `document`, each of its own type.
+    """Return the dataclass `kind` made from `document`, whose keys must be its fields, with their types.
 
     Raises ValueError (pydantic's) for other keys or types.
     """
@@ -196,7 +198,7 @@ def built(kind: type[Taken], document: Any) -> Taken:
 
 @cache
 def _model_of(kind: Any) -> type[BaseModel]:
-    """Return a model with the fields of a dataclass: pydantic itself takes no mapping for one in strict mode."""
+    """Return a model with the fields of a dataclass: in strict mode, pydantic itself accepts no mapping for one."""
     types = get_type_hints(kind, include_extras=True)
     given: dict[str, Any] = {f.name: (types[f.name], ... if f.default is MISSING else f.default) for f in fields(kind)}
     return create_model(kind.__name__, __config__=ConfigDict(strict=True, extra="forbid"), **given)
@@ -210,9 +212,9 @@ def read_json(
     error: type[ZigguratError] = DataError,
     remedy: str = "",
 ) -> Shape:
-    """Return the JSON object in the file `path` as the form that it must have.
+    """Return the JSON object in the file `path` as the form `form`.
 
-    Raises FileNotFoundError when there is no file, `error` for everything else, with `remedy`, the way out.
+    Raises FileNotFoundError when there is no file, `error` for everything else, ending with `remedy`, the way out.
     """
     content = read_bounded(path, limit, error=error)
     document = parse_json(content, str(path), error=error, remedy=remedy)
@@ -220,17 +222,17 @@ def read_json(
 
 
 def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) -> Iterator[Taken]:
-    """Yield what `take(document, place)` makes of each line; nothing where there is no file.
+    """Yield `take(document, place)` for each line; nothing where there is no file.
 
-    A last line without LF that is damaged was cut off when its writer was killed, and is left out.
+    A damaged last line without LF is left out: its writer was killed while writing it.
 
     Args:
         path: a file of JSON lines.
         take: raises ValueError, KeyError, TypeError, AttributeError or OverflowError for a line that is not `what`;
-            `place` is the file and line, for errors of its own.
-        what: what a line is, such as `a record of a run`.
+            `place` is the file and line, for any errors that `take` words itself.
+        what: description of a line, such as `a record of a run`.
 
-    Raises DataError with file and line for any other line that is not `what`, or is longer than MAX_BYTES.
+    Raises DataError with file and line for any other damaged line, or one longer than MAX_BYTES.
     """
     if not path.exists():
         return
@@ -252,3 +254,12 @@ def read_json_lines(path: Path, take: Callable[[Any, str], Taken], what: str) ->
 
 class _NoJsonError(ZigguratError):
     """A line that is not JSON."""
+
+
+def json_safe(value: Any) -> Any:
+    """Return `value` with None in place of every number that JSON does not have: NaN and infinity."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: json_safe(part) for key, part in value.items()}
+    return [json_safe(part) for part in value] if isinstance(value, list | tuple) else value

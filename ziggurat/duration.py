@@ -1,4 +1,4 @@
-"""Time spans for people."""
+"""Time spans in a readable form."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ __all__ = ["duration"]
 
 
 def duration(seconds: float) -> str:
-    """Return a time span for people: `42 s`, `3:07`, `2:05:09`."""
+    """Return a time span as `42 s`, `3:07` or `2:05:09`."""
     whole = round(max(0.0, seconds))
     if whole < 60:
         return f"{whole} s"

@@ -1,4 +1,8 @@
-"""Errors that a user can mend. Each message says what is wrong, where, and what to do about it."""
+"""Errors that a user can fix, and the causes behind errors of the system: a full disk, too little memory, open files.
+
+Every message says what is wrong, where, and what to do about it. First come the classes, then `printable` for text of
+unknown origin in messages, then the functions that tell the machine's troubles from damaged files.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +32,7 @@ __all__ = [
 
 
 class ZigguratError(Exception):
-    """Base of every error a user can mend; the command line prints it without a traceback, exit status 2."""
+    """Base of every error that a user can fix; the command line prints it without a traceback, exit status 2."""
 
 
 class ConfigError(ZigguratError):
@@ -36,7 +40,7 @@ class ConfigError(ZigguratError):
 
 
 class DataError(ZigguratError):
-    """A corpus, vocabulary or store cannot be used; the message names file, line and (encodings) byte."""
+    """A corpus, vocabulary or store cannot be used; the message names file and line, and the byte for encodings."""
 
 
 class CheckpointError(ZigguratError):
@@ -44,7 +48,7 @@ class CheckpointError(ZigguratError):
 
 
 class ExportError(ZigguratError):
-    """A model cannot be exported or taken in, or the result is not the model; the message has all reasons."""
+    """A model cannot be exported or imported, or the result computes something else; the message has all reasons."""
 
 
 class TrainingError(ZigguratError):
@@ -52,7 +56,23 @@ class TrainingError(ZigguratError):
 
 
 class MachineError(ZigguratError):
-    """The system refused a file for a reason that says nothing about its content: it may well be whole."""
+    """The system refused to read or write a file for a reason other than its content: the file may well be intact."""
+
+
+def printable(text: str, limit: int = 80) -> str:
+    """Return `text` safe for a terminal or a log: control and bidirectional characters escaped, cut at `limit`.
+
+    Corpora contain terminal escape sequences and right-to-left overrides. Printed raw, they can rewrite the terminal's
+    content or reverse what a reader sees.
+    """
+    # The ranges: LRE to RLO (U+202A-E), LRI to PDI (U+2066-9), and the Arabic letter mark.
+    shown = "".join(
+        c
+        if c.isprintable() and not (0x202A <= ord(c) <= 0x202E or 0x2066 <= ord(c) <= 0x2069 or ord(c) == 0x061C)
+        else c.encode("unicode_escape").decode("ascii")
+        for c in text[: limit + 1]
+    )
+    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
 _PASSING = {
@@ -67,25 +87,25 @@ _PASSING = {
 
 
 def refuse_passing(path: object, error: BaseException) -> None:
-    """Raise MachineError when `error`, from reading `path`, is the machine's and not the file's; else return.
+    """Raise MachineError if `error`, from reading `path`, has a passing cause in the system; else return.
 
-    Else too many open files would be taken for damage, and whole data be made anew or set aside.
+    Without this, too many open files would look like damage, and intact data would be rebuilt or set aside.
     """
     if isinstance(error, OSError) and error.errno in _PASSING:
         raise MachineError(f"{path}: cannot be read: {os.strerror(error.errno)}{_PASSING[error.errno]}") from None
 
 
 def is_full_disk(error: BaseException) -> bool:
-    """Whether it says that there is no room to write: on the disk, in the quota, or in a file of its size limit."""
+    """Return True if a write failed for lack of room: a full disk, a used-up quota, or the file size limit."""
     return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[None]:
-    """Context of writing the file or folder `path`: an error that names no file, or a temporary one, gets this name.
+    """Context of writing the file or folder `path`: errors that name no file, or a temporary one, get its name.
 
-    The system names none when it cannot write to or sync what is open already. Raises MachineError for an OSError of a
-    library that has words of its own instead of a number, with what the system said before it.
+    The system names no file when it fails to write to one that is already open, or to sync it. Raises MachineError in
+    place of a library's OSError without a number, with the system's reason from the chain of causes.
     """
     try:
         yield
@@ -99,7 +119,7 @@ def written_whole(path: Path) -> Iterator[None]:
 
 
 def _system_reason(error: BaseException) -> str | None:
-    """Return what the system said, in words, before an error was raised in its place; None: nothing."""
+    """Return the system's words for the first numbered OSError behind `error`; None where there is none."""
     earlier = error.__cause__ or error.__context__
     while earlier is not None:
         if isinstance(earlier, OSError) and earlier.errno is not None:
@@ -109,7 +129,7 @@ def _system_reason(error: BaseException) -> str | None:
 
 
 def why_unwritten(error: OSError) -> str:
-    """Return for people why there was no room to write, how much is left, and what to do; needs `is_full_disk`."""
+    """Return the message for an error of `is_full_disk`: what was being written, the room left, and what to do."""
     said = f"cannot be written: {os.strerror(error.errno or 0)}"
     if error.filename is None:  # standard output without a buffer, for example
         return f"the output {said}; make room, or write elsewhere"
@@ -117,67 +137,52 @@ def why_unwritten(error: OSError) -> str:
     while not place.is_dir() and place != place.parent:
         place = place.parent
     with contextlib.suppress(OSError):
-        if error.errno == errno.ENOSPC:  # a quota or a limit is used up while the disk has room
+        if error.errno == errno.ENOSPC:  # a quota or size limit can be used up while the disk still has room
             said += f", {shutil.disk_usage(place).free / 1e6:,.1f} MB are free in {place}"
     return (
-        f"{error.filename}: {said}. Nothing half-written is left, and what was there before is as it was: make room, "
+        f"{error.filename}: {said}. Nothing half-written is left, and what was there before is unchanged: make room, "
         "or write elsewhere"
     )
 
 
 def out_of_memory(error: BaseException) -> bool:
-    """Whether it is Python's, C++'s, torch's CPU allocator's (a plain RuntimeError) or the GPU's way of saying so."""
+    """Return True if memory ran out, by the words of Python, C++, torch's CPU allocator (RuntimeError) or the GPU."""
     if isinstance(error, MemoryError):
         return True
-    if type(error).__name__ == "OutOfMemoryError":  # torch's, by name: torch stays unimported
+    if type(error).__name__ == "OutOfMemoryError":  # torch's; compared by name, so as not to import torch
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _SAID_WITHOUT_MEMORY)
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WORDS_FOR_NO_MEMORY)
 
 
-_SAID_WITHOUT_MEMORY = (
+_WORDS_FOR_NO_MEMORY = (
     "DefaultCPUAllocator",
     "std::bad_alloc",
-    "could not create a primitive",  # oneDNN, which does not say why; a shape that it cannot do is refused earlier
+    "could not create a primitive",  # oneDNN gives no reason; unsupported shapes are refused before it is called
     "CUDA error: out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
 )
 
 
 def shortage(error: BaseException) -> str | None:
-    """Return what the system had too little of, where `error` or one that led to it comes of that: memory, threads.
+    """Return "memory" or "threads" where `error`, or one in its chain of causes, means that these ran out; else None.
 
-    A reader that takes whatever a parser raises for damage is otherwise wrong about a whole file.
+    Readers that treat every error of a parser as damage ask this first: the file may be intact.
     """
     at: BaseException | None = error
     while at is not None:
         said = str(at)
-        if out_of_memory(at) or any(words in said for words in _SAID_WITHOUT_ADDRESSES):
+        if out_of_memory(at) or any(words in said for words in _WORDS_FOR_NO_ADDRESSES):
             return "memory"
-        if any(words in said for words in _SAID_WITHOUT_THREADS) or (type(at) is RuntimeError and said == _EAGAIN):
+        if any(words in said for words in _WORDS_FOR_NO_THREADS) or (type(at) is RuntimeError and said == _EAGAIN):
             return "threads"
         at = at.__cause__ or at.__context__
     return None
 
 
-_SAID_WITHOUT_ADDRESSES = (
-    "failed to map segment from shared object",  # the loader's
-    "annot allocate memory",  # the system's own words, in whatever a library makes of them
+_WORDS_FOR_NO_ADDRESSES = (
+    "failed to map segment from shared object",  # the dynamic loader
+    "annot allocate memory",  # the system's words, with or without a capital
     "mkl_malloc: failed",
 )
-_SAID_WITHOUT_THREADS = ("can't start new thread", "Failed to launch worker thread")
-_EAGAIN = "Resource temporarily unavailable"  # std::thread's words, and of files that are locked: those are OSErrors
-
-
-def printable(text: str, limit: int = 80) -> str:
-    """Return `text` fit for a terminal or a log: control and bidirectional characters escaped, cut at `limit`.
-
-    Corpora hold terminal escape sequences and right-to-left overrides; shown raw they can rewrite a
-    terminal's content or reverse what a reader sees.
-    """
-    shown = "".join(
-        c
-        if c.isprintable() and not (0x202A <= ord(c) <= 0x202E or 0x2066 <= ord(c) <= 0x2069 or ord(c) == 0x061C)
-        else c.encode("unicode_escape").decode("ascii")
-        for c in text[: limit + 1]
-    )
-    return shown if len(shown) <= limit else shown[: limit - 1] + "…"
+_WORDS_FOR_NO_THREADS = ("can't start new thread", "Failed to launch worker thread")
+_EAGAIN = "Resource temporarily unavailable"  # std::thread's RuntimeError; a locked file says it too, as an OSError

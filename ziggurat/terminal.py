@@ -1,6 +1,6 @@
-"""The terminal, pipe or file that messages go to may go away; the work that they are about goes on.
+"""Message streams that never fail: work goes on when the terminal, pipe or file behind standard error is gone.
 
-Results are another matter: what cannot be written to standard output is an error of the verb that was asked for it.
+Results are different: failing to write them to standard output is an error of the verb.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ __all__ = ["Messages", "let_go", "safe", "say_at_once", "standard_streams", "sto
 
 
 class Messages(io.TextIOBase):
-    """A text stream over another one that never fails: what that does not take is lost, and `failure` says why.
+    """A text stream on top of another one that never fails: text that cannot be written is lost.
 
-    Every message is tried anew, since a full disk may have room again.
+    Every message is tried, even after a failure, since a full disk may have room again.
 
     Args:
-        stream: what is written to; None: nothing, since it was closed before the process began.
+        stream: the stream to write to; None if it was closed before the process began.
 
     Attributes:
-        failure: why a message was lost, the first time; None as long as none was.
+        failure: the reason why a message was lost, the first time; None while none was.
     """
 
     def __init__(self, stream: TextIO | None) -> None:
@@ -40,39 +40,39 @@ class Messages(io.TextIOBase):
 
     @property
     def encoding(self) -> str:  # type: ignore[override]
-        """That of the stream beneath."""
+        """Encoding of the underlying stream."""
         return getattr(self._stream, "encoding", None) or "utf-8"
 
     def isatty(self) -> bool:
-        """Whether it is a terminal, and one that is still there."""
+        """Return True for a terminal that still exists."""
         try:
             return self._stream is not None and self._stream.isatty()
         except (OSError, ValueError):
             return False
 
     def fileno(self) -> int:
-        """Return the number of the file beneath. Raises OSError when there is none."""
+        """Return the descriptor of the underlying file. Raises OSError when there is none."""
         if self._stream is None:
             raise OSError(errno.EBADF, os.strerror(errno.EBADF))
         return self._stream.fileno()
 
     def writable(self) -> bool:
-        """Yes."""
+        """Return True."""
         return True
 
     def write(self, text: str, /) -> int:
         """Write `text`, or lose it."""
-        if not isinstance(text, str):  # click asks in this way whether a stream takes bytes
-            raise TypeError(f"a text is wanted, not {type(text).__name__}")
+        if not isinstance(text, str):  # click tests in this way whether a stream accepts bytes
+            raise TypeError(f"expected text, not {type(text).__name__}")
         try:
             if self._stream is not None:
                 self._stream.write(text)
-        except (OSError, ValueError) as error:  # ValueError: it was closed meanwhile
+        except (OSError, ValueError) as error:  # ValueError: the stream was closed meanwhile
             self._lose(error)
         return len(text)
 
     def flush(self) -> None:
-        """Pass on what is buffered, or lose it."""
+        """Flush the underlying stream, or lose its buffer."""
         try:
             if self._stream is not None:
                 self._stream.flush()
@@ -84,16 +84,16 @@ class Messages(io.TextIOBase):
 
 
 def why(error: OSError | ValueError) -> str:
-    """Return why a stream failed, in words."""
+    """Return the reason why a stream failed, in words."""
     if isinstance(error, OSError):
         return "it is closed" if error.errno == errno.EBADF else error.strerror or str(error)
     return str(error)
 
 
 def safe(console: Console) -> Console:
-    """Have a console lose messages that it cannot write, instead of failing; returns it.
+    """Make a console lose messages that it cannot write, instead of failing; return it.
 
-    rich itself ends the process with status 1 where the reader of a pipe is gone.
+    By itself, rich ends the process with status 1 when the reader of a pipe is gone.
     """
     if not isinstance(console.file, Messages):
         console.file = cast("IO[str]", Messages(cast(TextIO, console.file)))
@@ -101,15 +101,15 @@ def safe(console: Console) -> Console:
 
 
 def say_at_once(message: str) -> None:
-    """Write to standard error past all buffers, for signal handlers; lost where that fails."""
+    """Write to standard error, bypassing all buffers, for use in signal handlers; a failure is ignored."""
     with contextlib.suppress(OSError):
         os.write(2, message.encode())
 
 
 def stop_signals() -> list[signal.Signals]:
-    """Return the signals that ask a process to stop: Ctrl-C, SIGTERM and, when the terminal goes, SIGHUP.
+    """Return the signals that ask a process to stop: SIGINT (Ctrl-C), SIGTERM and SIGHUP (the terminal closed).
 
-    With `nohup`, which has SIGHUP ignored from the start, it stays ignored.
+    SIGHUP is left out where it is already ignored, which is how `nohup` starts a process.
     """
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
     return [signal.SIGINT, signal.SIGTERM, *([] if ignored else [signal.SIGHUP])]
@@ -117,12 +117,13 @@ def stop_signals() -> list[signal.Signals]:
 
 @contextlib.contextmanager
 def standard_streams() -> Iterator[None]:
-    """Context of a command line: standard error never fails, writing to a standard output that is closed does.
+    """Context of a command line: writing to standard error never fails, writing to a closed standard output does.
 
-    The number of one that is closed is taken: the next file that is opened would get it, and what C++ libraries have to
-    say would land in a checkpoint. A closed standard input stays None (ziggurat.cli.output.check_input).
+    A closed standard input stays None (ziggurat.cli.output.check_input).
     """
-    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):  # reading and writing results must fail
+    # A closed descriptor 0, 1 or 2 would go to the next file that is opened, and messages of C++ libraries would end up
+    # in a checkpoint, say. So each is occupied: 0 and 1 in the wrong direction, so that using them fails.
+    for number, mode in enumerate((os.O_WRONLY, os.O_RDONLY, os.O_WRONLY)):
         try:
             os.fstat(number)
         except OSError:
@@ -141,7 +142,7 @@ def standard_streams() -> Iterator[None]:
 
 
 def let_go(stream: TextIO) -> None:
-    """Let what is still buffered go nowhere: Python would try again on its way out, and end with status 120."""
+    """Discard what a failed stream still buffers: Python would flush it again at exit, and end with status 120."""
     with contextlib.suppress(OSError, ValueError):
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

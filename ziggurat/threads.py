@@ -1,16 +1,16 @@
-"""How OpenMP's threads wait for each other: awake on an idle machine, asleep on one that others use too.
+"""Waiting of OpenMP's threads for each other: spinning on an idle machine, sleeping on one that others use too.
 
-After each operation that torch shares between threads they meet at a barrier. GNU's OpenMP (libgomp, in torch's wheels
-for Linux) lets them spin there for some milliseconds before they sleep. On an idle machine that is best, since the next
-operation comes within microseconds. Where another process wants one of the cores it is ruin: the thread that spins
-holds the very core that the thread it waits for needs, and training is ten times as slow (benchmarks/README.md).
-Sleeping at once costs a quarter of the speed of small models on an idle machine, so neither can be set for good, and
-the environment variables that choose between them are read only once, when the library is loaded.
+After each operation that torch splits among threads, the threads meet at a barrier. GNU's OpenMP (libgomp, in torch's
+wheels for Linux) lets them spin there for some milliseconds before they sleep. On an idle machine that is best, since
+the next operation follows within microseconds. Where another process wants one of the cores it is fatal: a spinning
+thread occupies the core that the thread it waits for needs, and training becomes ten times slower
+(benchmarks/README.md). Sleeping at once costs small models a quarter of their speed on an idle machine. So neither fits
+all cases, and the environment variables that choose between them are read only once, when the library is loaded.
 
-libgomp itself spins only for microseconds when the process has more of its threads than there are CPUs (libgomp's
-config/linux/wait.h: gomp_throttled_spin_count_var). `share_cores` uses that rule: it watches how busy the machine is
-with other things, and holds a team of idle threads for as long as it is. They compute nothing, so results do not
-change. LLVM's and Intel's OpenMP (KMP_BLOCKTIME) yield by the same rule.
+libgomp itself spins only for microseconds when the process has more OpenMP threads than there are CPUs (libgomp's
+config/linux/wait.h: gomp_throttled_spin_count_var). `share_cores` uses that rule: while other processes keep the
+machine busy, it holds a team of idle threads. They compute nothing, so results do not change. LLVM's and Intel's OpenMP
+(KMP_BLOCKTIME) yield by the same rule.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ __all__ = ["Crowd", "idle_team", "share_cores"]
 _STAT = Path("/proc/stat")
 _MAPS = Path("/proc/self/maps")
 _SETTINGS = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT", "KMP_BLOCKTIME")
-_SECONDS = 0.5  # between two looks: a share of a core can be told from CPU times that count hundredths of a second
-_CROWDED, _CALM = 0.25, 0.1  # cores that others take beyond those we leave them
-_CALM_LOOKS = 6  # three seconds, so that a program with pauses does not make us change to and fro
+_SECONDS = 0.5  # between two samples: long enough to measure 0.1 cores with CPU times in hundredths of a second
+_CROWDED, _CALM = 0.25, 0.1  # cores that others use beyond those we leave them: turn on above, off below
+_CALM_LOOKS = 6  # three seconds, so that a program that pauses does not make us switch back and forth
 
 
 class _Times(NamedTuple):
-    """CPU seconds up to a moment: `others` of everything else on our CPUs, at `clock`."""
+    """CPU seconds used on our CPUs by all other processes (`others`), up to the time `clock`."""
 
     clock: float
     others: float
 
 
 class Crowd:
-    """Tells from samples of CPU times whether other processes want the cores that our threads use.
+    """Detector of other processes that want the cores of our threads, from samples of CPU times.
 
     Args:
         threads: threads that share an operation.
@@ -54,7 +54,7 @@ class Crowd:
         self._calm = 0
 
     def look(self, others: float) -> bool:
-        """Take in how many cores others kept busy since the last look; return whether it is crowded."""
+        """Record how many cores others kept busy since the last call; return True while the machine is crowded."""
         taken = others - max(0, self.cpus - self.threads)
         self._calm = 0 if taken > _CALM else self._calm + 1
         if taken > _CROWDED:
@@ -65,11 +65,10 @@ class Crowd:
 
 
 def share_cores(threads: int) -> None:
-    """Let the `threads` of torch's operations in this process wait as the machine's load asks for, from now on.
+    """Adapt the waiting of torch's `threads` threads to the machine's load, from now on, in a daemon thread.
 
-    Done by a daemon thread, one for each process. Nothing is done where the user has chosen how threads wait
-    (OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME is set), with one thread, which waits for no other, or where the
-    system has no /proc/stat to tell the load from.
+    Does nothing where the user has chosen how threads wait (OMP_WAIT_POLICY, GOMP_SPINCOUNT or KMP_BLOCKTIME is set),
+    for one thread, which waits for no other, or on systems without /proc/stat, where the load is unknown.
     """
     if threads < 2 or any(name in os.environ for name in _SETTINGS) or not _STAT.is_file():
         return
@@ -81,7 +80,7 @@ def share_cores(threads: int) -> None:
 
 
 class _Watch(NamedTuple):
-    """The thread that watches, and whose."""
+    """The watching thread's detector, and the process it belongs to."""
 
     pid: int
     crowd: Crowd
@@ -98,7 +97,7 @@ def _start(threads: int) -> None:
 
 
 def _watching(crowd: Crowd) -> None:
-    """Look at the machine's load for as long as the process lives; hold a team while it is crowded."""
+    """Sample the machine's load until the process ends; hold a team of idle threads while it is crowded."""
     let_go: Callable[[], None] | None = None
     try:
         before = _times()
@@ -108,21 +107,22 @@ def _watching(crowd: Crowd) -> None:
             crowded = crowd.look((now.others - before.others) / (now.clock - before.clock))
             before = now
             if crowded and let_go is None:
-                # With more threads than CPUs the library does so by itself; less than one is no team, and crashes it.
+                # libgomp counts a team without its first thread, so a team of n brings the count to threads + n - 1;
+                # this n makes it exceed the CPUs by one. A team of less than one thread crashes the library.
                 let_go = idle_team(max(1, crowd.cpus - crowd.threads + 2))
             elif not crowded and let_go is not None:
                 let_go()
                 let_go = None
-    except (OSError, ValueError):  # a /proc that changes or hides: threads wait as they did before
+    except (OSError, ValueError):  # /proc changed or is hidden: threads wait as they did before
         if let_go is not None:
             let_go()
 
 
 def _times() -> _Times:
-    """Return what everything but this process has taken of the CPUs that it may use.
+    """Return the CPU time that all other processes have used on the CPUs of this process.
 
-    Work of lower priority is left out unless this process has a low one itself: it gives way by itself. Time that
-    a hypervisor gave to other machines counts, since it is gone just the same.
+    Time at low priority (nice) counts only if this process has a low priority itself, since the scheduler prefers us
+    otherwise. Time that a hypervisor gave to other machines (steal) counts: it is lost to us as well.
     """
     ours, low = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0) > 0
     ticks = 0
@@ -135,13 +135,13 @@ def _times() -> _Times:
 
 
 def idle_team(size: int) -> Callable[[], None]:
-    """Make every OpenMP library of this process hold a team of `size` threads that sleep; return what ends them.
+    """Make every OpenMP library of this process hold a team of `size` sleeping threads; return a function to end them.
 
-    The team belongs to a thread of its own, which has to live as long: a library frees the teams of threads that end.
+    The team belongs to a thread started here, which lives as long: a library frees a team when its thread ends.
     """
     ready, done = threading.Event(), threading.Event()
     libraries = [ctypes.CDLL(path) for path in _openmp()]
-    # Any function that takes no notice of its argument will do; a Python one would need the interpreter in each thread.
+    # Any function that ignores its argument will do; a Python function would need the interpreter in every thread.
     nothing = ctypes.cast(ctypes.CDLL(None).getpid, ctypes.c_void_p)
 
     def hold() -> None:
@@ -162,7 +162,7 @@ def idle_team(size: int) -> Callable[[], None]:
 
 
 def _openmp() -> list[str]:
-    """Return the paths of the OpenMP libraries that are loaded; CDLL of such a path gives the loaded one."""
+    """Return the paths of the loaded OpenMP libraries; CDLL of such a path returns the loaded library."""
     paths = {line.split(maxsplit=5)[5] for line in _MAPS.read_text().splitlines() if "omp" in line and "/" in line}
     names = ("libgomp", "libomp", "libiomp5")
     return sorted(path for path in paths if os.path.basename(path).startswith(names) and os.path.isfile(path))

@@ -17,7 +17,7 @@ from typing import Any
 from ziggurat.cli.output import input_stream
 from ziggurat.decoding.lines import read_lines
 from ziggurat.evaluation.comparison import System, compare
-from ziggurat.evaluation.words import Words
+from ziggurat.evaluation.segments import Words
 
 THEIRS = Path(__file__).with_name("theirs.py")
 

@@ -16,8 +16,8 @@ sys.path.insert(0, str(HERE))
 
 from configurations import CALIBRATION, CONFIGURATIONS, Configuration  # noqa: E402
 
-from ziggurat.depth.trial import Trial  # noqa: E402
-from ziggurat.depth.verdict import Verdict, judge  # noqa: E402
+from ziggurat.trainability.trial import Trial  # noqa: E402
+from ziggurat.trainability.verdict import Verdict, judge  # noqa: E402
 
 OUTCOMES = ("trains", "slow", "stuck")
 EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}

@@ -26,20 +26,23 @@ from outcomes import commit  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
-from ziggurat.depth.trial import Settings, run_trial  # noqa: E402
-from ziggurat.depth.trial_data import unigram_entropy  # noqa: E402
-from ziggurat.depth.verdict import judge  # noqa: E402
+from ziggurat.trainability.trial import (  # noqa: E402
+    TrialOptions,
+    run_trial,
+    unigram_entropy,
+)
+from ziggurat.trainability.verdict import judge  # noqa: E402
 
 
 def one_verdict(out: Path, configuration: Configuration, store: Store) -> None:
     """Try one configuration and write what was measured to `out`."""
     experiment = load_named("multi30k-de-en", [*configuration.overrides, f"data.store={store.path}"])
     started = time.perf_counter()
-    trial = run_trial(experiment, store, unigram_entropy(store), Settings())
+    trial = run_trial(experiment, store, unigram_entropy(store), TrialOptions())
     verdict = judge(trial)
     figures = {
         "name": configuration.name,
-        "settings": asdict(Settings()),
+        "settings": asdict(TrialOptions()),
         "trial": asdict(trial),
         "verdict": asdict(verdict),
         "seconds": round(time.perf_counter() - started, 1),

@@ -18,7 +18,7 @@ from tests.faults.nursery import Nursery
 from tests.faults.trials import Bench
 from tests.faults.verbs import EXPORTS, VERBS
 
-__all__ = ["fill_disks", "mountable"]
+__all__ = ["fill_disks", "mountable", "sizes"]
 
 _STEPS = 8
 _PAGE = 4096
@@ -43,10 +43,10 @@ def fill_disks(ledger: Ledger, folder: Path, names: Sequence[str]) -> None:
             after = _used(disk)
             ground.lay(verb, disk / "work")
             before = _used(disk)
-            sizes = sorted({before + (after - before) * step // _STEPS // _PAGE * _PAGE for step in range(_STEPS)})
-            attempts = [(f"{size - before:,} bytes of {after - before:,}", size) for size in sizes]
+            attempts = [(f"{size - before:,} bytes of {after - before:,}", size) for size in sizes(before, after)]
             for said, size in [*attempts, ("read-only", None)]:
-                attack, key = f"disk {'full' if size else 'read-only'}: {verb.arguments[0]}", f"{name} {said}"
+                attack = f"disk {'read-only' if size is None else 'full'}: {verb.arguments[0]}"
+                key = f"{name} {said}"
                 if ledger.has(attack, key):
                     continue
                 ground.lay(verb, disk / "work")
@@ -58,6 +58,15 @@ def fill_disks(ledger: Ledger, folder: Path, names: Sequence[str]) -> None:
                 if found.verdict != "survived":
                     print(f"{key}: {found.verdict}: {found.detail}", flush=True)
             print(f"{name}: {len(attempts) + 1} disks", flush=True)
+
+
+def sizes(before: int, after: int) -> list[int]:
+    """Return sizes of a disk, in bytes, that are too small for a verb: `before` of them are used, `after` it has run.
+
+    At least a page, for verbs that find nothing: to tmpfs `size=0` is no limit, and it refuses to set one later.
+    """
+    room = max(0, after - before)
+    return sorted({max(_PAGE, before + room * step // _STEPS // _PAGE * _PAGE) for step in range(_STEPS)})
 
 
 @contextlib.contextmanager

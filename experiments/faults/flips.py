@@ -257,7 +257,7 @@ def _read_store(folder: Path) -> Iterator[object]:
 def _read_store_beside(folder: Path) -> Iterator[object]:
     """As training on a large store does: pairs are used before their checksums are compared, nothing is kept of it."""
     from ziggurat.data.corpus import Store
-    from ziggurat.data.verification import Verification
+    from ziggurat.data.store_checks import Verification
 
     store = Store.open(folder)
     for shard in store.train.shards:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -54,4 +55,4 @@ def _called(fault: Fault) -> str:
 
 
 def _shown(operation: Operation, folder: Path) -> str:
-    return f"{operation.kind} {operation.path.removeprefix(f'{folder}/work/')}"
+    return f"{operation.kind} {os.path.relpath(operation.path, folder / 'work')}"

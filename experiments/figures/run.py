@@ -30,11 +30,10 @@ from ziggurat.diagnosis.gradients import by_part, lengths, parts_of
 from ziggurat.diagnosis.probe import measure
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.report.curves import STACKS, finite
-from ziggurat.report.figure import Panel, Series, numbers
-from ziggurat.report.figures_sublayers import SUB_LAYERS
+from ziggurat.report.figure import Panel, Series, described, numbers
+from ziggurat.report.figures_layers import SUB_LAYERS
+from ziggurat.report.panels import STACKS, finite
 from ziggurat.report.paper import save
-from ziggurat.report.words import described
 from ziggurat.training.objective import Objective, add_gradients, probe_loss
 from ziggurat.training.profile import profile_batch
 

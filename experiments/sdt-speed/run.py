@@ -27,11 +27,11 @@ from rich.console import Console
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
 from ziggurat.models.grow import at_depth
-from ziggurat.training.allocator import keep_freed_memory
+from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
-from ziggurat.training.step import train_update
-from ziggurat.training.trial import loader_of
+from ziggurat.training.memory import keep_freed_memory
+from ziggurat.training.update import train_update
 
 HERE = Path(__file__).resolve().parent
 PERIOD = 6

@@ -15,8 +15,8 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from ziggurat.backtranslation import run, stages
 from ziggurat.backtranslation.filters import PairFilter
-from ziggurat.backtranslation.job import Job
-from ziggurat.backtranslation.run import Outcome, back_translate
+from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.run import BackTranslationOutcome, back_translate
 from ziggurat.backtranslation.stages import make_shard
 from ziggurat.data import files
 from ziggurat.data.babel import generate
@@ -85,7 +85,7 @@ def here(workers: int) -> Iterator[Callable[..., Future[Any]]]:
 
 
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Outcome]:
+def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackTranslationOutcome]:
     """`back_translate` without other processes, and without waiting for the disk."""
     monkeypatch.setattr(run, "_pool", here)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)

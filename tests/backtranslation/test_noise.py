@@ -8,7 +8,7 @@ from collections import Counter
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.backtranslation.noise import FILLER, add_noise
+from ziggurat.backtranslation.stages import FILLER, add_noise
 
 
 def by_definition(text: str, seed: int, line: int) -> str:

@@ -17,15 +17,15 @@ import pytest
 from tests.backtranslation.conftest import MakeJob, tree
 from ziggurat.backtranslation import run
 from ziggurat.backtranslation.filters import PairFilter
-from ziggurat.backtranslation.job import Job
-from ziggurat.backtranslation.noise import add_noise
-from ziggurat.backtranslation.run import Outcome, back_translate
+from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.run import BackTranslationOutcome, back_translate
 from ziggurat.backtranslation.shards import count_lines
+from ziggurat.backtranslation.stages import add_noise
 from ziggurat.data import files
 from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.errors import ConfigError, DataError
 
-BackTranslate = Callable[..., Outcome]
+BackTranslate = Callable[..., BackTranslationOutcome]
 
 
 def lines_of(path: Path) -> list[str]:
@@ -157,6 +157,7 @@ def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: Back
     assert tree(job.out) == tree(whole.out)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)

@@ -5,13 +5,12 @@ import os
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Ziggurat, tiny_config
+from tests.cli.test_terminal import started, updates_of, wait_for
 from ziggurat.cli.demo import _next_steps
 
 VERBS = (
@@ -165,20 +164,12 @@ def test_resume_and_average_through_the_command_line(ziggurat, trained: Path, tm
 def test_ctrl_c_while_training_exits_with_130(tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, tiny_folder, stop={"updates": 10**6}, log_every_updates=1)
     run = tmp_path / "run"
-    process = subprocess.Popen(
-        [sys.executable, "-m", "ziggurat", "train", str(config), "--run", str(run)],
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    metrics = run / "metrics.jsonl"
-    for _ in range(600):
-        if metrics.exists() and metrics.stat().st_size:
-            break
-        time.sleep(0.1)
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert process.returncode == 130
+    child = started(["train", str(config), "--run", str(run)], tmp_path / "said")
+    wait_for(lambda: updates_of(run) > 0, child)
+    os.kill(child.pid, signal.SIGINT)  # type: ignore[arg-type]
+    child.join(60)
+    errors = (tmp_path / "said.err").read_text()
+    assert child.exitcode == 130
     assert "SIGINT" in errors
     assert "Traceback" not in errors
     assert list((run / "checkpoints").iterdir())
@@ -220,6 +211,7 @@ def test_demo_goes_the_whole_road(  # type: ignore[no-untyped-def]
     monkeypatch.chdir(tmp_path)  # where the folder `demo` must not hide the recipe `demo`
     small = ["training.stop.updates=2", "model.encoder.layers=1", "model.decoder.layers=1", "decoding.beam_size=1"]
     small += ["decoding.max_length.limit=4", "training.validation.every_updates=100"]
+    small += ["training.diagnostics.every_updates=null"]  # their figures would take most of the time
     for _ in range(2):  # the second replaces the first
         result = ziggurat("demo", *small, "--json")
         assert result.status == 0, result.err

@@ -9,7 +9,7 @@ import pytest
 
 from tests.cli.conftest import Ziggurat
 from tests.evaluation.test_comet import program
-from ziggurat.cli.comparing import parse_systems
+from ziggurat.cli.compare import parse_systems
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.comparison import comparison_from_json
 

@@ -72,4 +72,4 @@ def test_mistakes_are_named(ziggurat: Ziggurat, trained: Path, text: Path) -> No
 def test_the_help_says_what_an_ensemble_is(ziggurat: Ziggurat, verb: str) -> None:
     shown = " ".join(ziggurat(verb, "--help")[1].replace("│", " ").split())
     assert "--ensemble" in shown
-    assert "probabilities of all are averaged" in shown
+    assert "probabilities are averaged" in shown

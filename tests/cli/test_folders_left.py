@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
+import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -12,25 +13,28 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
+from tests.cli.test_terminal import started, wait_for
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_leaves_no_temporary_file(number: signal.Signals, trained: Path, tmp_path: Path) -> None:
     """`translate -o` is ended in the middle, as Ctrl-C ends it; a terminal that goes says so twice."""
-    output = tmp_path / "out"
-    command = [sys.executable, "-m", "ziggurat", "translate", str(trained), "--window", "1", "-o", str(output)]
-    pipes = {"stdin": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, **pipes) as process:  # type: ignore[call-overload]
-        while not list(tmp_path.iterdir()):
-            assert process.poll() is None
-            time.sleep(0.05)
+    output, source = tmp_path / "results" / "out", tmp_path / "source"
+    output.parent.mkdir()
+    os.mkfifo(source)
+    arguments = ["translate", str(trained), "--window", "1", "-i", str(source), "-o", str(output)]
+    child = started(arguments, tmp_path / "said")
+    with source.open("w"):  # a source that never ends
+        wait_for(lambda: bool(list(output.parent.iterdir())), child)
         for _ in range(30 if number == signal.SIGHUP else 1):
-            process.send_signal(number)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child.pid, number)  # type: ignore[arg-type]
             time.sleep(0.001)
-        said = process.communicate()[1]
-    assert process.returncode == 128 + number, said
+        child.join(60)
+    said = (tmp_path / "said.err").read_text()
+    assert child.exitcode == 128 + number, said
     assert said.endswith(f"ziggurat: stopped by {number.name}\n")
-    assert not list(tmp_path.iterdir())
+    assert not list(output.parent.iterdir())
 
 
 def test_what_a_killed_process_left_goes_with_the_next(

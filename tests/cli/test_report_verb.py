@@ -65,7 +65,7 @@ def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--format", "gif"], "choose of png, svg, pdf"),
+        (["--format", "gif"], "choose from png, svg, pdf"),
         (["--source", "x"], "belong together"),
         (["--source", "x", "--reference", "y"], "no such file"),
         (["--out", "nowhere/x.html"], "does not exist"),

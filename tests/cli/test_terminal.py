@@ -66,10 +66,13 @@ def _fresh_streams() -> None:
             setattr(sys, name, None)
 
 
-def started(arguments: list[str], output: Path, faults: dict[int, str], ignored: list[int]) -> multiprocessing.Process:
+def started(
+    arguments: list[str], output: Path, faults: dict[int, str] | None = None, ignored: list[int] | None = None
+) -> multiprocessing.Process:
+    """Start `ziggurat` in a process forked from one that has imported everything."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
-    child = context.Process(target=_ziggurat, args=(arguments, str(output), faults, ignored))
+    child = context.Process(target=_ziggurat, args=(arguments, str(output), faults or {}, ignored or []))
     child.start()
     return child  # type: ignore[return-value]
 
@@ -173,7 +176,7 @@ def updates_of(run: Path) -> int:
 
 def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said", {}, [])
+    child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said")
     wait_for(lambda: updates_of(run) >= 2, child)
     assert child.pid is not None
     for _ in range(20):  # as many as come until it has ended

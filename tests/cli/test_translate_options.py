@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
+from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.output import check_output, line_count, line_progress, output_stream
-from ziggurat.cli.translated import notices
 from ziggurat.decoding.translator import load_translator
 
 SHORT = ["max_length.limit=4", "min_length=0"]
@@ -99,7 +99,7 @@ def test_the_output_option_has_one_name_and_its_old_one(
 def test_a_search_tells_of_every_sentence_it_has_settled(trained: Path) -> None:
     translator = load_translator(trained, device="cpu", max_length={"limit": 4}, batch_sentences=3)
     told: list[int] = []
-    translator.told = told.append
+    translator.on_finished = told.append
     translator.translate(["Su divusim ne gokun.", "", *["Madona dogun."] * 8])
     assert sum(told) == 9, "a blank line is no sentence of the search"
     assert len(told) > 1
@@ -125,7 +125,7 @@ def test_a_warning_stands_on_a_line_of_its_own_beside_a_bar(
 ) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")  # rich takes standard error for a terminal
     monkeypatch.setenv("TERM", "xterm")
-    with notices(), line_progress("translating", 3) as advance:
+    with warnings_shown(), line_progress("translating", 3) as advance:
         advance(1)
         warnings.warn("cut", stacklevel=1)
     before = re.split(r"warning: cut", capsys.readouterr().err)

@@ -10,13 +10,13 @@ import torch
 from tests.conftest import tiny_experiment
 from tests.cost.test_cost_flops import experiment
 from ziggurat.config.load import change_section
-from ziggurat.cost.batches import ASSUMED_LENGTH, expected_batches
 from ziggurat.cost.estimate import estimate_cost
 from ziggurat.cost.ledger import Product, Work
-from ziggurat.cost.machine import Speed, measure_speed
+from ziggurat.cost.machine import ASSUMED_LENGTH, Speed, expected_batches, measure_speed
 from ziggurat.cost.simulation import BatchShape
 from ziggurat.data.corpus import Store
-from ziggurat.training.trial import largest_batches, loader_of
+from ziggurat.training.feeding import loader_of
+from ziggurat.training.fitting import largest_batches
 
 PLAIN = Product(torch.float32, batched=False)
 BATCHED = Product(torch.float32, batched=True)
@@ -35,8 +35,8 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
-    monkeypatch.setattr("ziggurat.cost.batches._SAMPLE", 100)
-    monkeypatch.setattr("ziggurat.cost.batches._LONGEST", 60)
+    monkeypatch.setattr("ziggurat.cost.machine._SAMPLE", 100)
+    monkeypatch.setattr("ziggurat.cost.machine._LONGEST", 60)
     sampled = expected_batches(config)
     assert sampled.origin == f"{tiny_folder / 'store'}, one pair in 3"
     assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)
@@ -75,10 +75,15 @@ def test_measured_speeds_are_of_this_machine() -> None:
     assert torch.get_num_threads() == threads
 
 
-def test_the_estimate_scales_with_the_batches_of_an_update(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.fixture
+def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Speed(dict.fromkeys([PLAIN, BATCHED], 1e9), moved=1e9, calls=1e6, waits=True)
     monkeypatch.setattr("ziggurat.cost.estimate.measure_speed", lambda *args: rates)
     monkeypatch.setattr("ziggurat.cost.estimate.slowness", lambda *args: 2.0)
+
+
+@pytest.mark.usefixtures("_known_speed")
+def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> None:
     store = f"data.store={tmp_path}"
     small = ["training.batch.max_tokens=30", store]
     one, four = (estimate_cost(experiment(*small, f"training.batch.accumulate={n}"), (50, 50)) for n in (1, 4))
@@ -95,6 +100,7 @@ def test_the_estimate_scales_with_the_batches_of_an_update(monkeypatch: pytest.M
     assert synchronous.memory.checkpoint == 0
 
 
+@pytest.mark.usefixtures("_known_speed")
 def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     config = experiment(f"data.store={tmp_path}", "training.batch.max_tokens=502", "training.compile=layers")
     found = estimate_cost(config, (50, 50))

@@ -17,7 +17,7 @@ from ziggurat.data.collate import SpecialIds, collate
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 V = 500
 SHAPE = BatchShape(12, 14, 11)
@@ -66,14 +66,27 @@ TRANSFORMERS = {
     "narrow moments": ["training.optimiser.moments=bf16"],
     "inter_sim, exact dropout": ["training.loss.inter_sim=0.1", "training.exact_dropout=true"],
 }
+MIXED = {
+    "pre, dlcl, transparent, average, bf16, narrow moments": [
+        "pre", "dlcl", "transparent", "average", "bf16", "narrow moments",
+    ],
+    "post, relative, merged, muon, inter_sim, exact dropout": [
+        "post", "relative", "merged", "muon", "inter_sim, exact dropout",
+    ],
+}  # fmt: skip
+"""What the quick suite tries together, and the slow one alone."""
 CONFIGS = {
     **{name: experiment(*WIDE, *overrides) for name, overrides in TRANSFORMERS.items()},
+    **{name: experiment(*WIDE, *(o for one in mixed for o in TRANSFORMERS[one])) for name, mixed in MIXED.items()},
     "rnmt": rnmt("model.d_model=32"),
     "rnmt recompute bf16": rnmt("model.d_model=32", "training.recompute.encoder=1", "training.precision=bf16"),
 }
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+QUICK = {"recompute", "accumulate", "hyper", "rnmt recompute bf16", *MIXED}
+
+
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])
 def test_memory_is_within_15_percent_of_what_the_allocator_gives(name: str) -> None:
     update = simulate_update(CONFIGS[name], (V, V), SHAPE, CPU)
     assert update.peak == pytest.approx(measured_peak(CONFIGS[name]), rel=0.15)

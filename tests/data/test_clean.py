@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ziggurat.config.data import FilterConfig
 from ziggurat.data import clean
-from ziggurat.data.normalise import UnicodeForm, normalise
+from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.errors import ConfigError
 
 # A loaded machine is slow, not wrong.

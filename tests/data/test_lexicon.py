@@ -9,8 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.data.lexicon import translation_table
-from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
+from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, translation_table, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import ConfigError, DataError
 
@@ -78,6 +77,15 @@ def test_a_file_gives_back_what_was_written(tmp_path: Path) -> None:
     read = read_shortlist(path, SOURCE, TARGET)
     assert read.candidates.tolist() == written.candidates.tolist()
     assert read.always.tolist() == written.always.tolist()
+
+
+def test_the_same_table_makes_the_same_file(tmp_path: Path) -> None:
+    """Twenty times: safetensors orders three keys of metadata by chance, in six ways."""
+    path, found = tmp_path / "list", set()
+    for _ in range(20):
+        write_shortlist(path, table([[0]] * SOURCE.size))
+        found.add(path.read_bytes())
+    assert len(found) == 1
 
 
 def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:

@@ -12,9 +12,10 @@ import pytest
 
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
-from ziggurat.data import passes
+from ziggurat.data import inputs, passes
 from ziggurat.data.corpus import Store
-from ziggurat.data.passes import find_corpora, sample_sentences
+from ziggurat.data.inputs import find_corpora
+from ziggurat.data.passes import sample_sentences
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.workspace import building
 from ziggurat.errors import ConfigError, DataError
@@ -254,7 +255,7 @@ class TestRefusals:
 
     def test_file_that_changes_between_the_passes(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         project.add_plain("train", 20)
-        original = passes.count_pairs
+        original = inputs.count_pairs
 
         def count_then_change(*args: Any) -> None:
             original(*args)
@@ -369,7 +370,7 @@ def test_sample_is_even_over_corpora_and_skips_what_filters_drop(project: Projec
     project.settings["subword"] = {"sample_pairs": 110}
     config = DataConfig.model_validate(project.settings)
     corpora = find_corpora(config)
-    passes.count_pairs(corpora, lambda *_: None)
+    inputs.count_pairs(corpora, lambda *_: None)
 
     def sample(side: str) -> list[str]:
         return [*sample_sentences(corpora, config, side, lambda *_: None)]
@@ -422,9 +423,10 @@ def test_progress_is_told(project: Project) -> None:
     assert seen["sample"] == (20, 20)
 
 
+@pytest.mark.parametrize("every", [pytest.param(3, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("replacing", [False, True])
-def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replacing: bool) -> None:
-    """SIGKILL before every single file operation: what is at the store's place is whole, or refused."""
+def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replacing: bool, every: int) -> None:
+    """SIGKILL before file operations, in the slow suite each one: what is at the store's place is whole, or refused."""
     project.add_plain("train", 20)
     project.add_plain("dev", 3)
     whole = set()
@@ -437,9 +439,9 @@ def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replac
     reference.prepare()
     whole.add(Store.open(project.folder / "reference").fingerprint)
     (project.folder / "reference").rename(project.folder / "elsewhere")
-    operation = kills = absent = 0
+    operation, kills, absent = 1 - every, 0, 0
     while True:
-        operation += 1
+        operation += every
         if not run_and_kill(lambda: project.prepare(force=True), rf"{project.folder}/\.?store", operation):
             break
         kills += 1
@@ -454,8 +456,8 @@ def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replac
             for path in [*project.store.iterdir()]:
                 path.unlink()
             project.store.rmdir()
-    assert kills > 15, "the hook did not see the work"
-    assert (absent > 10) if not replacing else (absent == 0)
+    assert kills > 15 / every, "the hook did not see the work"
+    assert (absent > 10 / every) if not replacing else (absent == 0)
     project.prepare(force=True)
     assert Store.open(project.store).fingerprint == Store.open(project.folder / "elsewhere").fingerprint
     assert project.leftovers() == []

@@ -10,9 +10,8 @@ import pytest
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
-from ziggurat.data.passes import count_pairs, find_corpora
-from ziggurat.data.resemblance import Trigrams, resembles_more
-from ziggurat.data.sides import side_notices
+from ziggurat.data.inputs import count_pairs, find_corpora, side_notices
+from ziggurat.data.sides import Trigrams, resembles_more
 
 
 @pytest.fixture

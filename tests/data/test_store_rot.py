@@ -19,7 +19,7 @@ from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint
 from ziggurat.data.prepare import prepare
-from ziggurat.data.verification import Verification
+from ziggurat.data.store_checks import Verification
 from ziggurat.errors import DataError
 
 
@@ -73,7 +73,7 @@ def test_everything_else_is_compared_on_opening(name: str, store: Path) -> None:
 def test_damage_beside_other_work_is_kept_for_who_waits(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     zero(store / "train-00000.arrow")
     opened = Store.open(store)
-    monkeypatch.setattr("ziggurat.data.verification.threading.Event.wait", lambda self, timeout=None: False)
+    monkeypatch.setattr("ziggurat.data.store_checks.threading.Event.wait", lambda self, timeout=None: False)
     verification = Verification(opened, patience=0.0)
     monkeypatch.undo()
     assert verification.found_damage()
@@ -98,7 +98,7 @@ def test_prepare_does_not_call_a_damaged_store_there(tmp_path: Path) -> None:
     config = tiny_experiment(tmp_path).data
     whole = prepare(config)
     zero(tmp_path / "store" / "train-00000.arrow")
-    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*`--force` builds it anew"):
+    with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*`--force` rebuilds it"):
         prepare(config)
     assert not prepare(config, force=True).reused
     assert prepare(config).reused
@@ -178,7 +178,7 @@ def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> Non
     assert opened is not None
     expected = (opened.texts(range(len(opened))), [ids.tolist() for ids in opened.pairs(range(len(opened)))[0]])
     refused: list[str] = []
-    for place in range(0, len(whole), 97):
+    for place in range(0, len(whole), 193):
         for value in (0xFF, whole[place] ^ 0x80):
             path.write_bytes(whole[:place] + bytes([value]) + whole[place + 1 :])
             signed(store)
@@ -189,13 +189,23 @@ def test_offsets_and_text_that_would_crash_arrow_are_refused(store: Path) -> Non
                 dev.pairs(range(len(dev)))
             except DataError as error:
                 refused.append(str(error))
-    assert len(refused) > 20
+    assert len(refused) > 10
     assert all("dev-00000.arrow: damaged" in said for said in refused)
     path.write_bytes(whole)
     signed(store)
     dev = Store.open(store).dev
     assert dev is not None
     assert (dev.texts(range(len(dev))), [ids.tolist() for ids in dev.pairs(range(len(dev)))[0]]) == expected
+
+
+def test_a_name_of_a_column_that_is_no_text_is_damage(store: Path) -> None:
+    path = store / "dev-00000.arrow"
+    path.write_bytes(path.read_bytes().replace(b"source_text", b"so\xffrce_text"))
+    signed(store)
+    dev = Store.open(store).dev
+    assert dev is not None
+    with pytest.raises(DataError, match=r"dev-00000\.arrow: damaged"):
+        dev.texts([0])
 
 
 def test_a_header_that_python_cannot_read_is_no_token_error(store: Path) -> None:

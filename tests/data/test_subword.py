@@ -156,7 +156,7 @@ def test_the_sides_may_have_vocabularies_of_different_size() -> None:
 
 @pytest.mark.parametrize("wrong", [{"joint": True}, {"joint": False, "kind": "existing", "source_model": "x.spm"}])
 def test_a_size_for_the_target_side_needs_a_model_of_its_own(wrong: dict[str, object]) -> None:
-    with pytest.raises(ValueError, match="`target_vocabulary_size` is for two models that are trained"):
+    with pytest.raises(ValueError, match="`target_vocabulary_size` needs two models to train"):
         SubwordConfig.model_validate({**wrong, "target_vocabulary_size": 400})
 
 
@@ -285,7 +285,7 @@ class TestVocabulary:
             VocabularyTokenizer(b"a\n\xff\n")
 
     def test_cannot_be_sampled(self) -> None:
-        with pytest.raises(DataError, match="cannot be segmented anew"):
+        with pytest.raises(DataError, match="cannot be segmented again"):
             self.make().sample(["the"], [1], RegularisationConfig())
 
 

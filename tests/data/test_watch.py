@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ziggurat.data.corpus import Store
-from ziggurat.data.watch import StoreWatch
+from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import DataError
 
 

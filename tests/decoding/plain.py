@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from doubles import Prefix, TableScorer, random_attention
 
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.request import Limits, SearchSettings
+from ziggurat.decoding.request import RuleOptions, SearchSettings
 
 BOS, EOS = 0, 1
 
@@ -32,7 +32,7 @@ def penalised(penalty: LengthPenalty, log_probability: float, length: int, atten
     return log_probability / base**penalty.alpha + (penalty.coverage * rho * coverage if penalty.coverage else 0.0)
 
 
-def edited(scores: Sequence[float], prefix: Prefix, limits: Limits, forced: Prefix) -> list[float]:
+def edited(scores: Sequence[float], prefix: Prefix, limits: RuleOptions, forced: Prefix) -> list[float]:
     """The rules of `limits`, one token at a time."""
     result = list(scores)
     for token, score in enumerate(scores):
@@ -72,7 +72,7 @@ def plain_search(
             if scorer.attention_seed is not None:
                 new = random_attention(scorer.attention_seed, sentence, prefix, source_length)
                 attended = [a + b for a, b in zip(attended, new, strict=True)]
-            scores = edited(scorer.log_probabilities(sentence, prefix), prefix, wanted.limits, forced)
+            scores = edited(scorer.log_probabilities(sentence, prefix), prefix, wanted.rules, forced)
             for token, p in enumerate(scores):
                 is_forced = step < len(forced)
                 too_short = token == EOS and step < min(min_length, max_length) and not is_forced
@@ -81,8 +81,8 @@ def plain_search(
                     extensions.append((-(total + p), rank, token, prefix, attended))
         extensions.sort(key=lambda e: e[:3])
         extensions = extensions[: 2 * wanted.beam_size if wanted.beam_size > 1 else 1]
-        if wanted.limits.prune is not None and extensions:
-            floor = max(best_finished, -extensions[0][0]) - wanted.limits.prune
+        if wanted.rules.prune is not None and extensions:
+            floor = max(best_finished, -extensions[0][0]) - wanted.rules.prune
             extensions = [e for e in extensions if -e[0] >= floor]
         for total, _, token, prefix, attended in extensions:
             if token == EOS:

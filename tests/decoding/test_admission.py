@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from ziggurat.decoding.admission import Admission
+from ziggurat.decoding.state import Admission
 
 
 def test_sentences_enter_in_groups_that_are_worth_a_batch() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from plain import BOS, EOS, plain_search
 
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.request import Limits, SearchSettings, Sentence
+from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.search import search
 
 Phrases = tuple[tuple[int, ...], ...]
@@ -79,7 +79,7 @@ def test_with_wide_beams_the_best_of_all_outputs_that_hold_the_phrases_is_found(
 
 def test_what_cannot_be_met_is_left_out_and_the_output_says_that_it_was_cut() -> None:
     table = random_log_probabilities(1, 5, 1.0)
-    wanted = SearchSettings(2, 1, BOS, EOS, (BOS,), Limits(banned=((3,),)))
+    wanted = SearchSettings(2, 1, BOS, EOS, (BOS,), RuleOptions(banned=((3,),)))
     ((found,),) = search(TableScorer(table, 5), [Sentence([0], 4, 0, (), ((2,), (3,)))], wanted)
     assert not found.finished
     assert 2 in found.tokens

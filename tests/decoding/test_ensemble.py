@@ -19,13 +19,19 @@ from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
-from ziggurat.decoding.batches import padded
-from ziggurat.decoding.ensemble import EnsembleScorer, scorer_of
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.score import ModelScorer, force_score, log_mean_probability, log_probabilities
+from ziggurat.decoding.scorers import (
+    EnsembleScorer,
+    ModelScorer,
+    force_score,
+    log_mean_probability,
+    log_probabilities,
+    scorer_of,
+)
 from ziggurat.decoding.search import search
+from ziggurat.decoding.state import padded
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import build_model

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain import BOS, EOS, plain_search
 
-from ziggurat.decoding.request import Limits, SearchSettings, Sentence
+from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.rules import BannedPhrases, ban_repeated_ngrams, penalise_repetition
 from ziggurat.decoding.search import search
 
@@ -48,7 +48,7 @@ def test_the_rules_are_those_of_hugging_face(
 
 
 limits = st.builds(
-    Limits,
+    RuleOptions,
     banned=st.lists(st.lists(st.integers(1, 4), min_size=1, max_size=3).map(tuple), max_size=2).map(tuple),
     no_repeat_ngram_size=st.integers(0, 3),
     repetition_penalty=st.sampled_from([1.0, 1.5]),
@@ -59,7 +59,7 @@ limits = st.builds(
 
 @settings(max_examples=100, deadline=None)
 @given(data=st.data(), rules=limits)
-def test_a_search_with_rules_finds_what_a_plain_loop_finds(data: st.DataObject, rules: Limits) -> None:
+def test_a_search_with_rules_finds_what_a_plain_loop_finds(data: st.DataObject, rules: RuleOptions) -> None:
     beam_size = data.draw(st.integers(1, 4))
     wanted = SearchSettings(
         beam_size,
@@ -95,7 +95,7 @@ def test_a_search_with_rules_finds_what_a_plain_loop_finds(data: st.DataObject, 
 
 
 def test_a_prefix_wins_over_every_other_rule() -> None:
-    rules = Limits(banned=((2,), (3, 3)), no_repeat_ngram_size=1, repetition_penalty=2.0)
+    rules = RuleOptions(banned=((2,), (3, 3)), no_repeat_ngram_size=1, repetition_penalty=2.0)
     wanted = SearchSettings(2, 1, BOS, EOS, (BOS, 4), rules)
     table = random_log_probabilities(1, 6, 1.0)
     forced = (2, 3, 3, 4, 2)

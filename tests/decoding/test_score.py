@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from ziggurat.data.subword import SentencePieceTokenizer
-from ziggurat.decoding.batches import length_batches
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.score import ForcedScore, ModelScorer, force_score
+from ziggurat.decoding.scorers import ForcedScore, ModelScorer, force_score
 from ziggurat.decoding.search import search
+from ziggurat.decoding.state import length_batches
 from ziggurat.models.seq2seq import Seq2Seq
 
 SOURCES = [[20, 21, 22], [30], [25, 60, 70, 80, 90, 100, 31], [40, 41]]

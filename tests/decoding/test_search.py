@@ -14,7 +14,7 @@ from plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
 
 from ziggurat.decoding.hypotheses import IdHypothesis, best_tokens
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.request import Limits, SearchSettings, Sentence
+from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.search import NonFiniteScoreError, search
 from ziggurat.errors import ConfigError
 
@@ -320,9 +320,9 @@ def test_fairseqs_rule_ends_at_the_limit_whatever_other_rules_say() -> None:
     def never(sentence: int, prefix: Prefix) -> list[float]:
         return [math.log(p) for p in (0.1, 0.01, 0.59, 0.3)]
 
-    limits = Limits(eos_margin=0.5)
+    limits = RuleOptions(eos_margin=0.5)
     for beam_size in (1, 2):
-        wanted = SearchSettings(beam_size, 1, BOS, EOS, (BOS,), limits=limits, endings="fairseq")
+        wanted = SearchSettings(beam_size, 1, BOS, EOS, (BOS,), rules=limits, endings="fairseq")
         (best,), (empty,) = run(TableScorer(never, 4), [3, 0], wanted)
         assert (best.tokens, best.finished, best.forced) == ([2, 2, 2], True, True)
         assert best.token_log_probabilities == pytest.approx([math.log(0.59)] * 3 + [math.log(0.01)])

@@ -18,7 +18,7 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.cli.conftest import trained as trained
 from tests.cli.conftest import ziggurat as ziggurat
-from ziggurat.decoding.notices import TranslationWarning
+from ziggurat.decoding.lines import TranslationWarning
 from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.translator import load_translator
 from ziggurat.decoding.workers import open_workers
@@ -36,6 +36,7 @@ def running(process: int) -> bool:
     return True
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_they_give_what_one_process_gives(trained: Path) -> None:
     drawing = {**SHORT, "search": "sample", "seed": 3, "temperature": 1.5}
     beside = {"prefixes": ["go", *[""] * 6], "first": 11, "max_source_pieces": 12}
@@ -57,6 +58,7 @@ def test_they_give_what_one_process_gives(trained: Path) -> None:
             one.notices.told.clear()
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_settings_are_refused_before_any_text_is_read(trained: Path, tmp_path: Path) -> None:
     unread: Iterator[str] = iter(LINES)
     with open_workers(trained, workers=2, device="cpu", **SHORT) as several:
@@ -112,6 +114,7 @@ def test_what_came_before_an_unreadable_line_is_given_first() -> None:
         next(results)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_a_dead_worker_is_one_plain_error() -> None:
     def wait_for_the_dead() -> None:
         with worker_pool(2, when_killed="; so it is") as submit:
@@ -123,6 +126,7 @@ def test_a_dead_worker_is_one_plain_error() -> None:
     assert caught.value.__suppress_context__
 
 
+@pytest.mark.usefixtures("forked_workers")
 @pytest.mark.parametrize("ending", [KeyboardInterrupt, BrokenPipeError])
 def test_whatever_ends_the_block_ends_the_workers(ending: type[BaseException]) -> None:
     seen: list[int] = []

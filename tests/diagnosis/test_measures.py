@@ -51,7 +51,7 @@ def close(got: torch.Tensor, expected: list[float] | list[list[float]]) -> None:
     torch.testing.assert_close(got, torch.tensor(expected, dtype=torch.float64), atol=1e-10, rtol=0)
 
 
-def test_12_28_similarities_are_mean_cosines_over_real_positions() -> None:
+def test_similarities_are_mean_cosines_over_real_positions() -> None:
     layers = states()
     close(similarity(layers[0], layers[2], MASK), sim(layers[0], layers[2]))
     close(embedding_similarities(layers, MASK), [sim(layer, layers[0]) for layer in layers[1:]])
@@ -64,7 +64,7 @@ def test_12_28_similarities_are_mean_cosines_over_real_positions() -> None:
         close(every[i], [sim(layers[i], other) for other in layers])
 
 
-def test_12_28_sim_of_a_layer_with_itself_is_1_and_all_are_symmetric_and_within_bounds() -> None:
+def test_a_layer_has_similarity_1_with_itself_and_all_are_symmetric_and_within_bounds() -> None:
     layers = states(6)
     layers[5] = -layers[4]
     every = similarities(layers, MASK)
@@ -75,7 +75,7 @@ def test_12_28_sim_of_a_layer_with_itself_is_1_and_all_are_symmetric_and_within_
     assert float(inter_similarities(layers, MASK).abs().max()) <= 1 + 1e-12
 
 
-def test_12_28_pads_are_ignored_whatever_stands_there() -> None:
+def test_pads_are_ignored_whatever_stands_there() -> None:
     layers = states()
     for filler in (math.nan, math.inf, 1e300):
         spoilt = [layer.masked_fill(~MASK[..., None], filler).requires_grad_() for layer in layers]
@@ -88,7 +88,7 @@ def test_12_28_pads_are_ignored_whatever_stands_there() -> None:
     assert torch.equal(inter_similarities(shorter, MASK[:, :4])[:, 0], inter_similarities(layers, MASK)[:, 0])
 
 
-def test_12_28_equal_positions_are_inter_similar() -> None:
+def test_equal_positions_are_inter_similar() -> None:
     same = states(1)[0][:, :1].expand(3, 6, 5)
     close(inter_similarity(same, MASK), [1.0] * 3)
     close(inter_similarity(same * torch.tensor([1.0, 5.0, 0.1, 2.0, 3.0, 4.0])[:, None], MASK), [1.0] * 3)  # any length
@@ -109,7 +109,7 @@ def tiny(**choices: object) -> Seq2Seq:
 
 
 @torch.no_grad()
-def test_12_28_a_layer_that_changes_nothing_has_adjacent_similarity_1() -> None:
+def test_a_layer_that_changes_nothing_has_adjacent_similarity_1() -> None:
     model = tiny()
     third = model.encoder.layers[2]
     for name in ("self_attn.out_proj", "ffn.out_proj"):
@@ -124,7 +124,7 @@ def test_12_28_a_layer_that_changes_nothing_has_adjacent_similarity_1() -> None:
 
 
 @torch.no_grad()
-def test_12_28_a_sentence_of_one_token_repeated_is_inter_similar_in_every_layer() -> None:
+def test_a_sentence_of_one_token_repeated_is_inter_similar_in_every_layer() -> None:
     model = tiny(embedding={"positions": "none"})
     source = torch.tensor([[5, 5, 5, 5], [6, 6, 0, 0], [4, 5, 6, 7]])
     found = inter_similarities(encoder_states(model, source, source != 0), source != 0)

@@ -21,7 +21,7 @@ from ziggurat.diagnosis.perturbation import SIZE, perturbed
 from ziggurat.diagnosis.probe import measure
 from ziggurat.models.build import build_model, stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.history import Blocks, Combining, DepthWeighted, Dlcl, History, Latest, TopOnly
+from ziggurat.nn.history import Blocks, DepthWeighted, Dlcl, History, HistoryOptions, Latest, TopOnly
 
 
 def rnmt(**choices: Any) -> Seq2Seq:
@@ -29,8 +29,8 @@ def rnmt(**choices: Any) -> Seq2Seq:
     return moved(build_model(config, VOCABULARY, VOCABULARY).double(), 0.1).eval()
 
 
-def combining(**options: Any) -> Combining:
-    return Combining(7, 8, torch.nn.Identity, torch.nn.Identity, **{"norm_at": "none", **options})
+def combining(**options: Any) -> HistoryOptions:
+    return HistoryOptions(7, 8, torch.nn.Identity, torch.nn.Identity, **{"norm_at": "none", **options})
 
 
 HISTORIES: dict[str, History] = {

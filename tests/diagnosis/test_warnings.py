@@ -9,7 +9,7 @@ import pytest
 
 from ziggurat.diagnosis.health import FADING
 from ziggurat.diagnosis.records import Record
-from ziggurat.diagnosis.watch import CALM, WARNINGS_FILE, Warned, Watch, read_warnings
+from ziggurat.diagnosis.watch import CALM, WARNINGS_FILE, RunWarning, Watch, read_warnings
 from ziggurat.errors import DataError
 
 
@@ -64,7 +64,7 @@ def test_standing_warnings() -> None:
     assert not watch.standing
 
 
-WARNED = Warned("warning", 5, 1.5, "finite.nll", None, None, None, "nll is not finite")
+WARNED = RunWarning("warning", 5, 1.5, "finite.nll", None, None, None, "nll is not finite")
 
 
 def test_warnings_are_read_as_they_were_written(tmp_path: Path) -> None:

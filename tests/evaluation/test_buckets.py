@@ -14,6 +14,8 @@ from ziggurat.evaluation.buckets import (
     FREQUENCIES,
     LENGTH_DIFFERENCES,
     LENGTHS,
+    bucket_index,
+    bucket_labels,
     by_length,
     length_differences,
     sentence_scores,
@@ -21,7 +23,7 @@ from ziggurat.evaluation.buckets import (
 )
 from ziggurat.evaluation.metrics import TestSet
 from ziggurat.evaluation.scores import evaluate
-from ziggurat.evaluation.words import Words, bucket_index, bucket_labels
+from ziggurat.evaluation.segments import Words
 
 LINES = st.lists(st.lists(st.sampled_from("abcdefgh"), max_size=12), min_size=1, max_size=5)
 COUNTS = {"a": 2000, "b": 1000, "c": 999, "d": 10, "e": 9, "f": 4, "g": 1}  # and no h

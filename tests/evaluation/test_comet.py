@@ -99,7 +99,7 @@ def test_wrong_answers_are_refused(tmp_path: Path, answer: str, words: str) -> N
 
 
 def test_what_it_needs_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no such program; COMET needs Python in an environment of its own"):
+    with pytest.raises(ConfigError, match="no such program; COMET needs the Python of a separate environment"):
         TestSet([REFERENCE], SOURCES).metric("comet", environment(str(tmp_path / "none")))
     with pytest.raises(ConfigError, match="--source"):
         TestSet([REFERENCE]).metric("comet", environment(sys.executable))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.evaluation.test_scores import WORDS, corpus
-from ziggurat.evaluation.words import Words
+from ziggurat.evaluation.segments import Words
 
 RUN = Path(__file__).resolve().parents[2] / "experiments" / "compare-mt" / "run.py"
 

@@ -65,7 +65,7 @@ def test_a_record_comes_back_from_json() -> None:
     [
         ({"format": 9}, "c.json: a comparison of format 9, expected 1"),
         ({"format": None}, "format None"),
-        ({"sentences": "many"}, "c.json: no comparison as .*: sentences: "),
+        ({"sentences": "many"}, "c.json: not a comparison as .*: sentences: "),
     ],
 )
 def test_other_documents_are_refused(change: dict[str, object], said: str) -> None:
@@ -75,7 +75,7 @@ def test_other_documents_are_refused(change: dict[str, object], said: str) -> No
 
 @pytest.mark.parametrize("text", ["[1]", "{", ""])
 def test_what_is_no_record_is_refused(text: str) -> None:
-    with pytest.raises(DataError, match=r"c\.json: no comparison"):
+    with pytest.raises(DataError, match=r"c\.json: not a comparison"):
         comparison_from_json(text, "c.json")
 
 

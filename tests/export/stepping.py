@@ -8,7 +8,7 @@ from copy import deepcopy
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.batches import padded
+from ziggurat.decoding.state import padded
 from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = ["worst_difference"]

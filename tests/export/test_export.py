@@ -25,9 +25,8 @@ from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import ConfigError, DataError, ExportError
 from ziggurat.export.anatomy import Affine, compose, dissect
-from ziggurat.export.epsilon import with_epsilon
 from ziggurat.export.exporter import Gate, export_model
-from ziggurat.export.model import ExportedModel
+from ziggurat.export.plain import ExportedModel, with_epsilon
 from ziggurat.export.targets import TARGETS
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.build import build_model

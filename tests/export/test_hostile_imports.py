@@ -19,7 +19,7 @@ from ziggurat.data.checksums import CHECKSUMS_FILE
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.export.exporter import export_model
 from ziggurat.export.importer import import_checkpoint
-from ziggurat.export.onnx_runtime import _read_manifest
+from ziggurat.export.onnx_runtime import open_onnx
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*is a pickle")
 
@@ -122,4 +122,4 @@ def test_manifests_of_onnx(tmp_path: Path) -> None:
         ({"format": 10**9}, "format"),
     ):
         path.write_text(json.dumps({**good, **changes}))
-        assert reason in refusal(lambda: _read_manifest(path))
+        assert reason in refusal(lambda: open_onnx(path.parent))

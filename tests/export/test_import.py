@@ -19,9 +19,8 @@ from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError, DataError, ExportError
 from ziggurat.export.anatomy import dissect
-from ziggurat.export.bart_names import layer_names
 from ziggurat.export.exporter import export_model
-from ziggurat.export.imported import positions_from
+from ziggurat.export.imported import layer_names, positions_from
 from ziggurat.export.importer import import_checkpoint
 from ziggurat.models.directory import open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq

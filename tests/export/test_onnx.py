@@ -25,7 +25,7 @@ from tests.small import moved
 from ziggurat.config import LengthPenaltyConfig
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.export.exporter import export_model

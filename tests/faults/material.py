@@ -18,8 +18,7 @@ import torch
 import zstandard
 from torch import Tensor
 
-from ziggurat.backtranslation.job import Job
-from ziggurat.backtranslation.plan import make_plan
+from ziggurat.backtranslation.plan import Job, make_plan
 from ziggurat.backtranslation.shards import cut
 from ziggurat.backtranslation.stages import make_shard
 from ziggurat.config import dump, load_experiment
@@ -27,7 +26,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.export.anatomy import dissect
-from ziggurat.export.bart_names import layer_names
+from ziggurat.export.imported import layer_names
 from ziggurat.models.directory import open_model, weights
 
 __all__ = ["newest_set", "write_material"]

@@ -102,7 +102,7 @@ def _train(name: str) -> Verb:
     )
 
 
-TORCH = ("ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.trial", "tests.conftest")
+TORCH = ("ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.fitting", "tests.conftest")
 _REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
 _TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
 _EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
@@ -172,7 +172,7 @@ VERBS: dict[str, Verb] = {
     "evaluate-compare": Verb(
         (*["evaluate", "--compare", "a=run", "--compare", "b=text", "--source", "text"], *_SCORED),
         ground=("run", "text"),
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.cli.comparing"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.cli.compare"),
     ),
     "backtranslate": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
@@ -196,7 +196,7 @@ VERBS: dict[str, Verb] = {
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
         ground=("store", "post.yaml"),
-        preload=(*TORCH, "ziggurat.depth.check"),
+        preload=(*TORCH, "ziggurat.trainability.check"),
     ),
     "demo": Verb(
         ("demo", "--folder", "demo", *_SMALL_DEMO),

@@ -99,7 +99,7 @@ KINDS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", KINDS, ids=["plain", "merged", "average-rms", "dlcl-transparent"])
-def test_12_19_omega_is_the_root_of_the_sum_of_variances(more: dict[str, Any]) -> None:
+def test_omega_is_the_root_of_the_sum_of_variances(more: dict[str, Any]) -> None:
     model = tiny(**more)
     found = profile(model)
     for omegas, sums, stack in zip(found, watched(model), (model.encoder, model.decoder), strict=True):
@@ -120,7 +120,7 @@ def test_12_19_omega_is_the_root_of_the_sum_of_variances(more: dict[str, Any]) -
             assert all(below < above for below, above in pairwise(omegas))
 
 
-def test_12_19_the_two_recursions_are_independent() -> None:
+def test_the_variances_of_encoder_and_decoder_are_followed_independently() -> None:
     """The decoder starts again at 1, and its omegas are those it gets without any in the encoder."""
     both = profile(tiny())
     assert both[0][0] == both[1][0] == 1.0
@@ -146,7 +146,7 @@ def shares(sums: Sums) -> list[float]:
     return found
 
 
-def test_12_20_no_late_branch_dominates() -> None:
+def test_no_late_branch_dominates() -> None:
     """Branch j has Var(f_j) / omega_{n+1}^2 of the sum of all n; in plain post-norm the last has Var / (1 + Var)."""
     more = {"encoder": {"layers": 10}, "decoder": {"layers": 10}}
     admin, post = tiny(**more), tiny("post", **more)
@@ -165,7 +165,7 @@ def test_12_20_no_late_branch_dominates() -> None:
         assert max(plain_shares[:6]) < 0.02  # what early branches said is forgotten
 
 
-def test_12_22_profiling_again_gives_the_same() -> None:
+def test_profiling_again_gives_the_same() -> None:
     model = tiny()
     assert profile(model) == profile(model) == profile(tiny())
     assert profile(model, seed=8) != profile(model)

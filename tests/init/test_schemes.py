@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from ziggurat.config import ModelConfig
-from ziggurat.config.wiring import InitConfig
-from ziggurat.init import INIT, Depth, Role, Slot, initialise
+from ziggurat.config.model_sections import InitConfig
+from ziggurat.init import INIT, ModelDepth, Role, Slot, initialise
 from ziggurat.models.build import build_model, model_slots
 from ziggurat.models.seq2seq import Seq2Seq
 
 OUT, IN = 300, 200
-DEPTH = Depth(encoder_layers=12, decoder_layers=5)
+DEPTH = ModelDepth(encoder_layers=12, decoder_layers=5)
 QKV = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)
 LINEAR = {*QKV, Role.ATTENTION_OUT, Role.GATE, Role.FFN_IN, Role.FFN_OUT}
 
@@ -99,7 +99,7 @@ def test_xavier_of_other_matrices(role: Role) -> None:
 @pytest.mark.parametrize("decoder", [False, True])
 @pytest.mark.parametrize("layer", [1, 4, 9])
 @pytest.mark.parametrize(("exponent", "alpha"), [(0.25, 1.0), (0.5, 1.0), (0.25, 0.7)])
-def test_12_05_depth_scaled_bounds(exponent: float, alpha: float, layer: int, decoder: bool) -> None:
+def test_depth_scaled_bounds(exponent: float, alpha: float, layer: int, decoder: bool) -> None:
     config = {"kind": "depth_scaled", "exponent": exponent, "alpha": alpha, "qkv": "separate"}
     for role in LINEAR:
         values = drawn(role, config=config, layer=layer, decoder=decoder)
@@ -124,9 +124,7 @@ def model(init: dict[str, Any], **more: Any) -> Seq2Seq:
 
 @pytest.mark.parametrize("attention", ["full", "merged", "average", "merged_full", "simplified_average"])
 @pytest.mark.parametrize(("exponent", "alpha"), [(0.25, 1.0), (0.5, 1.0), (0.25, 0.5)])
-def test_12_05_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(
-    exponent: float, alpha: float, attention: str
-) -> None:
+def test_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(exponent: float, alpha: float, attention: str) -> None:
     """Each stack counts its own layers from 1; layer 1 (alpha 1) and all that is no linear map are as they were."""
     more = {"decoder": {"layers": 4, "attention": attention}}
     plain = model_slots(model({"kind": "xavier"}, **more))
@@ -163,7 +161,7 @@ def test_deepnorm_gains(decoder: bool) -> None:
 def test_deepnorm_of_60_and_12_layers_has_the_papers_beta() -> None:
     for decoder, beta in ((False, 0.2676), (True, 0.2887)):
         values = drawn(
-            Role.FFN_IN, (1000, 1000), config={"kind": "deepnorm"}, layer=1, decoder=decoder, depth=Depth(60, 12)
+            Role.FFN_IN, (1000, 1000), config={"kind": "deepnorm"}, layer=1, decoder=decoder, depth=ModelDepth(60, 12)
         )
         check_normal(values, beta * math.sqrt(2 / 2000))
 

@@ -17,7 +17,7 @@ TABLE = {
     "ds_init": (1.10, 1.10, 1.13, 1.15, 1.11),
 }
 AS_WRITTEN = (1.07, 1.05, 1.09, 1.05, 1.05)
-"""What bounds with l^-1/2 give, by the simulation of methods.md 2.1; the published figures are those of l^-1/4."""
+"""What bounds with l^-1/2 give, by simulation; the published figures (Zhang et al. 2019) are those of l^-1/4."""
 
 
 @torch.no_grad()
@@ -71,7 +71,7 @@ FORMS: list[tuple[dict[str, Any], tuple[float, ...]]] = [
 
 
 @pytest.mark.parametrize(("init", "expected"), FORMS, ids=["base", "published", "as-written"])
-def test_12_06_variances_in_a_narrow_model(init: dict[str, Any], expected: tuple[float, ...]) -> None:
+def test_variances_in_a_narrow_model(init: dict[str, Any], expected: tuple[float, ...]) -> None:
     """Var(r) hardly depends on width, so a model of width 64 tells the exponents apart."""
     found = variances(init, width=64, sentences=40)
     assert found == pytest.approx(expected, abs=0.04)
@@ -83,5 +83,5 @@ def test_12_06_variances_in_a_narrow_model(init: dict[str, Any], expected: tuple
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("init", "expected"), FORMS, ids=["base", "published", "as-written"])
-def test_12_06_variances_of_the_base_size(init: dict[str, Any], expected: tuple[float, ...]) -> None:
+def test_variances_of_the_base_size(init: dict[str, Any], expected: tuple[float, ...]) -> None:
     assert variances(init, width=512, sentences=120) == pytest.approx(expected, abs=0.03)

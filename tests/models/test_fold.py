@@ -1,6 +1,7 @@
 from __future__ import annotations
 
-from typing import Any
+import contextlib
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -9,10 +10,11 @@ from torch import Tensor
 from tests.models.checks import V, batch
 from tests.small import small_config
 from ziggurat.config import ModelConfig
+from ziggurat.config.kinds import HistoryKind
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import load_weights, weights
-from ziggurat.models.fold import fold
+from ziggurat.models.fold import NotPlainError, fold
 from ziggurat.models.seq2seq import Seq2Seq
 
 EXACT: dict[str, Any] = {"atol": 1e-12, "rtol": 0.0}
@@ -90,7 +92,7 @@ ADMIN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("more", ADMIN, ids=str)
-def test_12_21_folding_admin_leaves_the_function_unchanged(more: dict[str, Any]) -> None:
+def test_folding_admin_leaves_the_function_unchanged(more: dict[str, Any]) -> None:
     """Arbitrary vectors omega but the first, random gains and biases."""
     config = config_of("admin", init={"kind": "admin"}, **more)
     plain, tensors = check_exact(random_model(config), config)
@@ -99,7 +101,7 @@ def test_12_21_folding_admin_leaves_the_function_unchanged(more: dict[str, Any])
     assert not any(name.endswith(".skip") for name in tensors)
 
 
-def test_12_21_folding_moves_exactly_what_it_must() -> None:
+def test_folding_moves_exactly_what_it_must() -> None:
     config = config_of("admin")
     model = random_model(config)
     before = weights(model)
@@ -258,6 +260,18 @@ def test_what_cannot_be_folded_is_refused(residual: str, more: dict[str, Any], r
     with pytest.raises(ConfigError) as refused:
         fold(config, weights(random_model(config)))
     assert reason in str(refused.value)
+
+
+@pytest.mark.parametrize("unit", ["layer", "sublayer"])
+@pytest.mark.parametrize("normed", [False, True])
+@pytest.mark.parametrize("kind", get_args(HistoryKind))
+def test_with_every_history_folding_is_exact_or_refused(kind: str, normed: bool, unit: str) -> None:
+    more: dict[str, Any] = {"encoder": {"history": kind}, "decoder": {"history": kind}}
+    combination = {"normalize_embedding": normed, "unit": unit, "period": 2}
+    config = config_of("admin", combination=combination, **more)
+    model = random_model(config)
+    with contextlib.suppress(NotPlainError):
+        check_exact(model, config)
 
 
 def test_an_omega_of_zero_is_refused() -> None:

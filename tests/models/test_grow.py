@@ -46,7 +46,7 @@ MAPS: list[tuple[CopyStrategy, int, list[int]]] = [
 
 
 @pytest.mark.parametrize(("strategy", "new", "map_"), MAPS)
-def test_12_24_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
+def test_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
     shallow, grown, deep = pair({"residual": "pre"}, 4, new, strategy)
     for number, source in enumerate(map_):
         ours, theirs = layer(grown, number), layer(shallow, source)
@@ -63,7 +63,7 @@ def test_12_24_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, ne
     assert count_parameters(grown) - count_parameters(shallow) == (new - 4) * encoder(d, f)
 
 
-def test_12_24_random_layers_are_fresh() -> None:
+def test_random_layers_are_fresh() -> None:
     shallow, grown, deep = pair({"residual": "pre"}, 3, 5, "random")
     fresh = build_model(deep, VOCABULARY, VOCABULARY, seed=2)
     for number in range(3):
@@ -72,7 +72,7 @@ def test_12_24_random_layers_are_fresh() -> None:
         assert all(torch.equal(v, layer(fresh, number)[n]) for n, v in layer(grown, number).items())
 
 
-def test_12_24_a_block_adds_its_norm_and_a_row_and_column_of_weights() -> None:
+def test_a_block_adds_its_norm_and_a_row_and_column_of_weights() -> None:
     choices = {"residual": "pre", "encoder.history": "blocks", "combination.period": 2}
     shallow, grown, deep = pair(choices, 4, 6, "g_top")
     d, f = deep.d_model, deep.d_ff

@@ -1,4 +1,4 @@
-"""Histories in whole models: what methods.md, section 12, items 11 to 16 and 25, says of encoders and decoders."""
+"""Histories in whole encoders and decoders (Wang et al. 2019; Bapna et al. 2018; Li et al. 2020)."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def one_hot(history: str, **choices: Any) -> Seq2Seq:
 @pytest.mark.parametrize("residual", ["pre", "post", "layer_scale", "hyper"])
 @pytest.mark.parametrize("unit", ["layer", "sublayer"])
 @pytest.mark.parametrize("history", ["dlcl", "top_only"])
-def test_12_11_one_hot_last_without_inner_norms_is_bitwise_the_plain_model(
+def test_dlcl_of_the_last_layer_alone_without_inner_norms_is_bitwise_the_plain_model(
     history: str, unit: str, residual: str
 ) -> None:
     wired = one_hot(history, residual=residual, combination__norm="none", combination__unit=unit)
@@ -34,13 +34,13 @@ def test_12_11_one_hot_last_without_inner_norms_is_bitwise_the_plain_model(
         assert torch.equal(got, expected)
 
 
-def test_12_11_one_hot_last_with_inner_norms_is_not_plain_pre_norm() -> None:
+def test_dlcl_of_the_last_layer_alone_with_inner_norms_is_not_plain_pre_norm() -> None:
     for got, expected in zip(hidden(one_hot("dlcl", residual="pre")), hidden(built(residual="pre")), strict=True):
         assert (got - expected).abs().max() > 1e-2
 
 
 @pytest.mark.parametrize("residual", ["post", "admin", "deepnorm"])
-def test_12_12_one_hot_last_is_plain_post_norm_but_for_epsilon(residual: str) -> None:
+def test_dlcl_of_the_last_layer_alone_is_plain_post_norm_but_for_epsilon(residual: str) -> None:
     wired, plain = (
         make(residual=residual, layer_norm_epsilon=1e-10)
         for make in (lambda **choices: one_hot("dlcl", **choices), built)
@@ -49,7 +49,7 @@ def test_12_12_one_hot_last_is_plain_post_norm_but_for_epsilon(residual: str) ->
         torch.testing.assert_close(got, expected, atol=1e-7, rtol=0)
 
 
-def test_12_13_all_one_is_the_dense_sum_of_layers() -> None:
+def test_dlcl_with_all_weights_one_is_the_dense_sum_of_layers() -> None:
     model = built(residual="pre", encoder__history="dense", combination__norm="none")
     outputs, padding = [model.source_embedding(SOURCE)], padding_mask(MASK, torch.float64)
     for layer in model.encoder.layers:  # type: ignore[union-attr]
@@ -58,7 +58,7 @@ def test_12_13_all_one_is_the_dense_sum_of_layers() -> None:
     torch.testing.assert_close(hidden(model)[0], expected, atol=1e-10, rtol=0)
 
 
-def test_12_13_top_only_is_the_transparent_merge_before_the_final_norm() -> None:
+def test_dlcl_at_the_top_only_is_the_transparent_merge_before_the_final_norm() -> None:
     top_only = built(residual="pre", encoder__history="top_only", combination__norm="none", combination__softmax=True)
     transparent = built(residual="pre", memory="transparent")
     logits = torch.tensor([0.3, -1.0, 0.7, 0.1], dtype=torch.float64)
@@ -73,7 +73,7 @@ def test_12_13_top_only_is_the_transparent_merge_before_the_final_norm() -> None
 
 
 @pytest.mark.parametrize("residual", ["pre", "post"])
-def test_12_14_gradient_reaches_the_embedding_from_every_consumer(residual: str) -> None:
+def test_gradient_reaches_the_embedding_from_every_consumer(residual: str) -> None:
     model = built(residual=residual, encoder__history="dlcl")
     weight = model.encoder.history.weight  # type: ignore[union-attr]
     (hidden(model)[0] * torch.randn(16, generator=torch.Generator().manual_seed(1)).double()).sum().backward()
@@ -82,14 +82,14 @@ def test_12_14_gradient_reaches_the_embedding_from_every_consumer(residual: str)
     assert model.source_embedding.tokens.weight.grad[SOURCE[MASK]].any(1).all()  # type: ignore[union-attr]
 
 
-def test_12_15_a_very_large_logit_on_the_last_layer_gives_the_plain_model() -> None:
+def test_a_very_large_logit_on_the_last_layer_gives_the_plain_model() -> None:
     transparent, plain = built(residual="post", memory="transparent"), built(residual="post")
     with torch.no_grad():
         transparent.encoder.transparent.weight[:, -1] = 1e3  # type: ignore[union-attr]
     torch.testing.assert_close(hidden(transparent)[1], hidden(plain)[1], atol=1e-10, rtol=0)
 
 
-def test_12_15_every_decoder_layer_has_a_memory_of_its_own() -> None:
+def test_every_decoder_layer_has_a_memory_of_its_own() -> None:
     model = built(residual="post", memory="transparent")
     weight = model.encoder.transparent.weight  # type: ignore[union-attr]
     assert weight.shape == (3, 4)  # decoder layers, embedding and encoder layers
@@ -103,7 +103,7 @@ def test_12_15_every_decoder_layer_has_a_memory_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("side", ["encoder", "decoder"])
-def test_12_25_blocks_of_one_layer_are_dlcl_and_one_block_is_the_plain_model(side: str) -> None:
+def test_blocks_of_one_layer_are_dlcl_and_one_block_is_the_plain_model(side: str) -> None:
     options = {"residual": "pre", "combination__start": "average"}
     dlcl = built(**{f"{side}__history": "dlcl"}, **options)
     blocks = built(**{f"{side}__history": "blocks"}, combination__period=1, **options)

@@ -22,8 +22,7 @@ from tests.small import merged, moved, small_config
 from tests.training.batches import batches
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.notices import notices
-from ziggurat.config.recompute import Recompute, RecomputeConfig
-from ziggurat.config.train import LossConfig
+from ziggurat.config.train import LossConfig, Recompute, RecomputeConfig
 from ziggurat.models import recompute
 from ziggurat.models.build import build_model, set_recompute
 from ziggurat.models.recompute import Run, runs
@@ -157,7 +156,7 @@ def test_the_same_under_autocast_and_with_exact_dropout(precision: str) -> None:
         assert_same(gradients(model, 1, "segments"), gradients(model))
 
 
-@pytest.mark.parametrize("rule", [(1, 1), ("segments", "segments")], ids=str)
+@pytest.mark.parametrize("rule", [("segments", "segments"), pytest.param((1, 1), marks=pytest.mark.slow)], ids=str)
 def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> None:
     """The backend runs the graph as it is, so that compiled and plain layers agree bit for bit too."""
     graphs: list[fx.GraphModule] = []

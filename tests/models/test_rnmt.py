@@ -1,4 +1,4 @@
-"""RNMT+ against its description (methods.md 4.1 and 4.3), written out with loops (fp64)."""
+"""RNMT+ against its description (Chen et al. 2018; Bapna et al. 2018), written out with loops (fp64)."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ziggurat.config import ModelConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.score import ModelScorer
+from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters, model_slots, parameter_roles
@@ -41,7 +41,7 @@ from ziggurat.training.loop import train
 from ziggurat.training.objective import batch_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 WIDTH, HEADS = 8, 2
 VARIANTS = {
@@ -130,7 +130,7 @@ class Written:
 
 
 @pytest.mark.parametrize("variant", sorted(VARIANTS))
-def test_12_17_the_model_is_the_one_described(variant: str) -> None:
+def test_the_model_is_that_of_rnmt_plus(variant: str) -> None:
     config = configured(**VARIANTS[variant])
     model = tiny(**VARIANTS[variant])
     source, mask, target = batch()
@@ -155,7 +155,7 @@ def test_gradients_are_those_of_the_description() -> None:
         assert float(mine.abs().max()) > 1e-6
 
 
-def test_12_17_the_softmax_reads_twice_the_width() -> None:
+def test_the_softmax_reads_twice_the_width() -> None:
     model = tiny()
     source, mask, target = batch()
     assert model(source, mask, target).shape == (3, 7, 2 * WIDTH)
@@ -169,15 +169,15 @@ def test_12_17_the_softmax_reads_twice_the_width() -> None:
 @pytest.mark.parametrize("memory", ["top", "transparent"])
 @settings(max_examples=8, deadline=None)
 @given(data=st.data())
-def test_12_02_steps_equal_full_decoding_through_reordering(memory: str, data: st.DataObject) -> None:
+def test_steps_equal_full_decoding_through_reordering(memory: str, data: st.DataObject) -> None:
     check_steps_equal_full_decoding(tiny(memory=memory), data, keep_attention=True)
 
 
-def test_12_03_padding_and_batch_order_change_nothing() -> None:
+def test_padding_and_batch_order_change_nothing() -> None:
     check_padding_and_batch_order(tiny(memory="transparent"))
 
 
-def test_12_04_a_target_token_reaches_only_its_own_and_later_positions() -> None:
+def test_a_target_token_reaches_only_its_own_and_later_positions() -> None:
     model = tiny()
     source, mask, target = batch()
     before = model(source, mask, target)
@@ -195,7 +195,7 @@ def test_every_source_token_reaches_every_output_of_its_sentence() -> None:
 
 @pytest.mark.parametrize("memory", ["top", "transparent"])
 @pytest.mark.parametrize(("layers", "heads"), [((1, 1), 1), ((2, 3), 2), ((5, 2), 4)])
-def test_12_01_parameter_count_follows_the_formula(layers: tuple[int, int], heads: int, memory: str) -> None:
+def test_parameter_count_follows_the_formula(layers: tuple[int, int], heads: int, memory: str) -> None:
     config = configured(heads=heads, memory=memory, encoder={"layers": layers[0]}, decoder={"layers": layers[1]})
     model = build_model(config, V, V)
     assert count_parameters(model) == rnmt(WIDTH, heads, *layers, V) + (layers[0] if memory == "transparent" else 0)
@@ -205,7 +205,7 @@ def test_12_01_parameter_count_follows_the_formula(layers: tuple[int, int], head
     ("width", "layers", "millions"),
     [(512, 6, 127.55), (512, 12, 165.35), (512, 16, 190.55), (512, 20, 215.75), (1024, 6, 378.87)],
 )
-def test_12_01_parameter_counts_of_the_paper(width: int, layers: int, millions: float) -> None:
+def test_parameter_counts_of_the_paper(width: int, layers: int, millions: float) -> None:
     config = configured(d_model=width, heads=4, encoder={"layers": layers}, decoder={"layers": 8})
     with torch.device("meta"):
         count = count_parameters(build_rnmt(config, 32000, 32000, False))

@@ -16,9 +16,8 @@ from tests.models.sentences import MASK, SOURCE, TARGET, V
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import padding_mask
-from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.dropout import Dropout, StochasticBranch
 from ziggurat.nn.residual import Residual
-from ziggurat.nn.stochastic import StochasticBranch
 
 WIDTH, INNER, HEADS, LAYERS = 16, 24, 2, 3  # of tests.composition
 STILL = {f"dropout.{place}": 0.0 for place in ("residual", "attention", "activation", "embedding")}

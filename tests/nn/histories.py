@@ -1,4 +1,4 @@
-"""Tiny stacks for tests of histories, and their formulas written out (methods.md, sections 3.2 and 3.3)."""
+"""Tiny stacks for tests of histories, and their formulas written out (Wang et al. 2019, section 4)."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.history import Combining, History
+from ziggurat.nn.history import History, HistoryOptions
 
 Layer = Callable[[Tensor], Tensor]
 D = 6
@@ -22,8 +22,8 @@ class Tripled(nn.Module):
         return 3 * x
 
 
-def combining(units: int = 4, **options: Any) -> Combining:
-    return Combining(units, D, **{"norm": partial(nn.LayerNorm, D), "dropout": nn.Identity, **options})
+def combining(units: int = 4, **options: Any) -> HistoryOptions:
+    return HistoryOptions(units, D, **{"norm": partial(nn.LayerNorm, D), "dropout": nn.Identity, **options})
 
 
 def stirred(history: nn.Module, seed: int = 0) -> Any:

@@ -1,4 +1,4 @@
-"""The layer-normalised LSTM of RNMT+ by its equations (methods.md 4.3), one step and one gate after the other."""
+"""The layer-normalised LSTM of RNMT+ by its equations (Chen et al. 2018), one step and one gate after the other."""
 
 from __future__ import annotations
 

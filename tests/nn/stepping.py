@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention import Live, Mask, OwnAttention, WholeTarget, causal_mask
+from ziggurat.nn.attention import LiveBeams, Mask, OwnAttention, WholeTarget, causal_mask
 
 Module = TypeVar("Module", bound=nn.Module)
 Logit = Callable[[Tensor, Tensor, int, int], float]
@@ -84,7 +84,7 @@ def assert_steps_equal_whole(module: OwnAttention, d_model: int, *, steps: int =
     """Every step is the last position of a whole pass, whoever comes, leaves or changes places."""
     for beams in (1, 2, 3):
         generator = torch.Generator().manual_seed(9)
-        live = Live(beams, slots=4)
+        live = LiveBeams(beams, slots=4)
         cache = module.start(live)
         prefixes: list[Tensor] = []  # [beams, length, d_model] of each sentence
         for number in range(steps):

@@ -1,4 +1,4 @@
-"""Additive attention against its formula (methods.md 4.3), number by number (fp64)."""
+"""Additive attention against its formula (Bahdanau et al. 2015), number by number (fp64)."""
 
 from __future__ import annotations
 

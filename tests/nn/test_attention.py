@@ -12,7 +12,7 @@ from torch import Tensor
 from ziggurat.init import Role, assign_roles
 from ziggurat.nn.attention import (
     CrossAttention,
-    Live,
+    LiveBeams,
     Mask,
     SelfAttention,
     SelfAttentionCache,
@@ -151,7 +151,7 @@ def test_what_a_hypothesis_sees_is_its_past(
     for module in (cache_module, live_module):
         monkeypatch.setattr(module, "BLOCK", 3)
     monkeypatch.setattr(cache_module, "_DENSE_BLOCK", 3)
-    live = Live(beams, slots=4)
+    live = LiveBeams(beams, slots=4)
     cache = SelfAttentionCache(live)
     history: list[list[list[float]]] = []
     for step in range(steps):

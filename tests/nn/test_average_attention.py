@@ -1,4 +1,4 @@
-"""Average attention, gated and simplified: items 7 and 9 of the method checklist."""
+"""Average attention, gated (Zhang et al. 2018) and simplified (Zhang et al. 2019)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
-from ziggurat.nn.attention import AverageAttention, Live, SelfAttention, SimplifiedAverageAttention
+from ziggurat.nn.attention import AverageAttention, LiveBeams, SelfAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.average import AverageCache, causal_average
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
@@ -54,14 +54,14 @@ KINDS = {
 }
 
 
-def test_12_07_average_is_cumulative_sum_over_position() -> None:
+def test_the_average_is_the_cumulative_sum_over_the_position() -> None:
     x = draw(2, 5, D_MODEL)
     positions = torch.arange(1, 6, dtype=torch.float64)[:, None]
     torch.testing.assert_close(causal_average(x), x.cumsum(1) / positions, **TOLERANCE)
     torch.testing.assert_close(causal_average(x), means(x), **TOLERANCE)
 
 
-def test_12_07_padded_rows_are_zero_and_padding_is_not_averaged() -> None:
+def test_padded_rows_are_zero_and_padding_is_not_averaged() -> None:
     """The mask need not be a prefix; the reference is the matrix of the authors' code, rows normalised."""
     mask = torch.tensor([[True] * 4 + [False], [True, False, True, True, False], [False, False, True, True, True]])
     x = draw(3, 5, D_MODEL)
@@ -75,7 +75,7 @@ def test_12_07_padded_rows_are_zero_and_padding_is_not_averaged() -> None:
 
 
 @pytest.mark.parametrize("heads", [1, 3])
-def test_12_07_saan_equals_uniform_causal_attention(heads: int) -> None:
+def test_simplified_average_attention_is_uniform_causal_attention(heads: int) -> None:
     module, attention = simplified(), randomised(SelfAttention(D_MODEL, heads, Dropout(0.0)), seed=1)
     with torch.no_grad():
         for part in ("weight", "bias"):
@@ -87,7 +87,7 @@ def test_12_07_saan_equals_uniform_causal_attention(heads: int) -> None:
     torch.testing.assert_close(module(x, causal(7)), attention(x, causal(7)), **TOLERANCE)
 
 
-def test_12_07_saan_equals_its_formula() -> None:
+def test_simplified_average_attention_equals_its_formula() -> None:
     module, x = simplified(), draw(2, 5, D_MODEL)
     with torch.no_grad():
         values = linear(x, module.v_proj.weight, module.v_proj.bias)
@@ -95,7 +95,7 @@ def test_12_07_saan_equals_its_formula() -> None:
     torch.testing.assert_close(module(x, None), expected, **TOLERANCE)
 
 
-def test_12_09_open_gate_of_the_average_alone_gives_ln_of_x_plus_average() -> None:
+def test_open_gate_of_the_average_alone_gives_ln_of_x_plus_average() -> None:
     module = average_attention()
     assert module.gate_proj is not None
     with torch.no_grad():
@@ -109,7 +109,7 @@ def test_12_09_open_gate_of_the_average_alone_gives_ln_of_x_plus_average() -> No
     torch.testing.assert_close(residual(x, module(x, None), x), expected, **TOLERANCE)
 
 
-def test_12_09_running_sum_equals_the_matrix_form() -> None:
+def test_running_sum_equals_the_matrix_form() -> None:
     x = draw(3, 8, D_MODEL)
     matrix = torch.ones(8, 8, dtype=torch.float64).tril() / torch.arange(1, 9, dtype=torch.float64)[:, None]
     live = one_beam(3)
@@ -136,8 +136,8 @@ def test_gated_average_equals_its_formula(gate: bool, ffn: bool) -> None:
     torch.testing.assert_close(module(x, None), expected, **TOLERANCE)
 
 
-def one_beam(sentences: int) -> Live:
-    live = Live(1, sentences)
+def one_beam(sentences: int) -> LiveBeams:
+    live = LiveBeams(1, sentences)
     live.admit(torch.ones(sentences, 1, dtype=torch.bool), torch.empty(0))
     return live
 

@@ -9,9 +9,9 @@ from torch import Tensor, nn
 
 from tests.nn.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
 from ziggurat.errors import ConfigError
-from ziggurat.init.roles import Role, assign_roles
 from ziggurat.nn.history import Dlcl, average, dense
 from ziggurat.nn.history.combination import weighted_sum
+from ziggurat.nn.roles import Role, assign_roles
 
 L = 4
 OPTIONS: list[dict[str, Any]] = [
@@ -117,7 +117,7 @@ def test_nothing_is_saved_for_backward_but_weights_and_the_outputs_themselves() 
 @pytest.mark.parametrize("softmax", [False, True])
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("groups", [1, 3])
-def test_12_10_rows_start_uniform_with_sum_1(softmax: bool, window: int | None, groups: int) -> None:
+def test_weights_over_the_layers_start_uniform_with_sum_1(softmax: bool, window: int | None, groups: int) -> None:
     weight = Dlcl(combining(L, softmax=softmax, window=window, groups=groups)).weight
     assert weight.shape == ((L + 1, L + 1) if groups == 1 else (L + 1, L + 1, groups))
     for row in range(L + 1):
@@ -128,9 +128,7 @@ def test_12_10_rows_start_uniform_with_sum_1(softmax: bool, window: int | None, 
 
 @pytest.mark.parametrize("options", [{}, {"softmax": True}, {"groups": 2}, {"window": 2}], ids=str)
 @pytest.mark.parametrize("norm_at", ["sources", "consumers"])
-def test_12_10_what_lies_above_the_diagonal_or_out_of_the_window_is_never_read(
-    options: dict[str, Any], norm_at: str
-) -> None:
+def test_weights_of_later_layers_or_out_of_the_window_are_never_read(options: dict[str, Any], norm_at: str) -> None:
     clean, spoilt = (stirred(Dlcl(combining(L, norm_at=norm_at, **options))) for _ in range(2))
     read = torch.ones(L + 1, L + 1, dtype=torch.bool).tril()
     if "window" in options:
@@ -171,20 +169,20 @@ def pre_norm_stack(count: int) -> tuple[list[Any], nn.LayerNorm]:
     return stack, nn.LayerNorm(D).double()
 
 
-def test_12_11_one_hot_last_without_inner_norms_is_bitwise_plain_pre_norm() -> None:
+def test_dlcl_of_the_last_layer_alone_without_inner_norms_is_bitwise_plain_pre_norm() -> None:
     stack, final_norm = pre_norm_stack(L)
     history = Dlcl(combining(L, start="last", norm_at="none")).double()
     assert torch.equal(final_norm(run(history, stack, stream())[1]), final_norm(plain(stack, stream())))
 
 
-def test_12_11_one_hot_last_with_inner_norms_is_not_plain_pre_norm() -> None:
+def test_dlcl_of_the_last_layer_alone_with_inner_norms_is_not_plain_pre_norm() -> None:
     stack, final_norm = pre_norm_stack(L)
     history = Dlcl(combining(L, start="last", norm_at="sources")).double()
     got, expected = final_norm(run(history, stack, stream())[1]), final_norm(plain(stack, stream()))
     assert (got - expected).abs().max() > 0.05
 
 
-def test_12_12_one_hot_last_is_plain_post_norm_but_for_epsilon() -> None:
+def test_dlcl_of_the_last_layer_alone_is_plain_post_norm_but_for_epsilon() -> None:
     torch.manual_seed(6)
     norms = [nn.LayerNorm(D, eps=1e-9).double() for _ in range(L)]
     inner = [nn.Linear(D, D).double() for _ in range(L)]
@@ -198,7 +196,7 @@ def test_12_12_one_hot_last_is_plain_post_norm_but_for_epsilon() -> None:
     assert not torch.allclose(run(every, stack, stream())[1], got, atol=1e-2)
 
 
-def test_12_13_all_one_is_the_dense_sum() -> None:
+def test_dlcl_with_all_weights_one_is_the_dense_sum() -> None:
     options = {"norm_at": "none", "start": "last", "softmax": True, "learnable": True}  # all but the first overruled
     history, stack, x = dense(combining(L, **options)).double(), layers(L), stream()
     outputs = [x]
@@ -226,7 +224,7 @@ def test_fixed_weights_are_state_but_nobodys_parameters(make: Any) -> None:
 
 
 @pytest.mark.parametrize("norm_at", ["sources", "consumers", "none"])
-def test_12_14_gradient_reaches_the_embedding_from_every_consumer(norm_at: str) -> None:
+def test_gradient_reaches_the_embedding_from_every_consumer(norm_at: str) -> None:
     history = stirred(Dlcl(combining(L, norm_at=norm_at)))
     x = stream().requires_grad_()
     past = history.start(x)
@@ -264,7 +262,7 @@ def old_tensors(history: nn.Module) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize("norm_at", ["sources", "consumers"])
 @pytest.mark.parametrize("options", [{}, {"softmax": True}, {"groups": 2}, {"normalize_embedding": True}], ids=str)
-def test_12_25_growth_keeps_old_rows_and_adds_uniform_ones(options: dict[str, Any], norm_at: str) -> None:
+def test_growth_keeps_the_weights_of_old_layers_and_adds_uniform_ones(options: dict[str, Any], norm_at: str) -> None:
     old = stirred(Dlcl(combining(2, norm_at=norm_at, **options)))
     new = stirred(Dlcl(combining(5, norm_at=norm_at, **options)), seed=8)
     before = old_tensors(old)

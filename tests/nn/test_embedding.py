@@ -7,7 +7,6 @@ import torch
 from torch import nn
 
 from ziggurat.errors import ConfigError
-from ziggurat.init.roles import Role, assign_roles
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.embedding import (
     InputEmbedding,
@@ -16,6 +15,7 @@ from ziggurat.nn.embedding import (
     SinusoidalPositions,
     sinusoids,
 )
+from ziggurat.nn.roles import Role, assign_roles
 
 
 def test_sinusoids_follow_the_formula() -> None:

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ziggurat.init.roles import Role, assign_roles
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.nn.residual import ShiftedLinear
+from ziggurat.nn.roles import Role, assign_roles
 
 
 class Masking(nn.Module):

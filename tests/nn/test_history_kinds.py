@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from tests.nn.histories import D, Tripled, combining, layers, norm_of, plain, run, stirred, stream, weighted
 from ziggurat.errors import ConfigError
-from ziggurat.init.roles import Role, assign_roles
-from ziggurat.nn.history import Blocks, DepthWeighted, Dlcl, History, Latest, TopOnly, Transparent, average, dense
+from ziggurat.models.kinds import HISTORY
+from ziggurat.nn.history import Blocks, DepthWeighted, Dlcl, History, Latest, TopOnly, Transparent
+from ziggurat.nn.roles import Role, assign_roles
 
 L = 7
 
@@ -66,14 +67,14 @@ def test_blocks_equal_the_written_out_formula(options: dict[str, Any], period: i
 
 
 @pytest.mark.parametrize("norm_at", ["sources", "consumers"])
-def test_12_25_period_1_is_dlcl(norm_at: str) -> None:
+def test_blocks_of_one_layer_are_dlcl(norm_at: str) -> None:
     blocks, dlcl = (stirred(kind(combining(L, period=1, norm_at=norm_at))) for kind in (Blocks, Dlcl))
     assert torch.equal(run(blocks, layers(L), stream())[1], run(dlcl, layers(L), stream())[1])
     assert tensors(blocks).keys() == tensors(dlcl).keys()
 
 
 @pytest.mark.parametrize("period", [L, L + 1, 100])
-def test_12_25_one_block_with_one_hot_weights_is_plain_pre_norm(period: int) -> None:
+def test_one_block_of_the_last_layer_alone_is_plain_pre_norm(period: int) -> None:
     stack, final_norm = layers(L), nn.LayerNorm(D, eps=1e-9).double()
     without = Blocks(combining(L, period=period, start="last", norm_at="none")).double()
     assert torch.equal(run(without, stack, stream())[1], plain(stack, stream()))
@@ -84,7 +85,7 @@ def test_12_25_one_block_with_one_hot_weights_is_plain_pre_norm(period: int) -> 
 
 
 @pytest.mark.parametrize(("old_units", "new_units"), [(4, 6), (4, 5), (2, 6), (4, 10)])
-def test_12_25_blocks_keep_their_rows_when_they_grow(old_units: int, new_units: int) -> None:
+def test_blocks_keep_their_weights_when_they_grow(old_units: int, new_units: int) -> None:
     old = stirred(Blocks(combining(old_units, period=2)))
     new = stirred(Blocks(combining(new_units, period=2)), seed=8)
     before, after = tensors(old), new.extend(tensors(old), old_units)
@@ -101,7 +102,7 @@ def test_12_25_blocks_keep_their_rows_when_they_grow(old_units: int, new_units: 
     torch.testing.assert_close([*shallow[0], shallow[1]], deep[0][: old_units + 1], atol=0, rtol=0)
 
 
-def test_12_25_a_block_left_short_is_filled_before_another_begins() -> None:
+def test_a_block_left_short_is_filled_before_another_begins() -> None:
     old, new = stirred(Blocks(combining(3, period=2))), Blocks(combining(4, period=2)).double()
     assert tensors(old).keys() == new.extend(tensors(old), 3).keys()
     torch.testing.assert_close(new.extend(tensors(old), 3), tensors(old), atol=0, rtol=0)
@@ -144,7 +145,7 @@ def test_top_only_starts_as_its_options_say() -> None:
     assert not list(TopOnly(combining(3, learnable=False, norm_at="none")).parameters())
 
 
-def test_12_13_top_only_is_the_transparent_merge_with_the_same_weights() -> None:
+def test_dlcl_at_the_top_only_is_the_transparent_merge_with_the_same_weights() -> None:
     merge = stirred(Transparent(L + 1, 1, 0.1)).eval()
     history, stack = TopOnly(combining(L, norm_at="none")).double(), layers(L)
     logits = merge.weight.detach()[0]
@@ -241,7 +242,7 @@ def test_grown_depth_weights_keep_their_rows_and_add_plain_ones(old_units: int, 
 
 # All kinds ---------------------------------------------------------------------------------------------------------
 
-KINDS = [lambda combining: Latest(), Dlcl, dense, average, Blocks, TopOnly, DepthWeighted]
+KINDS = [row.make for row in HISTORY.values()]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -1,4 +1,4 @@
-"""Layer-normalised LSTM layers against a loop over steps and gates written from methods.md 4.3 (fp64)."""
+"""Layer-normalised LSTM layers (Chen et al. 2018; Ba et al. 2016) against a loop over steps and gates in fp64."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def gradients(layer: LstmLayer, x: Tensor, y: Tensor) -> list[Tensor]:
 @pytest.mark.parametrize("directions", [1, 2])
 @settings(max_examples=12, deadline=None)
 @given(seed=st.integers(0, 10**6), padded=st.lists(st.booleans(), min_size=B * T, max_size=B * T))
-def test_12_17_values_and_gradients_are_those_of_a_plain_loop(directions: int, seed: int, padded: list[bool]) -> None:
+def test_values_and_gradients_are_those_of_a_plain_loop(directions: int, seed: int, padded: list[bool]) -> None:
     """For any mask: padding on the right, on the left, within a sentence, none, or nothing else."""
     layer, x = random_layer(directions, seed), inputs(seed).requires_grad_()
     mask = ~torch.tensor(padded).view(B, T)
@@ -53,7 +53,7 @@ def test_12_17_values_and_gradients_are_those_of_a_plain_loop(directions: int, s
         torch.testing.assert_close(ours, reference, **EXACT)
 
 
-def test_12_17_cells_are_clipped_and_the_output_has_no_tanh() -> None:
+def test_cells_are_clipped_and_the_output_has_no_tanh() -> None:
     """With open input and forget gates the cell gains about 1 a step; it stops at 10, and passes nothing on there."""
     layer, x = random_layer(2), inputs(length=14).requires_grad_()
     mask = torch.ones(B, 14, dtype=torch.bool)
@@ -83,7 +83,7 @@ def test_the_backward_pass_is_the_derivative_of_the_forward_pass(directions: int
 
 
 @pytest.mark.parametrize("gate", range(4))
-def test_12_17_the_scale_of_a_gates_weights_does_not_matter(gate: int) -> None:
+def test_the_scale_of_a_gates_weights_does_not_matter(gate: int) -> None:
     layer, x, order = random_layer(2), inputs(), step_order(RIGHT, 2)
     before = layer(x, order)
     with torch.no_grad():
@@ -96,7 +96,7 @@ def test_12_17_the_scale_of_a_gates_weights_does_not_matter(gate: int) -> None:
     assert float((layer(x, order) - before).detach().abs().max()) > 1e-3  # one row alone does matter
 
 
-def test_12_17_padded_steps_keep_the_state() -> None:
+def test_padded_steps_keep_the_state() -> None:
     y = random_layer(2)(inputs(), step_order(RIGHT, 2))
     forward, backward = y.split(C, dim=-1)
     for sentence, length in enumerate(RIGHT.sum(1).tolist()):
@@ -105,7 +105,7 @@ def test_12_17_padded_steps_keep_the_state() -> None:
             assert torch.equal(backward[sentence, t], torch.zeros(C, dtype=torch.float64))
 
 
-def test_12_17_right_padding_does_not_reach_the_backward_direction() -> None:
+def test_right_padding_does_not_reach_the_backward_direction() -> None:
     layer, x = random_layer(2), inputs()
     before = layer(x, step_order(RIGHT, 2))
     changed = torch.where(RIGHT[..., None], x, 1e6)

@@ -1,4 +1,4 @@
-"""Attention to target and memory in one sub-layer: item 8 of the method checklist."""
+"""Attention to target and memory in one sub-layer (Zhang et al. 2019)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ziggurat.models.layers import DecoderLayerCache
 from ziggurat.nn.attention import (
     AverageAttention,
     CrossAttention,
-    Live,
+    LiveBeams,
     LiveMemory,
     Mask,
     MergedAttention,
@@ -81,7 +81,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("share", [True, False])
-def test_12_08_matt_is_the_output_map_of_context_plus_average(share: bool) -> None:
+def test_merged_attention_is_the_output_map_of_context_plus_average(share: bool) -> None:
     module = merged(share=share)
     cross = module.cross
     x, memory = draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
@@ -109,7 +109,7 @@ def test_12_08_matt_is_the_output_map_of_context_plus_average(share: bool) -> No
     torch.testing.assert_close(got, expected, **TOLERANCE)
 
 
-def test_12_08_one_value_map_serves_both_paths() -> None:
+def test_one_value_map_serves_both_paths() -> None:
     module, x, memory = merged(), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
     assert sorted(name for name, _ in module.named_parameters()) == [
         *(f"cross.{name}_proj.{part}" for name in ("kv", "q") for part in ("bias", "weight")),
@@ -120,7 +120,7 @@ def test_12_08_one_value_map_serves_both_paths() -> None:
     torch.testing.assert_close(nothing, module.out_proj.bias.expand_as(nothing), **TOLERANCE)
 
 
-def test_12_08_gradients_of_value_and_output_maps_sum_both_paths() -> None:
+def test_gradients_of_value_and_output_maps_sum_both_paths() -> None:
     module, x, memory = merged(), draw(2, 4, D_MODEL, seed=1), draw(2, 5, D_MODEL, seed=2)
     twin, target = unshared_twin(module), draw(2, 4, D_MODEL, seed=3)
     for each in (module, twin):
@@ -144,7 +144,7 @@ def test_12_08_gradients_of_value_and_output_maps_sum_both_paths() -> None:
     torch.testing.assert_close(module.out_proj.weight.grad, paths[0] + paths[1], **TOLERANCE)
 
 
-def test_12_08_without_memory_and_value_bias_matt_is_saan() -> None:
+def test_merged_attention_without_memory_and_value_bias_is_simplified_average_attention() -> None:
     module = merged()
     with torch.no_grad():
         module.cross.kv_proj.bias[D_MODEL:] = 0
@@ -175,7 +175,7 @@ def test_steps_equal_whole_sequences(kind: str) -> None:
     memory, mask = draw(2, 5, d_memory, seed=2), torch.tensor([[True] * 5, [True] * 3 + [False] * 2])
     hidden = padding_mask(mask, torch.float64)
     beam, sentences = 3, [0, 1]
-    live = Live(beam, 2)
+    live = LiveBeams(beam, 2)
     at = DecoderLayerCache(module.start(live), LiveMemory(live))
     rows = live.admit(mask, memory)
     at.own.admit(rows)

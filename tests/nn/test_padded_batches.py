@@ -46,15 +46,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 0)
     monkeypatch.setattr(base, "_flash_takes", lambda _query, dropout: dropout == 0.0)
     monkeypatch.setattr(base, "_hides_the_future_itself", lambda _query: True)
-    monkeypatch.setattr(mask, "_takes_cuts", lambda _device: True)
+    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: True)
     return seen
 
 
 def test_every_sentence_and_every_padding_is_a_sequence() -> None:
-    own = mask.cuts_of(REAL)
+    own = mask.sequence_bounds(REAL)
     assert own.queries is own.keys
     assert own.keys.tolist() == [0, 4, 4, 5, 8, 11, 12]  # the first sentence has no padding: an empty sequence
-    cross = mask.cuts_of(REAL, 2)
+    cross = mask.sequence_bounds(REAL, 2)
     assert cross.queries.tolist() == [0, 2, 2, 4, 4, 6, 6]  # nobody asks the padding
     assert torch.equal(cross.keys, own.keys)
 
@@ -68,7 +68,7 @@ def test_real_queries_see_real_keys_and_nothing_else(queries: int | None, calls:
     hidden = padding_mask(REAL, torch.float64, queries)
     got = attend(*inputs, hidden, Dropout(0.0)).context
     assert calls == [(length, 4)]
-    expected = attend(*inputs, hidden._replace(cuts=None), Dropout(0.0)).context
+    expected = attend(*inputs, hidden._replace(bounds=None), Dropout(0.0)).context
     real = REAL if queries is None else torch.ones(3, length, dtype=torch.bool)
     torch.testing.assert_close(got.transpose(1, 2)[real], expected.transpose(1, 2)[real], **EXACT)
     upstream = torch.randn(shapes[0], dtype=torch.float64) * real[:, None, :, None]
@@ -110,7 +110,7 @@ def test_what_the_kernel_takes(dtype: torch.dtype, d_head: int, dropout: float, 
 
 
 def test_a_cpu_has_no_cuts() -> None:
-    assert padding_mask(REAL, torch.float32).cuts is None
+    assert padding_mask(REAL, torch.float32).bounds is None
 
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -149,7 +149,7 @@ def test_models_compute_the_same_either_way(
     times = 1 if recompute is None else 2
     assert cross == 2 * times
     assert own == (0 if name == "relative" else 2 * times)
-    monkeypatch.setattr(mask, "_takes_cuts", lambda _device: False)
+    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: False)
     for a, b in zip(got, states_and_gradients(model), strict=True):
         torch.testing.assert_close(a, b, **EXACT)
 
@@ -157,7 +157,7 @@ def test_models_compute_the_same_either_way(
 def test_the_operator_takes_what_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
     """torch's own `varlen_attn`, forward and backward, on tensors that have shapes and no values."""
     monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 0)
-    monkeypatch.setattr(mask, "_takes_cuts", lambda _device: True)
+    monkeypatch.setattr(mask, "_takes_bounds", lambda _device: True)
     with FakeTensorMode():
         states = [torch.empty(3, n, 2, 8, dtype=torch.bfloat16, requires_grad=True) for n in (5, 4, 4)]
         hidden = padding_mask(torch.ones(3, 4, dtype=torch.bool), torch.float32, 5)

@@ -11,15 +11,15 @@ from ziggurat.models.layers import DecoderLayer, EncoderLayer
 from ziggurat.nn.attention import CrossAttention, SelfAttention, WholeTarget, base, causal_mask, padding_mask
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
-from ziggurat.nn.residual import Material, Place, Residual
+from ziggurat.nn.residual import Residual, ResidualOptions, SublayerPosition
 
 D_MODEL, D_FF, HEADS = 12, 20, 3
 TOLERANCE = {"atol": 1e-10, "rtol": 0.0}
 
 
 def residuals_of(kind: str, sublayers: int) -> list[Residual]:
-    material = Material(D_MODEL, lambda: Dropout(0.0), lambda: nn.LayerNorm(D_MODEL))
-    places = [Place(sublayers == 3, 1, n, sublayers, n < sublayers - 1, 6, 6) for n in range(sublayers)]
+    material = ResidualOptions(D_MODEL, lambda: Dropout(0.0), lambda: nn.LayerNorm(D_MODEL))
+    places = [SublayerPosition(sublayers == 3, 1, n, sublayers, n < sublayers - 1, 6, 6) for n in range(sublayers)]
     return [RESIDUAL[kind].make(place, material) for place in places]  # type: ignore[index]
 
 

@@ -1,4 +1,4 @@
-"""Relative positions: item 27 of the method checklist, with and without the table of values."""
+"""Relative positions (Shaw et al. 2018), with and without the table of values."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def written_out(module: RelativeAttention, x: Tensor, allowed: Tensor, factors: 
 @pytest.mark.parametrize("explicit", [True, False])
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("clip", [1, 2, 9])
-def test_12_27_equals_the_written_out_sums(
+def test_relative_attention_equals_the_written_out_sums(
     clip: int, values: bool, explicit: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 1000 if explicit else 0)
@@ -85,7 +85,7 @@ def test_12_27_equals_the_written_out_sums(
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_12_27_zero_tables_are_plain_attention(values: bool) -> None:
+def test_relative_attention_with_zero_tables_is_plain_attention(values: bool) -> None:
     module, plain = relative(2, values), SelfAttention(D_MODEL, HEADS, Dropout(0.0)).double().eval()
     plain.load_state_dict({name: p for name, p in module.state_dict().items() if "table" not in name})
     x = draw(2, 6, D_MODEL)
@@ -97,7 +97,7 @@ def test_12_27_zero_tables_are_plain_attention(values: bool) -> None:
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_12_27_positions_beyond_the_clip_are_not_told_apart(values: bool) -> None:
+def test_positions_beyond_the_clip_are_not_told_apart(values: bool) -> None:
     """At position i and clip k all positions up to i - k may change places, and no two after it."""
     module, x = relative(2, values), draw(1, 7, D_MODEL)
     swapped = x[:, [1, 0, 2, 3, 4, 5, 6]]
@@ -109,7 +109,7 @@ def test_12_27_positions_beyond_the_clip_are_not_told_apart(values: bool) -> Non
 
 
 @pytest.mark.parametrize("values", [False, True])
-def test_12_27_a_clip_of_the_length_less_one_clips_nothing(values: bool) -> None:
+def test_a_clip_of_the_length_less_one_clips_nothing(values: bool) -> None:
     tight, loose = relative(5, values), relative(8, values)
     with torch.no_grad():
         for (_, narrow), (_, wide) in zip(tight.named_parameters(), loose.named_parameters(), strict=True):
@@ -121,7 +121,7 @@ def test_12_27_a_clip_of_the_length_less_one_clips_nothing(values: bool) -> None
     torch.testing.assert_close(loose(x, causal(6)), tight(x, causal(6)), **TOLERANCE)
 
 
-def test_12_27_heads_share_tables_of_2k_plus_1_rows() -> None:
+def test_heads_share_tables_of_2k_plus_1_rows() -> None:
     """1,088 further parameters in a base layer with clip 8."""
     plain = count(SelfAttention(512, 8, Dropout(0.0)))
     key_only = RelativeAttention(512, 8, Dropout(0.0), clip=8)
@@ -135,7 +135,7 @@ def test_12_27_heads_share_tables_of_2k_plus_1_rows() -> None:
 
 @pytest.mark.parametrize("values", [False, True])
 @pytest.mark.parametrize("clip", [1, 3, 20])
-def test_12_27_steps_equal_whole_sequences(clip: int, values: bool) -> None:
+def test_steps_equal_whole_sequences(clip: int, values: bool) -> None:
     assert_steps_equal_whole(relative(clip, values), D_MODEL)
 
 

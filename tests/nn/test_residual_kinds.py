@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ziggurat.init.roles import Role, assign_roles
-from ziggurat.nn import residual
-from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.residual import Material, Place, Residual, ShiftedLinear, ShiftScale
-from ziggurat.nn.residual.deepnorm import deepnorm_constants
-from ziggurat.nn.stochastic import StochasticBranch
+from ziggurat.nn.dropout import Dropout, StochasticBranch
+from ziggurat.nn.residual import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
+from ziggurat.nn.residual import kinds as residual
+from ziggurat.nn.residual.kinds import deepnorm_constants
+from ziggurat.nn.roles import Role, assign_roles
 
 WIDTH, N, M = 6, 60, 12
 EPSILON = 1e-5
@@ -43,17 +42,20 @@ def ln(x: Tensor, norm: nn.Module | None) -> Tensor:
     return norm.weight * (x - mean) / (variance + EPSILON).sqrt() + norm.bias
 
 
-def material(**options: object) -> Material:
-    return Material(WIDTH, Masking, lambda: nn.LayerNorm(WIDTH, eps=EPSILON), **options)  # type: ignore[arg-type]
+def material(**options: object) -> ResidualOptions:
+    return ResidualOptions(WIDTH, Masking, lambda: nn.LayerNorm(WIDTH, eps=EPSILON), **options)  # type: ignore[arg-type]
 
 
-def place(sublayer: int, side: str = "encoder", layer: int = 1) -> Place:
+def place(sublayer: int, side: str = "encoder", layer: int = 1) -> SublayerPosition:
     attentions = SIDES[side]
-    return Place("decoder" in side, layer, sublayer, len(attentions), attentions[sublayer], N, M)
+    return SublayerPosition("decoder" in side, layer, sublayer, len(attentions), attentions[sublayer], N, M)
 
 
 def layer_of(
-    make: Callable[[Place, Material], Residual], side: str = "encoder", number: int = 1, **options: object
+    make: Callable[[SublayerPosition, ResidualOptions], Residual],
+    side: str = "encoder",
+    number: int = 1,
+    **options: object,
 ) -> nn.ModuleList:
     """The Residuals of one layer, every parameter drawn anew: initial ones and zeros would hide much."""
     shared = material(**options)
@@ -84,22 +86,22 @@ def through(kinds: Sequence[Residual] | nn.ModuleList, functions: Sequence[Branc
     return x
 
 
-def deepnorm_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Place) -> Tensor:
+def deepnorm_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
     alpha = (3 * M) ** (1 / 4) if at.decoder else 0.81 * (N**4 * M) ** (1 / 16)
     return ln(alpha * x + drop(f(x)), r.out_norm)
 
 
-def lingvo_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Place) -> Tensor:
+def lingvo_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
     u = ln(x, r.in_norm)
     return (u if at.attention else x) + drop(f(u))
 
 
-def b2t_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Place) -> Tensor:
+def b2t_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
     bypass = 0 if at.attention else below  # the feed-forward network is the last
     return ln(x + drop(f(x)) + bypass, r.out_norm)
 
 
-REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, Place], Tensor]] = {
+REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPosition], Tensor]] = {
     "post_norm": lambda x, f, r, below, at: ln(x + drop(f(x)), r.out_norm),
     "pre_norm": lambda x, f, r, below, at: x + drop(f(ln(x, r.in_norm))),
     "no_norm": lambda x, f, r, below, at: x + drop(f(x)),
@@ -173,18 +175,18 @@ def test_rezero_has_one_gate_per_layer_that_starts_closed() -> None:
 @pytest.mark.parametrize(("depth", "start"), [(1, 0.1), (18, 0.1), (19, 1e-5), (24, 1e-5), (25, 1e-6), (100, 1e-6)])
 def test_layer_scale_starts_by_the_depth_of_its_stack(depth: int, start: float) -> None:
     for decoder, depths in ((False, (depth, 3)), (True, (3, depth))):
-        at = Place(decoder, 1, 0, 2, True, *depths)
+        at = SublayerPosition(decoder, 1, 0, 2, True, *depths)
         for given, expected in ((None, start), (0.5, 0.5)):
             kind = residual.layer_scale(at, material(layer_scale=given))
             assert torch.equal(kind.branch, torch.full((WIDTH,), expected))  # type: ignore[arg-type]
 
 
-def test_12_18_lingvo_attention_is_blind_to_affine_changes_of_its_input_unlike_pre_norm() -> None:
-    exact = Material(WIDTH, Masking, lambda: nn.LayerNorm(WIDTH, eps=0.0))
+def test_lingvo_attention_is_blind_to_affine_changes_of_its_input_unlike_pre_norm() -> None:
+    exact = ResidualOptions(WIDTH, Masking, lambda: nn.LayerNorm(WIDTH, eps=0.0))
     (f,), x = branches(1), stream(2, 3)
     changed = 2.5 * x - 1.5
 
-    def output(make: Callable[[Place, Material], Residual], sublayer: int, at: Tensor) -> Tensor:
+    def output(make: Callable[[SublayerPosition, ResidualOptions], Residual], sublayer: int, at: Tensor) -> Tensor:
         kind = make(place(sublayer), exact).double()
         return kind(at, f(kind.enter(at)), at)  # type: ignore[no-any-return]
 
@@ -224,7 +226,7 @@ def test_hyper_connections_follow_the_equations(streams: int, dynamic: bool) -> 
 
 
 def test_hyper_connections_start_as_specified() -> None:
-    kind = residual.hyper(Place(True, 3, 1, 3, True, N, M), material(streams=4, dynamic=True))
+    kind = residual.hyper(SublayerPosition(True, 3, 1, 3, True, N, M), material(streams=4, dynamic=True))
     assert isinstance(kind, residual.HyperConnection)
     k = 2 * 3 + 1
     assert torch.equal(kind.alpha[:, 0], torch.eye(4)[k % 4])
@@ -254,7 +256,7 @@ def test_hyper_connections_start_as_so_many_pre_norm_streams(streams: int) -> No
 
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_streams_keep_their_precision_under_autocast(dynamic: bool) -> None:
-    parts = Material(WIDTH, lambda: Dropout(0.0), lambda: nn.LayerNorm(WIDTH), streams=3, dynamic=dynamic)
+    parts = ResidualOptions(WIDTH, lambda: Dropout(0.0), lambda: nn.LayerNorm(WIDTH), streams=3, dynamic=dynamic)
     kind = residual.hyper(place(0), parts)
     x = stream(2, 3, 3).float()
     with torch.autocast("cpu", dtype=torch.bfloat16):

@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from tests.nn.histories import D, layers, stirred, stream
-from ziggurat.init.roles import Role, assign_roles
 from ziggurat.nn.history import Transparent
+from ziggurat.nn.roles import Role, assign_roles
 
 N, J = 4, 3
 
@@ -44,7 +44,7 @@ def test_dropout_sets_logits_with_their_constant_to_zero_in_training() -> None:
     torch.testing.assert_close(list(got), written_out(merge.weight.detach(), kept, states()), atol=1e-10, rtol=0)
 
 
-def test_12_15_weights_sum_to_1_and_start_uniform() -> None:
+def test_weights_over_encoder_layers_sum_to_1_and_start_uniform() -> None:
     merge = Transparent(N + 1, J, 0.1)
     torch.testing.assert_close(merge.eval().mixtures(), torch.full((J, N + 1), 1 / (N + 1)))
     merge.train()
@@ -53,13 +53,13 @@ def test_12_15_weights_sum_to_1_and_start_uniform() -> None:
 
 
 @pytest.mark.parametrize("training", [False, True])
-def test_12_15_a_single_source_is_returned_unchanged(training: bool) -> None:
+def test_a_single_source_is_returned_unchanged(training: bool) -> None:
     merge = stirred(Transparent(1, J, 0.5)).train(training)
     for memory in merge([stream()]):
         assert torch.equal(memory, stream())
 
 
-def test_12_15_a_very_large_logit_on_the_last_layer_gives_the_plain_memory() -> None:
+def test_a_very_large_logit_on_the_last_layer_gives_the_plain_memory() -> None:
     merge = stirred(Transparent(N + 1, J, 0.1)).eval()
     with torch.no_grad():
         merge.weight[:, -1] = 1e3
@@ -70,13 +70,13 @@ def test_12_15_a_very_large_logit_on_the_last_layer_gives_the_plain_memory() -> 
         torch.testing.assert_close(memory, x[-1], atol=1e-10, rtol=0)
 
 
-def test_12_15_evaluation_is_deterministic_and_training_is_not() -> None:
+def test_evaluation_is_deterministic_and_training_is_not() -> None:
     merge = stirred(Transparent(N + 1, J, 0.5))
     assert torch.equal(merge.eval().mixtures(), merge.mixtures())
     assert not torch.equal(merge.train().mixtures(), merge.mixtures())
 
 
-def test_12_16_at_the_start_every_state_has_the_same_direct_gradient() -> None:
+def test_at_the_start_every_state_has_the_same_direct_gradient() -> None:
     merge = Transparent(N + 1, J, 0.1).double().eval()
     copies = [h.clone().requires_grad_() for h in states()]
     directions = [stream(seed=30 + j) for j in range(J)]

@@ -18,8 +18,7 @@ from tests.report.hand_made import trained
 from tests.report.small_figure import small
 from ziggurat.errors import ConfigError
 from ziggurat.report import paper
-from ziggurat.report.colours import DARK, DASHES, LIGHT, MARKERS, name_of_run
-from ziggurat.report.drawing import draw_panel, new_canvas, shown
+from ziggurat.report.drawing import DARK, DASHES, LIGHT, MARKERS, draw_panel, name_of_run, new_canvas, shown
 from ziggurat.report.drawing import settings as drawing_settings
 from ziggurat.report.figure import Figure, Panel, Series
 from ziggurat.report.figures import figures_of

@@ -14,9 +14,8 @@ from ziggurat.config.load import change_section
 from ziggurat.diagnosis.records import Record, write_records
 from ziggurat.report.answer import answer, compared
 from ziggurat.report.content import gather
-from ziggurat.report.differences import differing, set_away
 from ziggurat.report.runs import read_run, read_runs
-from ziggurat.report.summary import standing
+from ziggurat.report.summary import differing, set_away, standing
 
 
 def verdict_of(folder: Path, metrics: list[dict[str, Any]], floor: float | None = 5.9, **values: Any) -> str:
@@ -81,7 +80,7 @@ def test_measures_outside_their_bands_are_told(tmp_path: Path) -> None:
     assert its.complaints[0].startswith("The gradient of the first encoder layer is 1.0e-04 of the last one's")
     assert its.complaints[0].endswith("the lower layers hardly learn.")
     assert len(its.remedies) == 1
-    assert its.remedies[0].startswith("Use what is made for depth")
+    assert its.remedies[0].startswith("Use methods for deep models")
 
 
 def test_the_best_run_is_named_with_its_lead(tmp_path: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ziggurat.tracking.heat import BLANK, draw
+from ziggurat.tracking.tracker import BLANK, draw
 
 
 def test_ends_middle_blank_and_beyond() -> None:

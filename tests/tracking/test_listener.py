@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from tests.training.runs import records
-from ziggurat.tracking.listener import Listener
 from ziggurat.tracking.tracker import Pixels
+from ziggurat.tracking.trackers import Listener
 from ziggurat.training import metrics as metrics_module
 from ziggurat.training.metrics import MetricsWriter, RunLog
 
@@ -126,7 +126,7 @@ def test_a_tracker_that_hangs_holds_nothing_up(tmp_path: Path, monkeypatch: pyte
     assert hanging.left_out == 3
     assert hanging._thread.daemon  # so that the process ends all the same
     metrics.close()
-    assert "Hanging has not taken all it was told; not waited for any longer" in said.getvalue()
+    assert "Hanging has not taken all records in time; not waited for any longer" in said.getvalue()
     assert len(records(tmp_path)) == 5
     never.set()
 

@@ -14,7 +14,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
 from ziggurat.models.build import build_model
-from ziggurat.training.trial import loader_of
+from ziggurat.training.feeding import loader_of
 
 __all__ = ["planned", "poison"]
 

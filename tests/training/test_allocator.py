@@ -10,7 +10,7 @@ import pytest
 
 CODE = """
 import ctypes, os, sys
-from ziggurat.training import allocator
+from ziggurat.training import memory
 
 libc, size = ctypes.CDLL(None), 64 << 20
 libc.malloc.restype = ctypes.c_void_p
@@ -19,7 +19,7 @@ def resident():
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
-assert getattr(allocator, sys.argv[1])()
+assert getattr(memory, sys.argv[1])()
 block = libc.malloc(ctypes.c_size_t(size))
 ctypes.memset(block, 1, size)
 before = resident()

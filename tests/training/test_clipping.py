@@ -1,4 +1,4 @@
-"""Adaptive gradient clipping (methods.md 4.4)."""
+"""Adaptive gradient clipping (Chen et al. 2018)."""
 
 from __future__ import annotations
 
@@ -14,13 +14,12 @@ from tests.training.batches import batches
 from tests.training.runs import QUIET, records
 from tests.training.test_step import tiny
 from ziggurat.config.train import LossConfig
-from ziggurat.training import clipping
+from ziggurat.training import update
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
-from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.loop import train
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.recovery import count_skipped
-from ziggurat.training.step import Guard, train_update
+from ziggurat.training.update import AdaptiveClipper, Guard, train_update
 
 
 def norms(count: int, seed: int = 0) -> list[float]:
@@ -143,8 +142,8 @@ def test_statistics_and_decisions_survive_a_resume(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A run stopped and resumed ends like one that was not, with skipped updates on both sides of the stop."""
-    monkeypatch.setattr(clipping, "_DECAY", 0.5)  # a short memory and no tolerance: of 10 updates some are skipped
-    monkeypatch.setattr(clipping, "_DEVIATIONS", 0.0)
+    monkeypatch.setattr(update, "_DECAY", 0.5)  # a short memory and no tolerance: of 10 updates some are skipped
+    monkeypatch.setattr(update, "_DEVIATIONS", 0.0)
     ends, rejected = {}, []
     for name, stops in (("whole", [10]), ("parts", [5, 10])):
         run = tmp_path / name

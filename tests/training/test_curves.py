@@ -25,7 +25,7 @@ from ziggurat.models.run_folder import read_meta, write_meta
 from ziggurat.training.average import average_run, regular_checkpoints
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.loop import train
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 UPDATES = 23
 SETTINGS: dict[str, Any] = {
@@ -76,7 +76,7 @@ def killed_before(number: int, patch: pytest.MonkeyPatch) -> None:
             raise Killed
         return train_update(*arguments, **options)
 
-    patch.setattr("ziggurat.training.recovery.train_update", update)
+    patch.setattr("ziggurat.training.loop.train_update", update)
 
 
 def poisoned(case: str, configuration: Experiment, patch: pytest.MonkeyPatch) -> None:
@@ -137,7 +137,7 @@ def stopped_in(number: int, patch: pytest.MonkeyPatch) -> None:
             signal.raise_signal(signal.SIGTERM)
         return train_update(*arguments, **options)
 
-    patch.setattr("ziggurat.training.recovery.train_update", update)
+    patch.setattr("ziggurat.training.loop.train_update", update)
 
 
 def stop_again_and_again(run: Path, configuration: Experiment, *numbers: int) -> None:

@@ -18,7 +18,7 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes
 from ziggurat.config import Experiment, load_experiment
-from ziggurat.config.train import CheckpointConfig
+from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError, DataError, MachineError
 from ziggurat.models.directory import open_model

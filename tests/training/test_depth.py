@@ -19,11 +19,11 @@ from ziggurat.diagnosis.records import DEPTH_FILE, Record
 from ziggurat.diagnosis.watch import WARNINGS_FILE, read_warnings
 from ziggurat.tracking.tracker import Pixels
 from ziggurat.training.checkpoint import Progress
-from ziggurat.training.depth import Depth
+from ziggurat.training.depth_records import DepthReporter
 from ziggurat.training.loop import train
 from ziggurat.training.metrics import MetricsWriter, RunLog
-from ziggurat.training.progress import ProgressLine, Reporter, Window
-from ziggurat.training.step import UpdateResult
+from ziggurat.training.progress import ProgressLine, Reporter, UpdateWindow
+from ziggurat.training.update import UpdateResult
 
 CONFIG = TrainingConfig.model_validate({"schedule": {"warmup_updates": 10}, "log_every_updates": 2})
 
@@ -53,11 +53,11 @@ def record(update: int, ratio: float = 1.0) -> Record:
     return Record(update, 1.5, {"encoder": 2, "decoder": 2}, {"gradient_norm": gradients, "r": {"encoder": ratio}})
 
 
-def parts(run: Path, *, update: int = 0) -> tuple[Depth, Told, io.StringIO, MetricsWriter, RunLog]:
+def parts(run: Path, *, update: int = 0) -> tuple[DepthReporter, Told, io.StringIO, MetricsWriter, RunLog]:
     told, said = Told(), io.StringIO()
     log = RunLog(run, Console(file=said, width=500))
     metrics = MetricsWriter(run, log, update=update, trackers=[told])  # type: ignore[list-item]
-    return Depth(run, metrics, log, CONFIG, update=update), told, said, metrics, log
+    return DepthReporter(run, metrics, log, CONFIG, update=update), told, said, metrics, log
 
 
 def test_trackers_get_curves_at_once_and_heat_maps_ever_more_rarely(tmp_path: Path) -> None:
@@ -123,7 +123,7 @@ def test_a_full_disk_is_said_once(tmp_path: Path) -> None:
 
 def test_other_processes_write_nothing(tmp_path: Path) -> None:
     log = RunLog(None, Console(quiet=True))
-    depth = Depth(None, MetricsWriter(None, log, update=0), log, CONFIG, update=0)
+    depth = DepthReporter(None, MetricsWriter(None, log, update=0), log, CONFIG, update=0)
     depth.see(record(1, 1e-5))
     assert depth.standing == ["gradient_ratio.encoder"]
     assert not list(tmp_path.iterdir())
@@ -140,7 +140,7 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
     console = Console(file=screen, width=width, force_terminal=True, color_system=None)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
     with ProgressLine(console, CONFIG) as bar:
-        report = Reporter(bar, metrics, log, CONFIG, partial(Window, waits, waits), depth)
+        report = Reporter(bar, metrics, log, CONFIG, partial(UpdateWindow, waits, waits), depth)
         report.updated(Progress(update=1, seconds=1.0), _update(), 1e-3)
         depth.see(record(1, 1e-5))
         report.updated(Progress(update=2, seconds=2.0), _update(), 1e-3)
@@ -158,7 +158,8 @@ def test_the_bar_and_the_log_show_where_a_run_stands(tmp_path: Path, width: int)
 def test_without_measures_the_line_has_no_r(tmp_path: Path) -> None:
     _, _, said, metrics, log = parts(tmp_path)
     waits: Any = SimpleNamespace(waited_seconds=0.0)
-    report = Reporter(ProgressLine(Console(quiet=True), CONFIG), metrics, log, CONFIG, partial(Window, waits, waits))
+    window = partial(UpdateWindow, waits, waits)
+    report = Reporter(ProgressLine(Console(quiet=True), CONFIG), metrics, log, CONFIG, window)
     report.updated(Progress(update=2, seconds=1.0), _update(), 1e-3)
     assert "gradient 0.75  " in said.getvalue()
     assert " r " not in said.getvalue()

@@ -21,21 +21,21 @@ from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.corpus import Store
-from ziggurat.diagnosis.change import Snapshot
+from ziggurat.diagnosis.perturbation import Snapshot
 from ziggurat.diagnosis.probe import MEASURES, measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records
 from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.directory import weights
-from ziggurat.training import diagnostics
-from ziggurat.training.capacity import Shortage
-from ziggurat.training.diagnostics import measured
+from ziggurat.training import depth_records
+from ziggurat.training.depth_records import measured
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
+from ziggurat.training.memory import Shortage
 from ziggurat.training.objective import probe_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.profile import profile_batch
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 EVERY: dict[str, Any] = {"every_updates": 2, "tokens": 100, "max_share": None}
 MEASURED = set(MEASURES) - {"beta_ln", "history_weights", "transparent_weights"}
@@ -109,14 +109,14 @@ def test_a_resumed_run_ends_with_the_records_of_a_whole_one(tiny_folder: Path, t
 def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A clock that stands still but for measurements of a second, and updates of ten."""
     now = [0.0]
-    monkeypatch.setattr(diagnostics.time, "perf_counter", lambda: now[0])
-    real = diagnostics.measure
+    monkeypatch.setattr(depth_records.time, "perf_counter", lambda: now[0])
+    real = depth_records.measure
 
     def slow(*arguments: Any) -> dict[str, Any]:
         now[0] += 1.0
         return real(*arguments)
 
-    monkeypatch.setattr(diagnostics, "measure", slow)
+    monkeypatch.setattr(depth_records, "measure", slow)
     experiment = tiny_experiment(
         tiny_folder, stop={"updates": 12}, diagnostics={"every_updates": 1, "tokens": 50, "max_share": 0.03}
     )
@@ -126,7 +126,7 @@ def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeyp
         now[0] += 10.0
         return original(*arguments, **named)
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", timed)
+    monkeypatch.setattr("ziggurat.training.loop.train_update", timed)
     train(tmp_path / "run", experiment, console=QUIET)
     # Two measurements are 3 % of 66.7 s, three of 100 s: 1 + 70 s are past before update 8, 2 + 100 s before update 11.
     assert [r.update for r in read_records(tmp_path / "run")] == [0, 8, 11]
@@ -135,7 +135,7 @@ def test_measuring_keeps_to_its_share(tiny_folder: Path, tmp_path: Path, monkeyp
 def test_what_is_too_large_for_memory_is_said_once(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(diagnostics, "within_memory", lambda work, device: Shortage(1 << 20, 1 << 30))
+    monkeypatch.setattr(depth_records, "within_memory", lambda work, device: Shortage(1 << 20, 1 << 30))
     said = io.StringIO()
     experiment = tiny_experiment(tiny_folder, diagnostics=EVERY)
     train(tmp_path / "run", experiment, console=Console(file=said, width=400))
@@ -193,7 +193,7 @@ def train_here(run: str, document: str) -> None:
     train(Path(run), Experiment.model_validate_json(document), console=QUIET)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_several_processes_leave_the_records_of_one(kind: str, tiny_folder: Path, tmp_path: Path) -> None:
     def experiment(watching: dict[str, Any]) -> Experiment:
         return tiny_experiment(

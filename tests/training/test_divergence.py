@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.composition import AXES, model, refusal
 from tests.small import moved, small_config
 from tests.training.batches import batches
-from ziggurat.config.divergence import DivergenceConfig
+from ziggurat.config.lifecycle import DivergenceConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.models.build import build_model, compile_layers
 from ziggurat.models.seq2seq import Seq2Seq

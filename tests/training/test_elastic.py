@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,12 +15,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.conftest import tiny_experiment
 from tests.training.runs import final_bytes, records
 from tests.training.test_parallel import tiny, together
+from ziggurat.cli import main
 from ziggurat.config import dump
 from ziggurat.data.prepare import prepare
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
-from ziggurat.training.run import owned, restarted
+from ziggurat.training.ownership import owned, restarted
 
 UPDATES = 80
 
@@ -37,6 +40,7 @@ def workers(agent: int) -> list[int]:
     return [child.pid for child in psutil.Process(agent).children() if "ziggurat" in child.cmdline()]
 
 
+@pytest.mark.slow  # five processes import torch; the parts of it are in the tests below and in test_parallel.py
 def test_a_killed_worker_leads_to_the_weights_of_a_run_that_was_not(data: Path, tmp_path: Path) -> None:
     experiment = tiny(
         data,
@@ -116,6 +120,23 @@ def test_workers_end_when_torchrun_is_killed(data: Path, tmp_path: Path) -> None
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
     return records(run) if (run / "metrics.jsonl").exists() else []
+
+
+def test_the_same_command_started_again_by_torchrun_goes_on_with_the_run(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ziggurat.cli.training.leave_with_launcher", lambda: None)  # the launcher is no process here
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "a")
+    config, run = tmp_path / "config.yaml", tmp_path / "run"
+    config.write_text(dump(tiny_experiment(tiny_folder, stop={"updates": 4}, checkpoint={"every_updates": 2})))
+    for start in range(2):
+        with pytest.raises(SystemExit) as stop:
+            main(["train", str(config), "--run", str(run)])
+        said = capsys.readouterr().err
+        assert not stop.value.code, said
+        assert ("this job made" in said) == ("resumed after update 2" in said) == (start == 1)
+        assert [folder.name for folder in checkpoint_folders(run)] == ["step-00000002", "step-00000004"]
+        shutil.rmtree(run / "checkpoints" / "step-00000004")  # as if it had been killed before
 
 
 def test_only_the_job_that_made_a_run_goes_on_with_it_unasked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

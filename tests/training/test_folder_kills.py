@@ -96,7 +96,7 @@ def an_older_one(run: Path) -> Work:
     return lambda folder: average_run(run, last=1, out=folder / "out")
 
 
-EVERY = [pytest.param(7, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+EVERY = [pytest.param(11, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)
@@ -107,7 +107,9 @@ def _forks_have_one_thread() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("every", EVERY)
-@pytest.mark.parametrize("replacing", [False, True], ids=["new", "replacing"])
+@pytest.mark.parametrize(
+    "replacing", [pytest.param(False, id="new", marks=pytest.mark.slow), pytest.param(True, id="replacing")]
+)
 def test_average(run: Path, tmp_path: Path, replacing: bool, every: int) -> None:
     begin = an_older_one(run) if replacing else nothing
 
@@ -136,7 +138,7 @@ def test_export(run: Path, tmp_path: Path, every: int) -> None:
     def export(folder: Path) -> None:
         export_model(run, "plain", folder / "out", verify=text, force=(folder / "out").exists())
 
-    every = 50 if every > 1 else 1  # each takes half a second
+    every = 70 if every > 1 else 1  # each takes half a second
     assert killed_everywhere(export, tmp_path / "trial", nothing, opens, every) >= 40 / every
 
 
@@ -153,7 +155,10 @@ def test_a_new_run(experiment: Experiment, tmp_path: Path, every: int) -> None:
 
 
 @pytest.mark.parametrize("every", EVERY)
-@pytest.mark.parametrize("again", [False, True], ids=["new", "the same update again"])
+@pytest.mark.parametrize(
+    "again",
+    [pytest.param(False, id="new"), pytest.param(True, id="the same update again", marks=pytest.mark.slow)],
+)
 def test_a_checkpoint(tmp_path: Path, again: bool, every: int) -> None:
     def begin(folder: Path) -> None:
         for update in (1, 2, 3, 4) if again else (1, 2, 3):

@@ -22,7 +22,7 @@ from ziggurat.training import graphs
 from ziggurat.training.graphs import GraphedPasses, refuse_unrecordable
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 CUTS = [[3, 4], [7], [3, 4], [7], [3, 4], [2, 5], [3, 4]]
 """How the seven pairs are cut into the batches of each update."""

@@ -15,7 +15,8 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, records
 from ziggurat.config.data import CorpusConfig
-from ziggurat.config.train import CheckpointConfig, StopConfig, TrainingConfig
+from ziggurat.config.lifecycle import CheckpointConfig, StopConfig
+from ziggurat.config.train import TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import CheckpointError, ConfigError, TrainingError
@@ -24,11 +25,11 @@ from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.training.average import average_run, mean_weights, regular_checkpoints
 from ziggurat.training.checkpoint import Checkpoint, Progress, checkpoint_folders, save_checkpoint
 from ziggurat.training.loop import TrainingResult, train
-from ziggurat.training.progress import Window
+from ziggurat.training.progress import UpdateWindow
 from ziggurat.training.retention import prune
 from ziggurat.training.run import reopen_run
-from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.stopping import how_to_go_on, time_left
+from ziggurat.training.schedule import how_to_go_on, time_left
+from ziggurat.training.update import UpdateResult, train_update
 from ziggurat.training.validate import Validation, Validator, position_limit
 
 
@@ -36,7 +37,7 @@ def go(folder: Path, run: Path, **training: object) -> TrainingResult:
     return train(run, tiny_experiment(folder, **training), console=QUIET)
 
 
-def test_a_run_holds_what_the_design_says(tiny_folder: Path, tmp_path: Path) -> None:
+def test_a_run_holds_its_files_and_the_checkpoints_it_keeps(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     result = go(
         tiny_folder,
@@ -111,7 +112,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
             signal.raise_signal(signal.SIGTERM)
         return train_update(*args, **kwargs)  # type: ignore[arg-type]
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", interrupted)
+    monkeypatch.setattr("ziggurat.training.loop.train_update", interrupted)
     assert go(tiny_folder, run, **settings).signal == signal.SIGTERM
     assert [folder.name for folder in checkpoint_folders(run)] == [f"step-{n:08d}" for n in (2, 4, 5)]
     train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
@@ -177,7 +178,7 @@ def test_patience_without_a_dev_set_would_never_end(
     experiment = tiny_experiment(tiny_folder, stop={"updates": None, "patience": 2})
     store = Store.open(experiment.data.store)
     store.dev = None
-    monkeypatch.setattr("ziggurat.training.loop.Store.open", lambda _path: store)
+    monkeypatch.setattr("ziggurat.training.setup.Store.open", lambda _path: store)
     with pytest.raises(ConfigError, match="would never end"):
         train(tmp_path / "run", experiment, console=QUIET)
 
@@ -283,7 +284,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
             signal.raise_signal(signal.SIGTERM)
         return result
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", update)
+    monkeypatch.setattr("ziggurat.training.loop.train_update", update)
     assert go(tiny_folder, run, **settings).update == 6
     train(run, tiny_experiment(tiny_folder, **settings), resume=True, console=QUIET)
     found = [(r["update"], r.get("partial", False)) for r in records(run, "train")]
@@ -302,7 +303,7 @@ def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkey
 def test_what_is_left_out_of_a_window_is_no_training_time(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr("ziggurat.training.progress.time.perf_counter", lambda: now[0])
-    window = Window(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
+    window = UpdateWindow(SimpleNamespace(waited_seconds=0.0), SimpleNamespace(waited_seconds=0.0))  # type: ignore[arg-type]
     window.add(UpdateResult(1.0, 20.0, 1.0, 5, 10, 2, True), 1e-3)
     now[0] += 7.0
     window.leave_out(5.0)
@@ -407,8 +408,7 @@ def test_validation_changes_nothing_in_training(tiny_folder: Path, tmp_path: Pat
         assert torch.equal(runs[0][name], runs[1][name])
 
 
-@pytest.mark.parametrize("kind", ["adamw", "radam", "muon"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(("kind", "precision"), [("adamw", "bf16"), ("radam", "fp32"), ("muon", "bf16")])
 def test_other_optimisers_and_bf16_train(kind: str, precision: str, tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     go(

@@ -13,12 +13,12 @@ from torch.nn import functional as F
 
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.embedding import OutputProjection
-from ziggurat.training.loss import Gold, Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
+from ziggurat.training.loss import Labels, Smoothing, linear_cross_entropy, sequence_loss, smoothing_of
 from ziggurat.training.objective import batch_loss
 
 
-def gold(target: Tensor, mask: Tensor) -> Gold:
-    return Gold(target, mask, int(mask.sum()))
+def gold(target: Tensor, mask: Tensor) -> Labels:
+    return Labels(target, mask, int(mask.sum()))
 
 
 def written_out(

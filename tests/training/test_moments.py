@@ -23,7 +23,7 @@ from ziggurat.models import recompute
 from ziggurat.models.build import parameter_roles
 from ziggurat.models.grow import grow_moments
 from ziggurat.models.transformer import Encoder
-from ziggurat.training import loop, moments
+from ziggurat.training import loop, moments, setup
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import train
@@ -311,8 +311,9 @@ def test_a_run_recomputes_at_every_depth_and_rounds_by_its_own_seed(
 
     given_back: list[bool] = []
     monkeypatch.setattr(recompute, "checkpoint", spy)
-    monkeypatch.setattr(loop, "refuse_too_large", lambda *_, **__: None)  # it would run the model too
-    monkeypatch.setattr(loop, "give_back_freed_memory", lambda: given_back.append(True))
+    for module in (setup, loop):
+        monkeypatch.setattr(module, "refuse_too_large", lambda *_, **__: None)  # it would run the model too
+    monkeypatch.setattr(setup, "give_back_freed_memory", lambda: given_back.append(True))
     settings: dict[str, Any] = {
         "growth": {"stages": [{"layers": 1, "updates": 1}]},
         "optimiser": {"moments": "bf16"},

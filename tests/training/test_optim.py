@@ -123,7 +123,7 @@ def radam_by_the_papers_formulas(
 
 @pytest.mark.parametrize("rectified_only", [False, True])
 @pytest.mark.parametrize(("beta2", "first"), [(0.98, 6), (0.999, 6), (0.7, 10)])
-def test_12_23_radam_equals_the_published_update(beta2: float, first: int, rectified_only: bool) -> None:
+def test_radam_equals_the_published_update(beta2: float, first: int, rectified_only: bool) -> None:
     """With `rectified_only` nothing but weight decay moves anything while the variance of the rate is intractable: for
     t < 6 at beta2 0.98."""
     model = tiny().double()

@@ -97,7 +97,10 @@ def assert_alike(run: Path, alone: Path, tolerance: float = 2e-5) -> None:
             assert one.get(key) == other.get(key)
 
 
-@pytest.mark.parametrize(("kind", "count"), [("ddp", 2), ("ddp", 3), ("fsdp", 2), ("fsdp", 3)])
+@pytest.mark.parametrize(
+    ("kind", "count"),
+    [("ddp", 3), ("fsdp", 2), *(pytest.param(*c, marks=pytest.mark.slow) for c in (("ddp", 2), ("fsdp", 3)))],
+)
 def test_processes_train_like_one_with_as_many_batches(
     kind: str, count: int, data: Path, alone: Path, tmp_path: Path
 ) -> None:
@@ -110,7 +113,7 @@ def test_processes_train_like_one_with_as_many_batches(
     assert len((run / "log.txt").read_text().splitlines()) == len((alone / "log.txt").read_text().splitlines())
 
 
-@pytest.mark.parametrize(("kind", "count"), [("ddp", 3), ("fsdp", 2)])
+@pytest.mark.parametrize(("kind", "count"), [("ddp", 3), pytest.param("fsdp", 2, marks=pytest.mark.slow)])
 def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: int, data: Path, tmp_path: Path) -> None:
     """Sums of three depend on their order, so DDP's buckets must lie as they did. (DDP's two: test_parallel_faults.)"""
     whole, parts = tiny(data, distributed={"kind": kind}), tiny(data, distributed={"kind": kind}, stop={"updates": 3})
@@ -120,8 +123,13 @@ def test_stopped_and_resumed_processes_end_alike_bit_for_bit(kind: str, count: i
     assert final_bytes(tmp_path / "parts", UPDATES) == final_bytes(tmp_path / "whole", UPDATES)
 
 
-@pytest.mark.parametrize(("first", "second"), [(2, 1), (1, 3), (3, 2)])
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+CHANGES = [("ddp", 1, 3), ("ddp", 2, 1), ("ddp", 3, 2), ("fsdp", 1, 3), ("fsdp", 2, 1), ("fsdp", 3, 2)]
+QUICK = [("ddp", 2, 1), ("fsdp", 3, 2)]
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second"), [c if c in QUICK else pytest.param(*c, marks=pytest.mark.slow) for c in CHANGES]
+)
 def test_a_run_goes_on_with_another_number_of_processes(
     kind: str, first: int, second: int, data: Path, alone: Path, tmp_path: Path
 ) -> None:

@@ -21,11 +21,11 @@ from tests.training.test_parallel import tiny, together
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, ZigguratError
-from ziggurat.training import objective, recovery
+from ziggurat.training import loop, objective
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.loop import train
+from ziggurat.training.ownership import refuse_unshared
 from ziggurat.training.processes import joined
-from ziggurat.training.run import refuse_unshared
 from ziggurat.training.validate import Validator
 
 HERE = "tests.training.test_parallel_faults"
@@ -56,7 +56,7 @@ def faulty(run: str, config: str, fault: str, resume: str = "") -> None:
 def hangs(patch: pytest.MonkeyPatch, _: Experiment) -> None:
     """It sleeps instead of beginning update 3."""
     calls: list[int] = []
-    update = recovery.train_update
+    update = loop.train_update
 
     def sleepy(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -64,7 +64,7 @@ def hangs(patch: pytest.MonkeyPatch, _: Experiment) -> None:
             time.sleep(60)
         return update(*arguments, **options)
 
-    patch.setattr(recovery, "train_update", sleepy)
+    patch.setattr(loop, "train_update", sleepy)
 
 
 def is_told_to_stop(patch: pytest.MonkeyPatch, _: Experiment) -> None:
@@ -87,7 +87,7 @@ def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 def runs_out_of_memory(patch: pytest.MonkeyPatch, _: Experiment) -> None:
     """In update 4, before its backward pass."""
     calls: list[int] = []
-    update, loss = recovery.train_update, objective.batch_loss
+    update, loss = loop.train_update, objective.batch_loss
 
     def counted(*arguments: Any, **options: Any) -> Any:
         calls.append(1)
@@ -98,7 +98,7 @@ def runs_out_of_memory(patch: pytest.MonkeyPatch, _: Experiment) -> None:
             raise MemoryError("no room")
         return loss(*arguments, **options)
 
-    patch.setattr(recovery, "train_update", counted)
+    patch.setattr(loop, "train_update", counted)
     patch.setattr(objective, "batch_loss", short)
 
 
@@ -135,7 +135,7 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
         one.process.join()
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_a_signal_to_one_process_during_a_validation_stops_both_and_costs_nothing(
     kind: str, data: Path, tmp_path: Path
 ) -> None:
@@ -190,9 +190,9 @@ def in_two(run: str, document: str, resume: str) -> None:
 @pytest.mark.parametrize(
     "case",
     [
-        Case(accumulate=2),
-        Case("bf16", accumulate=3),
         Case("bf16", growth=True, accumulate=2),
+        pytest.param(Case(accumulate=2), marks=pytest.mark.slow),
+        pytest.param(Case("bf16", accumulate=3), marks=pytest.mark.slow),
         pytest.param(Case(growth=True, accumulate=2, compile="layers"), marks=pytest.mark.slow),
     ],
     ids=str,

@@ -41,7 +41,7 @@ def hang() -> None:
         for update in range(6):
             processes.update = update
             if processes.rank == 1 and update == 3:
-                time.sleep(8)
+                time.sleep(60)  # it is killed before
             try:
                 processes.sums([1.0])
             except RuntimeError as error:
@@ -61,7 +61,10 @@ def test_all_processes_hear_the_same(count: int) -> None:
 
 
 def test_a_process_that_hangs_is_named() -> None:
-    status, output, errors = finish(launch(HERE, "hang", 3))[0]
+    started = launch(HERE, "hang", 3)
+    started[0].process.join(30)
+    started[1].kill()
+    status, output, errors = finish(started)[0]
     assert status == 0, errors
     assert "lost each other at update 3; behind: process 1 (in or after update 2)." in output
 

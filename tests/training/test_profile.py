@@ -78,7 +78,7 @@ def test_nothing_else_is_profiled(tiny_folder: Path, model: dict[str, Any]) -> N
     assert all(torch.equal(p, before[name]) for name, p in built.named_parameters())
 
 
-def test_12_22_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:
+def test_profiling_depends_on_data_and_seed_alone(tiny_folder: Path) -> None:
     """Not on batches, accumulation or what was drawn before, as it would in one of several processes."""
     store, found = store_of(tiny_folder), []
     for number, training in enumerate([{}, {}, {"batch": {"max_tokens": 90, "accumulate": 3}}, {"seed": 2}]):

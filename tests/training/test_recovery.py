@@ -22,22 +22,24 @@ from ziggurat.config.notices import notices
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint
 from ziggurat.data.loader import LoaderState
-from ziggurat.errors import ConfigError, TrainingError
+from ziggurat.errors import CheckpointError, ConfigError, TrainingError
+from ziggurat.models.run_folder import read_meta, write_meta
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.checkpoint import (
     CHECKPOINT_FORMAT,
+    Checkpoint,
     Progress,
     checkpoint_folders,
     load_checkpoint,
     read_progress,
 )
 from ziggurat.training.divergence import Fault
+from ziggurat.training.feeding import loader_of
 from ziggurat.training.growth import after_growth
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.schedule import learning_rate
-from ziggurat.training.step import UpdateResult, train_update
-from ziggurat.training.trial import loader_of
+from ziggurat.training.update import UpdateResult, train_update
 
 LAYER = "decoder.layers.1.ffn.in_proj"
 UPDATES = 14
@@ -151,7 +153,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experimen
         return train_update(*args, **options)
 
     with monkeypatch.context() as patch:
-        patch.setattr("ziggurat.training.recovery.train_update", killed)
+        patch.setattr("ziggurat.training.loop.train_update", killed)
         with pytest.raises(KeyboardInterrupt):
             go(run, experiment)
 
@@ -199,20 +201,105 @@ def test_checkpoints_written_while_updates_fail_are_not_rolled_back_to(
     assert "rolled back to the weights after update 2," in said
 
 
-def test_a_damaged_or_infinite_good_checkpoint_is_passed_over(
-    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def about_to_roll_back(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Experiment]:
+    """A run of 8 updates, the last two of them bad, and its longer form, whose update 9 rolls back to update 6."""
     experiment = tiny_experiment(tiny_folder, **settings(checkpoint={"every_updates": 2}, stop={"updates": 8}))
     poison(monkeypatch, planned(experiment, 7, 9), LAYER, nan)
-    run = tmp_path / "run"
-    go(run, experiment)
-    file = run / "checkpoints" / "step-00000006" / "model.safetensors"
-    content = bytearray(file.read_bytes())
+    go(tmp_path / "run", experiment)
+    longer = settings(checkpoint={"every_updates": 2}, stop={"updates": 12})
+    return tmp_path / "run", tiny_experiment(tiny_folder, **longer)
+
+
+def test_a_damaged_good_checkpoint_ends_the_run_which_goes_on_when_it_can_be_read_or_is_gone(
+    about_to_roll_back: tuple[Path, Experiment], tmp_path: Path
+) -> None:
+    run, longer = about_to_roll_back
+    shutil.copytree(run, tmp_path / "whole", symlinks=True)
+    _, said = go(tmp_path / "whole", longer, resume=True)
+    assert "rolled back to the weights after update 6," in said
+    good = run / "checkpoints" / "step-00000006"
+    content = bytearray((good / "model.safetensors").read_bytes())
     content[-3] ^= 1
-    file.write_bytes(content)
-    longer = tiny_experiment(tiny_folder, **settings(checkpoint={"every_updates": 2}, stop={"updates": 9}))
+    (good / "model.safetensors").write_bytes(content)
+    there = checkpoint_folders(run)
+    for _ in range(2):  # the second time after what the first has left
+        with pytest.raises(CheckpointError) as error:
+            go(run, longer, resume=True)
+        assert f"{good / 'model.safetensors'}: damaged" in str(error.value)
+        assert f"to {good}. If the disk was only disturbed, `--resume` again; if the folder is " in str(error.value)
+        assert "damaged, remove it, and `--resume` goes back to the checkpoint before it" in str(error.value)
+    assert checkpoint_folders(run) == there
+
+    shutil.copytree(run, tmp_path / "without", symlinks=True)
+    shutil.rmtree(tmp_path / "without" / "checkpoints" / good.name)
+    _, said = go(tmp_path / "without", longer, resume=True)
+    assert "step-00000006 is gone; rolling back to the checkpoint before it" in said
+    assert "rolled back to the weights after update 4," in said
+
+    content[-3] ^= 1
+    (good / "model.safetensors").write_bytes(content)
+    go(run, longer, resume=True)
+    assert final_bytes(run, 12) == final_bytes(tmp_path / "whole", 12)
+
+
+@pytest.mark.parametrize("removed", [False, True])
+def test_the_newest_checkpoint_that_cannot_be_rolled_back_to_is_made_again(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, removed: bool
+) -> None:
+    """The run goes on from the one before it, and ends the same."""
+    changes = {"checkpoint": {"every_updates": 2}, "patience": {"non_finite": 2}, "stop": {"updates": 10}}
+    experiment = tiny_experiment(tiny_folder, **settings(**changes))
+    poison(monkeypatch, planned(experiment, 7, 8), LAYER, nan)
+    go(tmp_path / "whole", experiment)
+
+    def damaged(folder: Path) -> Checkpoint:
+        (folder / "model.safetensors").write_bytes(b"")
+        return load_checkpoint(folder)
+
+    run = tmp_path / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr("ziggurat.training.recovery.load_checkpoint", damaged)
+        with pytest.raises(CheckpointError, match="goes back to the checkpoint before it"):
+            go(run, experiment)
+    assert checkpoint_folders(run)[-1].name == "step-00000006"
+    if removed:
+        shutil.rmtree(run / "checkpoints" / "step-00000006")
+    _, said = go(run, experiment, resume=True)
+    assert "resumed after update 4" in said
+    assert "rolled back to the weights after update 6," in said
+    assert final_bytes(run, 10) == final_bytes(tmp_path / "whole", 10)
+
+
+def test_the_only_checkpoint_to_roll_back_to_is_not_to_be_removed(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    changes = {"stop": {"updates": 6}, "checkpoint": {"every_updates": 5}, "patience": {"non_finite": 2}}
+    experiment = tiny_experiment(tiny_folder, **settings(**changes))
+    poison(monkeypatch, planned(experiment, 2, 3), LAYER, nan)
+
+    def unreadable(folder: Path) -> Checkpoint:
+        raise CheckpointError(f"{folder}/meta.json: Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ziggurat.training.recovery.load_checkpoint", unreadable)
+        with pytest.raises(CheckpointError, match=r"`--resume` again; if the folder is damaged, start a new run$"):
+            go(tmp_path / "run", experiment)
+    _, said = go(tmp_path / "run", experiment, resume=True)
+    assert "rolled back to the weights after update 0" in said
+
+
+def test_an_infinite_good_checkpoint_is_passed_over(
+    about_to_roll_back: tuple[Path, Experiment],
+) -> None:
+    run, longer = about_to_roll_back
+    good = run / "checkpoints" / "step-00000006"
+    file, meta = good / "model.safetensors", read_meta(good)
+    weights = read_tensors(file)
+    next(iter(weights.values())).view(-1)[0] = math.inf
+    checksum = write_tensors(file, weights)
+    write_meta(good, {**meta, "checksums": {**meta["checksums"], file.name: checksum}})
     _, said = go(run, longer, resume=True)
-    assert "CHECKPOINT DAMAGED" in said
     assert "rolled back to the weights after update 4," in said
 
 
@@ -227,7 +314,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
         train(tmp_path / "run", experiment, console=Console(file=said, width=1000))
     assert "2 updates in a row had a non-finite loss or gradient, or a loss spike" in str(error.value)
     assert f"the first of them update 10; first {LAYER}: output is NaN in the forward pass" in str(error.value)
-    assert "Roll backs of the run before: 2." in str(error.value)
+    assert "Earlier roll backs: 2." in str(error.value)
     assert "Lower `training.schedule.peak`" in str(error.value)
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 
@@ -318,7 +405,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
 ) -> None:
     changes = {"checkpoint": {"every_updates": 1}, "patience": {"out_of_memory": 3}, "log_every_updates": 4}
     experiment = tiny_experiment(tiny_folder, **settings(**changes, stop={"updates": 4}))
-    monkeypatch.setattr("ziggurat.training.loop.refuse_too_large", lambda *_, **__: None)
+    monkeypatch.setattr("ziggurat.training.setup.refuse_too_large", lambda *_, **__: None)
     with monkeypatch.context() as patch:
         poison(patch, planned(experiment, 2, 3), LAYER, no_memory)
         _, said = go(tmp_path / "run", experiment)

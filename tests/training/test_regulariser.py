@@ -18,12 +18,11 @@ from ziggurat.data.corpus import Store
 from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.loop import train
-from ziggurat.training.loss import Gold, sequence_loss
-from ziggurat.training.objective import batch_loss
+from ziggurat.training.loss import Labels, sequence_loss
+from ziggurat.training.objective import batch_loss, inter_similarity_penalty
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.regulariser import inter_similarity_penalty
-from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.update import UpdateResult, train_update
 from ziggurat.training.validate import Validator
 
 KINDS: dict[str, dict[str, Any]] = {
@@ -125,7 +124,7 @@ def test_lambda_0_is_the_loss_without_it_bit_for_bit(monkeypatch: pytest.MonkeyP
     encode = model.encoder.forward
     monkeypatch.setattr(model.encoder, "forward", lambda *args: asked.append(args[2:]) or encode(*args))
     hidden = model.decode(batch.target_in, model.encode(batch.source, batch.source_mask))
-    gold = Gold(batch.target_out, batch.target_mask, batch.target_tokens)
+    gold = Labels(batch.target_out, batch.target_mask, batch.target_tokens)
     plain = sequence_loss(hidden, model.output.weight, gold, config, tokens=22, sentences=5)
     got = batch_loss(model, batch, config, tokens=22, sentences=5)
     assert torch.equal(got.objective, plain.objective)

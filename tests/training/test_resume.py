@@ -26,9 +26,16 @@ from ziggurat.models.build import build_model
 from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.run import reopen_run
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 
 MATRIX = [Case(*cell) for cell in product(("fp32", "bf16"), (False, True), (1, 2), ("none", "layers"))]
+PAIRWISE = [
+    Case("fp32"),
+    Case("fp32", growth=True, accumulate=2),
+    Case("bf16", growth=True),
+    Case("bf16", accumulate=2),
+]
+"""The quick suite's part, in which every two values meet; layers are compiled in a test of their own."""
 UPDATES = 40
 SETTINGS: dict[str, Any] = {
     "threads": 1,  # the processes that are killed must add up in the same order as this one
@@ -64,7 +71,7 @@ def started_anew(run: str, document: str, resume: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, id=str(c), marks=[pytest.mark.slow] * (c.compile != "none")) for c in MATRIX]
+    "case", [pytest.param(c, id=str(c), marks=() if c in PAIRWISE else pytest.mark.slow) for c in MATRIX]
 )
 def test_twenty_updates_and_twenty_more_are_forty(case: Case, tiny_folder: Path, tmp_path: Path) -> None:
     """In every precision, with and without growth, accumulation and compiled layers."""
@@ -80,7 +87,7 @@ def test_twenty_updates_and_twenty_more_are_forty_with_graphs(
         torch.nn.Module, "compile", lambda self, **how: [next(calls), compiled(self, backend="eager", **how)][1]
     )
     torch.compiler.reset()
-    assert_resumed_equals_whole(Case("fp32", growth=True, accumulate=2, compile="layers"), tiny_folder, tmp_path)
+    assert_resumed_equals_whole(Case("fp32", accumulate=2, compile="layers"), tiny_folder, tmp_path)
     assert next(calls) > 0
 
 
@@ -126,8 +133,9 @@ def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
     return alive
 
 
-def test_sigkill_at_twenty_random_moments(
-    experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
+@pytest.mark.parametrize("wanted", [3, pytest.param(20, marks=pytest.mark.slow)])
+def test_sigkill_at_random_moments(
+    wanted: int, experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
     assert not killed_after(300, tmp_path / "warm", experiment)  # starts the fork server, which takes seconds
     began = time.perf_counter()
@@ -136,7 +144,7 @@ def test_sigkill_at_twenty_random_moments(
     seed = random.SystemRandom().randrange(10**6)  # another one every time; test_kills.py has recorded ones
     moments = random.Random(seed)
     kills = 0
-    for number in range(40):
+    for number in range(2 * wanted):
         run = tmp_path / f"run-{number}"
         moment = moments.uniform(0.0, 0.9 * length)
         kills += killed_after(moment, run, experiment)
@@ -144,9 +152,9 @@ def test_sigkill_at_twenty_random_moments(
         go(run, experiment, resume=has_run)
         assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
         same_records(uninterrupted[1], run)
-        if kills == 20:
+        if kills == wanted:
             return
-    pytest.fail(f"only {kills} of 40 processes were alive when they were killed")
+    pytest.fail(f"only {kills} of {2 * wanted} processes were alive when they were killed")
 
 
 def test_stopping_at_every_kind_of_place_changes_nothing(
@@ -236,7 +244,7 @@ def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: P
 def test_a_run_is_not_overwritten_and_not_shared(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path]
 ) -> None:
-    from ziggurat.training.run import owned
+    from ziggurat.training.ownership import owned
 
     run = uninterrupted[1]
     with pytest.raises(ConfigError, match=r"already holds a run; go on with it by `ziggurat train --run .* --resume`"):
@@ -326,7 +334,7 @@ def before_update(number: int, act: Callable[[], object], monkeypatch: pytest.Mo
             act()
         return train_update(*arguments, **options)
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", update)
+    monkeypatch.setattr("ziggurat.training.loop.train_update", update)
 
 
 def test_a_store_replaced_under_a_live_run(

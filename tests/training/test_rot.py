@@ -16,7 +16,7 @@ from tests.training.runs import QUIET
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.arrow_shard import Shard
-from ziggurat.data.verification import Verification
+from ziggurat.data.store_checks import Verification
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import open_model
 from ziggurat.models.run_folder import meta_checksum
@@ -76,7 +76,7 @@ def test_no_checkpoint_is_written_before_the_store_is_known_to_be_whole(
 
     monkeypatch.setattr(Shard, "verify", slow)
     monkeypatch.setattr(Verification, "found_damage", asking)
-    monkeypatch.setattr("ziggurat.training.trust.Verification", partial(Verification, patience=0.01))
+    monkeypatch.setattr("ziggurat.training.store_check.Verification", partial(Verification, patience=0.01))
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged.*nothing was saved"):
         train(tmp_path / "run", experiment, console=QUIET)
     assert checkpoint_folders(tmp_path / "run") == []
@@ -94,7 +94,7 @@ def test_damage_found_under_way_ends_training_before_the_next_save(
         compare(shard)
 
     monkeypatch.setattr(Shard, "verify", slow)
-    monkeypatch.setattr("ziggurat.training.trust.Verification", partial(Verification, patience=0.01))
+    monkeypatch.setattr("ziggurat.training.store_check.Verification", partial(Verification, patience=0.01))
     endless = {"stop": {"updates": 1_000_000}, "checkpoint": {"every_updates": 1_000_000}}
     section = change_section(experiment.training, endless, "training")
     with pytest.raises(DataError, match=r"train-00000\.arrow: damaged"):

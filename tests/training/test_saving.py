@@ -20,7 +20,7 @@ from rich.console import Console
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET, final_bytes, records, timeless_progress
 from ziggurat.config import Experiment
-from ziggurat.config.train import CheckpointConfig
+from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.corpus import Store
 from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.directory import open_model, weights
@@ -282,13 +282,13 @@ def test_the_kernel_refuses_a_file(tiny_folder: Path, tmp_path: Path, files_limi
     checkpoint = {"every_updates": 3, "on_error": "continue", "asynchronous": False}
     updates = iter(range(1, 10))
     with pytest.MonkeyPatch.context() as patch:
-        from ziggurat.training.step import train_update
+        from ziggurat.training.update import train_update
 
         def update(*arguments: Any, **options: Any) -> Any:
             limit(next(updates))
             return train_update(*arguments, **options)
 
-        patch.setattr("ziggurat.training.recovery.train_update", update)
+        patch.setattr("ziggurat.training.loop.train_update", update)
         train(
             run, tiny_experiment(tiny_folder, checkpoint=checkpoint, **settings), console=Console(file=said, width=500)
         )

@@ -27,7 +27,7 @@ from ziggurat.training.checkpoint import checkpoint_folders, load_checkpoint, re
 from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.objective import batch_loss
 from ziggurat.training.signals import GracefulStop
-from ziggurat.training.step import train_update
+from ziggurat.training.update import train_update
 from ziggurat.training.validate import Validation, Validator
 
 HERE = "tests.training.test_signals"
@@ -103,7 +103,7 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
         measure = Validator.measure
         patch.setattr(Validator, "measure", lambda *a: [order.append("validation"), measure(*a)][1])
         update: Callable[..., Any] = lambda *a, **k: [order.append("update"), train_update(*a, **k)][1]  # noqa: E731
-        patch.setattr("ziggurat.training.recovery.train_update", update)
+        patch.setattr("ziggurat.training.loop.train_update", update)
         resumed = go(run, experiment, resume=True)
     assert order[0] == "validation"
     assert order.count("update") == UPDATES - result.update
@@ -182,7 +182,7 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
-    monkeypatch.setattr("ziggurat.training.recovery.train_update", update)
+    monkeypatch.setattr("ziggurat.training.loop.train_update", update)
     result = go(run, experiment)
     assert (result.update, next(updates), result.reason) == (number, number + 1, "SIGTERM")
     assert load_checkpoint(run / "last").progress.validation_due == (number in (3, UPDATES))
@@ -222,7 +222,7 @@ def live(place: str, config: str, run: str, journal: str) -> None:
 
     patch = pytest.MonkeyPatch()
     patch.setattr(GracefulStop, "_handle", hear)
-    patch.setattr("ziggurat.training.recovery.train_update", noted("update", train_update))
+    patch.setattr("ziggurat.training.loop.train_update", noted("update", train_update))
     patch.setattr("ziggurat.training.validate.batch_loss", noted("batch", batch_loss))
     patch.setattr("ziggurat.decoding.translator.search", noted_search)
     main(["train", config, "--run", run])

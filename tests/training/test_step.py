@@ -12,7 +12,7 @@ from ziggurat.models.build import build_model, parameter_roles
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.step import UpdateResult, train_update
+from ziggurat.training.update import UpdateResult, train_update
 
 
 def tiny() -> tuple[Seq2Seq, Optimiser]:

@@ -1,4 +1,4 @@
-"""Which lines and pairs of a synthetic corpus are dropped, each with its reason."""
+"""Filters of a synthetic corpus: lines and pairs that are dropped, each for one reason."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ziggurat.config.data import FilterConfig
-from ziggurat.data.normalise import normalise
+from ziggurat.data.lines import normalise
 
 __all__ = ["MAX_CHARACTERS", "PairFilter", "Reason", "readable"]
 
 Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy"]
-"""Why a line gives no pair:
+"""Reason why a line gives no pair:
 
 - `encoding`: not valid UTF-8;
-- `nul`: holds U+0000, so it is no text;
+- `nul`: contains U+0000, so it is not text;
 - `empty`: the line, or its translation, is blank;
 - `too_long`: the line or its translation has too many pieces, or the line more than MAX_CHARACTERS;
 - `unfinished`: the translation was cut at the length limit;
@@ -23,12 +23,12 @@ Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", 
 """
 
 MAX_CHARACTERS = FilterConfig().max_characters or 4000
-"""Longest line that is looked at, as in `prepare`."""
+"""Longest line that is used, as in `prepare`."""
 _BYTE_ORDER_MARK = "\ufeff"
 
 
 def readable(raw: bytes | None, *, first_of_file: bool = False) -> tuple[str, Reason | None]:
-    """Return the text of a line without its line end, on one line and trimmed; or "" and why it is dropped.
+    """Return the text of a line, trimmed and without its line end, and None; or "" and the reason to drop it.
 
     Args:
         raw: The line's bytes; None where there were too many to keep.
@@ -53,7 +53,7 @@ class PairFilter:
     """The filters of fairseq's back-translation recipe (Edunov et al. 2018), and copies.
 
     Attributes:
-        max_pieces: Most subword pieces of either side, as the model that translated cuts them.
+        max_pieces: Most subword pieces of either side, by the tokenizers of the model that translated.
         max_ratio: Largest ratio of the sides' pieces.
     """
 
@@ -61,7 +61,7 @@ class PairFilter:
     max_ratio: float = 1.5
 
     def reason(self, text: str, translation: str, text_pieces: int, translation_pieces: int) -> Reason | None:
-        """Return why the pair is dropped, the first that holds in this order, or None."""
+        """Return the first reason, in this order, to drop the pair, or None."""
         if not translation or translation.isspace():
             return "empty"
         shorter, longer = sorted((text_pieces, translation_pieces))

@@ -1,4 +1,4 @@
-"""The filtered shards, one after the other, as a corpus ready for `prepare`."""
+"""Merge of the filtered shards, in order, into a corpus for `prepare`."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _SIDES = ("source.txt", "target.txt")
 
 @dataclass(frozen=True)
 class Report:
-    """What became of the text.
+    """Counts of a merged corpus.
 
     Attributes:
         read: Lines of the inputs.
         kept: Pairs of the corpus.
         dropped: Lines that gave no pair, by reason (ziggurat.backtranslation.filters.Reason).
-        files: File name -> size and checksum of the two sides.
+        files: Size and checksum of each side, by file name.
     """
 
     read: int
@@ -44,7 +44,7 @@ class Report:
 
 
 def merged(out: Path, plan: Plan) -> Report | None:
-    """Return the report of a corpus that is there already, made by `plan`; else None."""
+    """Return the report of a corpus of `plan` that is complete already, else None."""
     try:
         document = parse_json(read_bounded(out / MANIFEST_FILE), MANIFEST_FILE)
         same = document.pop("plan") == plan.fingerprint
@@ -56,13 +56,14 @@ def merged(out: Path, plan: Plan) -> Report | None:
 
 
 def merge(out: Path, plan: Plan) -> Report:
-    """Write both sides of the corpus and, last, its manifest; in memory that does not grow with the corpus.
+    """Write both sides of the corpus and then its manifest, in memory that does not grow with the corpus.
 
     Raises:
-        DataError: a shard is not complete or damaged, or no pair is left.
+        DataError: a shard is incomplete or damaged, or no pair is left.
     """
     shards = StageFiles(out, "filtered", plan.fingerprint)
     read, kept, dropped = 0, 0, Counter[str]()
+    # Hashed while it is written, so that the corpus is never in memory.
     digests = [xxhash.xxh3_128() for _ in _SIDES]
     sizes = [0 for _ in _SIDES]
     with ExitStack() as stack:
@@ -86,12 +87,13 @@ def merge(out: Path, plan: Plan) -> Report:
     described = {name: {"bytes": size, "xxh3_128": checksum} for name, size, checksum in names}
     report = Report(read, kept, dict(sorted(dropped.items())), described)
     document = json.dumps({"plan": plan.fingerprint, **asdict(report)}, indent=1) + "\n"
+    # Last: a corpus without a manifest is incomplete.
     write_atomically(out / MANIFEST_FILE, document.encode())
     return report
 
 
 def shown(dropped: Mapping[str, int]) -> str:
-    """Return the counts of dropped lines for people."""
+    """Return the counts of dropped lines as text."""
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "none"
 
 

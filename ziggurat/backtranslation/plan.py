@@ -1,27 +1,103 @@
-"""The plan of a back-translation: what its result depends on, written down once and demanded when it goes on."""
+"""Plan of a back-translation: everything that its result depends on.
+
+A `Job` is one call of the verb. Its `Plan` names models and text by their content. It is written once, and a later call
+in the same folder must have the same one.
+"""
 
 from __future__ import annotations
 
 import json
 import warnings
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import xxhash
 
-from ziggurat.backtranslation.job import Job
+from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.shards import count_lines
 from ziggurat.config.load import change_section
 from ziggurat.data.files import find_files, fingerprint, write_atomically
-from ziggurat.data.provenance import differences
 from ziggurat.data.sides import named_language
+from ziggurat.data.store_checks import differences
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.documents import parse_json, read_bounded
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.directory import OpenedModel, open_model
 
-__all__ = ["PLAN_FILE", "Plan", "make_plan"]
+__all__ = [
+    "METHODS",
+    "PLAN_FILE",
+    "SHARD_LINES",
+    "Job",
+    "Method",
+    "Plan",
+    "make_plan",
+]
+
+
+Method = Literal["sample", "top-k", "beam", "noised-beam"]
+"""Search for the synthetic side."""
+
+METHODS: Mapping[Method, Mapping[str, Any]] = {
+    "sample": {"search": "sample", "top_k": 0, "mbr": 0, "n_best": 1},
+    "top-k": {"search": "sample", "top_k": 10, "mbr": 0, "n_best": 1},
+    "beam": {"search": "beam", "n_best": 1},
+    "noised-beam": {"search": "beam", "n_best": 1},
+}
+"""Decoding settings of each method, which replace the model's own."""
+
+SHARD_LINES = 2000
+"""Lines of a shard: the most work that an interruption loses per worker, and one window of the translator."""
+
+
+@dataclass(frozen=True)
+class Job:
+    """One call of the verb.
+
+    Attributes:
+        models: Runs or model directories: the reverse model (`forward`: the teacher), or the members of an ensemble.
+        inputs: Paths or globs of monolingual text.
+        out: Folder of the result.
+        method: Search for the synthetic side.
+        forward: The text is the source and its translation the target (sequence-level distillation, Kim and Rush
+            2016); else the text is the target and its translation the source (back-translation).
+        which: Checkpoint of a run; see ziggurat.models.directory.open_model.
+        device: `auto`, `cpu`, `cuda`, ...
+        threads: CPU threads of each worker. The result depends on them: another number of threads sums matrix products
+            in another order, which rounds differently.
+        seed: Seed of sampling and noise.
+        shard_lines: Lines of a shard.
+        filters: Filters for pairs.
+        decoding: Keys of the `decoding` section that replace the model's own.
+    """
+
+    models: tuple[str, ...]
+    inputs: tuple[str, ...]
+    out: Path
+    method: Method = "sample"
+    forward: bool = False
+    which: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    seed: int = 1
+    shard_lines: int = SHARD_LINES
+    filters: PairFilter = field(default_factory=PairFilter)
+    decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Return the decoding settings of the method and of the user.
+
+        Raises:
+            ConfigError: the user's settings contradict the method or the verb.
+        """
+        if self.decoding.get("n_best", 1) != 1:
+            raise ConfigError("`n_best`: backtranslate writes one translation for each line; leave it out")
+        if clash := {"search", "seed"} & self.decoding.keys():
+            raise ConfigError(f"`{min(clash)}`: give `--method` and `--seed` instead")
+        return {**METHODS[self.method], "seed": self.seed, **self.decoding}
+
 
 PLAN_FILE = "plan.json"
 _FORMAT = 1
@@ -29,15 +105,15 @@ _FORMAT = 1
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done.
+    """Work to be done, and the settings that its result depends on.
 
     Attributes:
-        settings: Everything that the result depends on, with models and inputs by their content.
+        settings: Everything that the result depends on; models and inputs by their content.
         files: The input files, in order.
         lines: Lines of all inputs.
         languages: Codes of the text's language and of its translation's.
         shard_lines: Lines of a shard.
-        fingerprint: Of settings and lines; each shard's manifest holds it.
+        fingerprint: Hash of settings and lines; each shard's manifest contains it.
     """
 
     settings: dict[str, Any]
@@ -57,18 +133,18 @@ class Plan:
         return str(xxhash.xxh3_128_hexdigest(json.dumps([self.settings, self.lines], sort_keys=True).encode()))
 
     def lines_of(self, shard: int) -> int:
-        """Return how many lines a shard has."""
+        """Return the number of lines of a shard."""
         return min(self.shard_lines, self.lines - shard * self.shard_lines)
 
 
 def make_plan(job: Job) -> Plan:
-    """Return the plan of `job`, and write it into its folder unless the same is there.
+    """Return the plan of `job`, and write it into its folder unless it is there already.
 
-    The models are opened, so that what cannot be done is told before anything is. Text that seems to be in the
-    language that the models write is a UserWarning.
+    The models are opened, so that errors appear before any work is done. Text that seems to be in the language that the
+    models write gives a UserWarning.
 
     Raises:
-        DataError: inputs that cannot be read or hold no line; a folder with another plan, or with other things.
+        DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things.
         ConfigError, CheckpointError: settings or models that cannot be used.
     """
     files = tuple(path for pattern in job.inputs for path in find_files(pattern, "--input"))
@@ -79,9 +155,10 @@ def make_plan(job: Job) -> Plan:
     if known is not None and (changed := differences(known["settings"], settings, "backtranslate")):
         shown = "; ".join(name.removeprefix("backtranslate.") for name in changed[:6])
         raise DataError(
-            f"{job.out}: was begun with other settings or files (there -> now): {shown}. Go on with the same ones, or "
-            "give `--out` another folder"
+            f"{job.out}: was begun with other settings or files (there -> now): {shown}. Continue with the same ones, "
+            "or give `--out` another folder"
         )
+    # Counting takes a pass over the text, which the plan saves: the fingerprints say that the text is the same.
     lines = count_lines(files) if known is None else known["lines"]
     if not lines:
         raise DataError(f"--input: no line in {', '.join(map(str, files))}")
@@ -89,6 +166,7 @@ def make_plan(job: Job) -> Plan:
     if languages[0] != languages[1] and {named_language(str(file)) for file in files} == {languages[1].lower()}:
         warnings.warn(_wrong_way(job, languages), stacklevel=2)
     if known is None:
+        # Written only now: a folder with a plan has passed all checks.
         job.out.mkdir(parents=True, exist_ok=True)
         document = {"format": _FORMAT, "settings": settings, "lines": lines}
         write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
@@ -96,7 +174,7 @@ def make_plan(job: Job) -> Plan:
 
 
 def _wrong_way(job: Job, languages: tuple[str, str]) -> str:
-    """Say that the text seems to be in the language that the model writes, and which model is wanted."""
+    """Return the warning that the text seems to be in the language that the model writes, with the way out."""
     source, target = languages
     wanted = f"text in `{source}`" if job.forward else f"a model from `{target}` to `{source}`"
     return (
@@ -106,7 +184,7 @@ def _wrong_way(job: Job, languages: tuple[str, str]) -> str:
 
 
 def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> dict[str, Any]:
-    """Return what the result depends on; JSON holds it without loss."""
+    """Return all settings that the result depends on, as JSON can represent them without loss."""
     decoding = change_section(opened[0].experiment.decoding, job.settings(), "decoding")
     return {
         "method": job.method,
@@ -123,6 +201,7 @@ def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> d
 
 def _identity(opened: OpenedModel) -> dict[str, str]:
     """Return the fingerprints of a model's weights, architecture and vocabularies."""
+    # By content, since a run may have been trained further and folders may be renamed.
     vocabularies = sorted(
         path
         for path in opened.directory.iterdir()
@@ -137,7 +216,7 @@ def _identity(opened: OpenedModel) -> dict[str, str]:
 
 
 def _known(path: Path) -> dict[str, Any] | None:
-    """Return the plan that is in the folder, None in a new or empty one. Raises DataError for anything else."""
+    """Return the plan in the folder, or None for a new or empty folder. Raises DataError for anything else."""
     if not path.exists():
         folder = path.parent
         if folder.exists() and (not folder.is_dir() or any(not TEMPORARY.fullmatch(p.name) for p in folder.iterdir())):

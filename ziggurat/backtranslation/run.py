@@ -1,4 +1,4 @@
-"""Runs a back-translation: worker processes over the shards that are not complete, then the merge."""
+"""Run of a back-translation: worker processes do the shards that are not complete, then the corpus is merged."""
 
 from __future__ import annotations
 
@@ -14,9 +14,8 @@ from functools import partial
 from pathlib import Path
 from types import FrameType
 
-from ziggurat.backtranslation.job import Job
 from ziggurat.backtranslation.merge import Report, merge, merged
-from ziggurat.backtranslation.plan import Plan, make_plan
+from ziggurat.backtranslation.plan import Job, Plan, make_plan
 from ziggurat.backtranslation.shards import Manifest, StageFiles, cut
 from ziggurat.backtranslation.stages import make_shard
 from ziggurat.data.temporary import lock_missing
@@ -25,18 +24,18 @@ from ziggurat.decoding.pool import worker_pool
 from ziggurat.errors import DataError
 from ziggurat.terminal import stop_signals
 
-__all__ = ["Outcome", "back_translate"]
+__all__ = ["BackTranslationOutcome", "back_translate"]
 
 Progress = Callable[[int, int, int], None]
-"""Called with the lines that were done before, those that are done now, and those of this process's shards."""
+"""Called with the lines done by earlier calls, those done by this one, and the total of this call's shards."""
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """How a call ended.
+class BackTranslationOutcome:
+    """End of a call: a merged corpus, a part of the shards, or a signal.
 
     Attributes:
-        plan: What was to be done.
+        plan: The plan.
         report: The merged corpus; None when the call was stopped or did only a part of the shards.
         signal: Number of the signal that stopped it, or None.
     """
@@ -53,17 +52,17 @@ def back_translate(
     part: tuple[int, int] = (0, 1),
     only_merge: bool = False,
     progress: Progress = lambda before, now, total: None,
-) -> Outcome:
-    """Do what is left of `job`: after any number of kills, with any number of workers, the result is the same.
+) -> BackTranslationOutcome:
+    """Do the rest of `job`; the result does not depend on interruptions or on the number of workers.
 
     Args:
-        job: What to do.
-        workers: Processes; each loads the models and has `job.threads` threads.
-        part: (i, n): only every n-th shard, from i on, and no merge, so that others can do the rest.
-        only_merge: Only put complete shards together.
-        progress: Told about each shard.
+        job: The job.
+        workers: Number of processes; each loads the models and has `job.threads` threads.
+        part: (i, n): do only every n-th shard, from shard i, and do not merge; other calls can do the rest.
+        only_merge: Only merge the shards, all of which must be complete.
+        progress: Called after each shard.
 
-    SIGINT, SIGTERM and SIGHUP end it within a second; the shards that were under way are begun anew by the next call.
+    SIGINT, SIGTERM and SIGHUP end the call within a second; the next call starts unfinished shards again.
 
     Raises:
         DataError: inputs that cannot be used, a folder that is in the way or in use, shards missing for the merge.
@@ -74,18 +73,18 @@ def back_translate(
         sweep(job.out, deep=True)
         report = merged(job.out, plan)
         if report is not None:
-            return Outcome(plan, report)
+            return BackTranslationOutcome(plan, report)
         if not only_merge:
             with _Signals() as signals:
                 _work(job, plan, workers, part, progress, signals)
-            sweep(job.out, deep=True)  # of workers that were stopped
+            sweep(job.out, deep=True)  # temporary files of workers that were stopped
             if signals.received is not None or part[1] > 1:
-                return Outcome(plan, None, signals.received)
-        return Outcome(plan, merge(job.out, plan))
+                return BackTranslationOutcome(plan, None, signals.received)
+        return BackTranslationOutcome(plan, merge(job.out, plan))
 
 
 def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: Progress, signals: _Signals) -> None:
-    """Make the shards of `part` that are not complete, until there are none or a signal comes."""
+    """Do the incomplete shards of `part`, until none is left or a signal arrives."""
     filtered = StageFiles(job.out, "filtered", plan.fingerprint)
     mine = range(part[0], plan.shards, part[1])
     missing = {index for index in mine if filtered.complete(index) is None}
@@ -98,6 +97,7 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
         pending: set[Future[Manifest]] = set()
         shards, left = cut(plan.files, plan.shard_lines, missing.__contains__), len(missing)
         while (left or pending) and signals.received is None:
+            # One shard per worker waits behind the one that it does; more would only take memory.
             if left and len(pending) < 2 * workers:
                 shard = next(shards, None)
                 if shard is None:
@@ -105,6 +105,7 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
                 pending.add(submit(job, plan.fingerprint, shard))
                 left -= 1
                 continue
+            # With a timeout, since a signal does not end the wait.
             ended, pending = wait(pending, timeout=0.2, return_when=FIRST_COMPLETED)
             for future in ended:
                 done += future.result().read
@@ -113,16 +114,16 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
 
 @contextlib.contextmanager
 def _pool(workers: int) -> Iterator[Callable[..., Future[Manifest]]]:
-    """Give a function that has one of some new processes do `make_shard`; at the end of the block none is left."""
-    # A shard is complete or absent, whenever a worker ends.
+    """Yield a function that runs `make_shard` in one of some new processes, which end with the block."""
+    # Workers may be ended at any time: a shard is complete or absent.
     with worker_pool(workers, when_killed=". What was done is kept") as submit:
         yield partial(submit, make_shard)
 
 
 class _Signals:
-    """Context in which SIGINT, SIGTERM and SIGHUP are remembered; a second one ends the process at once.
+    """Context that records SIGINT, SIGTERM and SIGHUP; a second signal ends the process at once.
 
-    Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
+    Outside the main thread Python allows no handlers, so signals keep their ordinary effect.
     """
 
     def __init__(self) -> None:
@@ -141,7 +142,7 @@ class _Signals:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.received is not None:
-            if number == signal.SIGHUP:  # the shell and the kernel both tell that the terminal is gone
+            if number == signal.SIGHUP:  # the shell and the kernel each send one when the terminal goes away
                 return
             os._exit(128 + number)
         self.received = number
@@ -149,7 +150,7 @@ class _Signals:
 
 @contextlib.contextmanager
 def _at_work(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Hold a lock on `folder`: parts that are made side by side share it, whoever merges has it alone."""
+    """Hold a lock on `folder`: calls for parts share it, a call that merges holds it alone."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)

@@ -1,4 +1,4 @@
-"""Monolingual files cut into shards, and the files that a stage leaves of each: complete or absent."""
+"""Shards of monolingual files, and the files that each stage writes for a shard: complete or absent."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from ziggurat.data.files import write_atomically
 from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 
-__all__ = ["Line", "Manifest", "Shard", "Stage", "StageFiles", "count_lines", "cut", "raw_lines"]
+__all__ = ["Line", "Manifest", "Stage", "StageFiles", "TextShard", "count_lines", "cut", "raw_lines"]
 
-_MAX_BYTES = 4 * MAX_CHARACTERS + 5  # of UTF-8, with a byte order mark, CR and LF left out or not
+_MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a byte order mark 3, CR and LF 2
 Line = tuple[str, str | None]
-"""A line's text and None, or "" and why it is dropped."""
+"""A line's text and None, or "" and the reason to drop it."""
 Stage = Literal["translated", "filtered"]
 
 
 @dataclass(frozen=True)
-class Shard:
-    """Some lines that follow each other.
+class TextShard:
+    """Consecutive lines of the input.
 
     Attributes:
         index: Number of the shard, from 0.
         first: Number of its first line over all files, from 0.
-        lines: What was read.
-        checksum: Of the lines' bytes.
+        lines: The lines.
+        checksum: Hash of the lines' bytes.
     """
 
     index: int
@@ -42,11 +42,11 @@ class Shard:
 
 
 def raw_lines(path: Path) -> Iterator[bytes | None]:
-    """Yield the lines of a file as bytes without LF, unpacked by its name's ending; None for one that is very long.
+    """Yield the lines of a file as bytes without LF, unpacked by its name's ending; None for a line that is too long.
 
     Memory does not grow with the file or a line. Raises DataError for a file that cannot be read or unpacked.
     """
-    begun, too_long = b"", False  # of the line that is being read
+    begun, too_long = b"", False  # the beginning of a line whose end is in a later block
     for block in byte_blocks(path):
         *ended, rest = block.split(b"\n")
         for piece in ended:
@@ -54,6 +54,7 @@ def raw_lines(path: Path) -> Iterator[bytes | None]:
             yield None if too_long or len(whole) > _MAX_BYTES else whole
             begun, too_long = b"", False
         begun += rest
+        # Forget the beginning of a line that is too long, so that memory does not grow with it.
         if len(begun) > _MAX_BYTES:
             begun, too_long = b"", True
     if begun or too_long:
@@ -61,15 +62,16 @@ def raw_lines(path: Path) -> Iterator[bytes | None]:
 
 
 def count_lines(files: Sequence[Path]) -> int:
-    """Return how many lines the files have together. Raises DataError as `raw_lines` does."""
+    """Return the number of lines of all files together. Raises DataError as `raw_lines` does."""
     return sum(1 for path in files for _ in raw_lines(path))
 
 
-def cut(files: Sequence[Path], size: int, wanted: Callable[[int], bool]) -> Iterator[Shard]:
-    """Yield those shards of `size` lines (the last one may have fewer) whose number is `wanted`, in order."""
+def cut(files: Sequence[Path], size: int, wanted: Callable[[int], bool]) -> Iterator[TextShard]:
+    """Yield, in order, the shards of `size` lines (the last may have fewer) whose number is `wanted`."""
     lines: list[Line] = []
     digest = xxhash.xxh3_128()
     number = 0
+    # Lines of other shards are read, since only reading finds their ends, but not kept.
     take = wanted(0)
     for path in files:
         for in_file, raw in enumerate(raw_lines(path)):
@@ -79,21 +81,21 @@ def cut(files: Sequence[Path], size: int, wanted: Callable[[int], bool]) -> Iter
             number += 1
             if number % size == 0:
                 if take:
-                    yield Shard(number // size - 1, number - size, lines, digest.hexdigest())
+                    yield TextShard(number // size - 1, number - size, lines, digest.hexdigest())
                 lines, digest, take = [], xxhash.xxh3_128(), wanted(number // size)
     if lines:
-        yield Shard(number // size, number - len(lines), lines, digest.hexdigest())
+        yield TextShard(number // size, number - len(lines), lines, digest.hexdigest())
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a stage made of one shard.
+    """Record of a stage's result for one shard.
 
     Attributes:
-        stage: Which stage.
+        stage: Name of the stage.
         shard: Number of the shard.
         plan: Fingerprint of the plan (ziggurat.backtranslation.plan).
-        input: Checksum of what the stage read: the lines, or the file of the stage before.
+        input: Checksum of the stage's input: the lines, or the file of the stage before.
         output: Checksum of the file.
         bytes: Size of the file.
         read: Lines of the shard.
@@ -113,9 +115,9 @@ class Manifest:
 
 
 class StageFiles:
-    """The files of one stage: `<shard>.tsv`, and `<shard>.json` with its manifest, which is written last.
+    """Files of one stage: `<shard>.tsv`, and its manifest `<shard>.json`, which is written last.
 
-    A shard is complete when its manifest is there, of the same plan, and the file has the size that it says.
+    A shard is complete if its manifest exists and is of the same plan, and the file has the size in the manifest.
     """
 
     def __init__(self, folder: Path, stage: Stage, plan: str) -> None:
@@ -128,13 +130,13 @@ class StageFiles:
         return self.folder / f"{index:08d}.tsv"
 
     def complete(self, index: int) -> Manifest | None:
-        """Return the manifest of a complete shard, else None. Raises DataError when it is there and cannot be read."""
+        """Return the manifest of a complete shard, else None. Raises DataError when it exists and cannot be read."""
         try:
             content = read_bounded(self.path(index).with_suffix(".json"))
             size = self.path(index).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:  # too many open files, say: it is not to be made again for that
+        except OSError as error:  # such as too many open files: no reason to do the shard again
             where = error.filename or self.path(index)
             raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
         try:
@@ -145,11 +147,12 @@ class StageFiles:
         return manifest if whole == (self.plan, self.stage, index, size) else None
 
     def write(self, index: int, rows: Sequence[Sequence[str]], **counts: Any) -> Manifest:
-        """Write the rows of a shard (fields without tabs or line ends) and its manifest; return that.
+        """Write the rows of a shard (fields without tabs or line ends) and its manifest; return the manifest.
 
-        What is written is a function of the plan, so a manifest of the same plan never describes another content.
+        The content is a function of the plan, so an older manifest of the same plan describes it, too.
         """
         content = "".join("\t".join(row) + "\n" for row in rows).encode()
+        # Without sweeps: folders have very many files, and `back_translate` sweeps them once.
         self.folder.mkdir(parents=True, exist_ok=True)
         write_atomically(self.path(index), content, sweeps=False)
         manifest = Manifest(
@@ -166,7 +169,7 @@ class StageFiles:
         return manifest
 
     def read(self, manifest: Manifest) -> list[list[str]]:
-        """Return the rows of a complete shard. Raises DataError when the file is not what its manifest says."""
+        """Return the rows of a complete shard. Raises DataError when the file has another checksum."""
         path = self.path(manifest.shard)
         content = path.read_bytes()
         if xxhash.xxh3_128_hexdigest(content) != manifest.output:

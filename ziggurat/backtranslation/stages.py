@@ -1,7 +1,11 @@
-"""The two stages of a shard: translate its lines, then filter the pairs and write them."""
+"""The two stages of a shard: translate its lines, then filter the pairs, with noise on the translations if asked for.
+
+The noise is that of noised beam search: words dropped, replaced by a filler, and moved a little (Edunov et al. 2018).
+"""
 
 from __future__ import annotations
 
+import random
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -12,23 +16,60 @@ from typing import Any
 import torch
 
 from ziggurat.backtranslation.filters import PairFilter
-from ziggurat.backtranslation.job import Job
-from ziggurat.backtranslation.noise import add_noise
-from ziggurat.backtranslation.shards import Manifest, Shard, StageFiles
-from ziggurat.data.normalise import normalise
+from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.shards import Manifest, StageFiles, TextShard
+from ziggurat.data.lines import normalise
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 
-__all__ = ["Stages", "make_shard"]
+__all__ = [
+    "DROP",
+    "FILLER",
+    "REACH",
+    "REPLACE",
+    "Stages",
+    "add_noise",
+    "make_shard",
+]
+
+
+DROP = 0.1
+"""Probability that a word is dropped."""
+REPLACE = 0.1
+"""Probability that a remaining word is replaced by the filler."""
+FILLER = "_"
+"""Replacement of a word: one character that every vocabulary can spell."""
+REACH = 3
+"""Most places that a word can move."""
+
+
+def add_noise(text: str, *, seed: int, line: int) -> str:
+    """Return `text` with noise that is a function of `seed` and the number `line` alone.
+
+    In the order of Edunov et al. (2018, section 3): each word is dropped with probability DROP, but never all of them;
+    each remaining one is replaced by FILLER with probability REPLACE; then the words are sorted by i + u_i, where i is
+    a word's place and u_i uniform in [0, REACH + 1), so no word moves by more than REACH places (Lample et al. 2018,
+    section 2.3). Blanks separate words. A text of one word stays as it is.
+    """
+    words = text.split(" ")
+    if len(words) < 2:
+        return text
+    # Python promises the same numbers for the same seed in every version of `random()` alone, no other method.
+    # Different lines have different seeds.
+    draw = random.Random(seed << 64 | line).random
+    kept = [word for word in words if draw() >= DROP] or [words[int(draw() * len(words))]]
+    replaced = [FILLER if draw() < REPLACE else word for word in kept]
+    places = [place + draw() * (REACH + 1) for place in range(len(replaced))]
+    return " ".join(word for _, word in sorted(zip(places, replaced, strict=True)))
 
 
 @dataclass(frozen=True)
 class Stages:
-    """What both stages need.
+    """Both stages, with the model and the settings that they need.
 
     Attributes:
         translator: The model, or the ensemble.
-        settings: Of the search, for `Translator.translate_stream`.
-        filters: Which pairs are dropped.
+        settings: Search settings, for `Translator.translate_stream`.
+        filters: Filters for pairs.
         noise_seed: Seed of the noise on translations; None: no noise.
         forward: The text is the source of a pair, not its target.
         translated: Files of the first stage.
@@ -43,14 +84,15 @@ class Stages:
     translated: StageFiles
     filtered: StageFiles
 
-    def translate(self, shard: Shard) -> Manifest:
+    def translate(self, shard: TextShard) -> Manifest:
         """Write rows (line number, text, translation) of the lines that can be translated.
 
-        All lines of the shard are one window of the translator, so its batches are the same whatever was done before;
-        a dropped line stays in it as a blank one, which keeps the numbers of the others.
+        All lines of the shard are one window of the translator, so its batches do not depend on earlier shards. A
+        dropped line stays as a blank one, so that the others keep their numbers, and their random numbers.
         """
         dropped: Counter[str] = Counter()
         texts = []
+        # Too long by the filter's measure: such a line would be dropped after its translation anyway.
         encode = self.translator.source_tokenizer.encode
         pieces = encode([text for text, _ in shard.lines])
         for (text, reason), ids in zip(shard.lines, pieces, strict=True):
@@ -58,7 +100,7 @@ class Stages:
             dropped.update([why] if why else [])
             texts.append("" if why else text)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)  # counted here
+            warnings.simplefilter("ignore", TranslationWarning)  # counted below
             stream = self.translator.translate_stream(texts, window=len(texts), first=shard.first, **self.settings)
             found = list(stream)
         rows = []
@@ -71,7 +113,7 @@ class Stages:
         return self.translated.write(shard.index, rows, **counts)
 
     def filter(self, translated: Manifest) -> Manifest:
-        """Write rows (source, target) of the pairs that stay; noise comes last, so that it decides on no pair."""
+        """Write rows (source, target) of the pairs that stay; noise comes last, so that no filter sees it."""
         rows = self.translated.read(translated)
         texts, translations = ([row[field] for row in rows] for field in (1, 2))
         text_pieces = self.translator.source_tokenizer.encode(texts)
@@ -92,7 +134,7 @@ class Stages:
 
 @lru_cache(maxsize=1)
 def _stages(job: Job, plan: str) -> Stages:
-    """Load what a worker needs, once in its life."""
+    """Load the models, once in a worker's life."""
     torch.set_num_threads(job.threads)
     return Stages(
         translator=load_translator(job.models, which=job.which, device=job.device),
@@ -105,7 +147,7 @@ def _stages(job: Job, plan: str) -> Stages:
     )
 
 
-def make_shard(job: Job, plan: str, shard: Shard) -> Manifest:
-    """Do what is left to do of a shard and return the manifest of its last stage; `plan` is the plan's fingerprint."""
+def make_shard(job: Job, plan: str, shard: TextShard) -> Manifest:
+    """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
     stages = _stages(job, plan)
     return stages.filter(stages.translated.complete(shard.index) or stages.translate(shard))

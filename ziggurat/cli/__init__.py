@@ -1,4 +1,7 @@
-"""The command line: parse, call, print. Every verb that prints figures takes `--json`."""
+"""The command line: runs one verb, and turns every way it may end into a message and an exit status.
+
+The verbs are in ziggurat.cli.app. Signals and broken streams are handled here, around them.
+"""
 
 from __future__ import annotations
 
@@ -20,16 +23,16 @@ from ziggurat.terminal import let_go, say_at_once, standard_streams, why
 __all__ = ["leaving_at_once", "main"]
 
 
-_CLOSED = "standard output is closed, so results would be lost; redirect it to a file, or to /dev/null"
+_CLOSED = "standard output is closed, so results would be lost; redirect it to a file or to /dev/null"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run one verb and exit: 0 success, 2 the user's error, 1 ours, 130 Ctrl-C, 128 + n after signal n.
+    """Run one verb and exit: 0 success, 2 the user's error, 1 our error, 130 Ctrl-C, 128 + n after signal n.
 
-    A reader of the output that goes away, as `head` does, ends it without a word and with 141, as SIGPIPE would.
+    When the reader of the output goes away, as `head` does, the exit status is 141, as after SIGPIPE; no message then.
 
-    Anywhere before a `--`, `--debug` shows the traceback of an error, and `--quiet` or `-q` leaves errors alone on
-    standard error.
+    Anywhere before `--`, the option `--debug` shows the traceback of an error, and `--quiet` or `-q` suppresses all
+    messages but errors.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     end = given.index("--") if "--" in given else len(given)
@@ -37,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     debug = "--debug" in options
     quiet = {"--quiet", "-q"} & set(options)
     words = [option for option in options if option not in ("--debug", "--quiet", "-q")]
-    closed = sys.stdout is None and words[:1] != ["train"]  # whose result is the run, not what it prints
+    # The result of `train` is the run, not its output: it needs no standard output.
+    closed = sys.stdout is None and words[:1] != ["train"]
     with _unwinding(), standard_streams(), _quiet() if quiet else contextlib.nullcontext():
         status = _fail(_CLOSED, 2, False) if closed else _run(words + rest, debug)
     sys.exit(status)
@@ -45,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Context in which ziggurat.cli.output.console shows nothing, in the processes that a verb starts either."""
+    """Context in which ziggurat.cli.output.console is silent, also in processes that the verb starts."""
     before = os.environ.get("ZIGGURAT_QUIET")
     os.environ["ZIGGURAT_QUIET"] = "1"
     try:
@@ -56,6 +60,7 @@ def _quiet() -> Iterator[None]:
 
 
 def _run(arguments: list[str], debug: bool) -> int:
+    """Run a verb and return the exit status; every expected exception becomes a message."""
     try:
         with leaving_at_once():
             from ziggurat.cli.app import app
@@ -64,7 +69,7 @@ def _run(arguments: list[str], debug: bool) -> int:
         sys.stdout.flush()
         return status if isinstance(status, int) else 0
     except ZigguratError as error:
-        return _fail(_lacking(error) or str(error), 2, debug)
+        return _fail(_shortage_message(error) or str(error), 2, debug)
     except (typer.Abort, KeyboardInterrupt):
         return _fail("stopped", 130, False)
     except _Ended as ended:
@@ -81,6 +86,7 @@ def _run(arguments: list[str], debug: bool) -> int:
             raise
         return _fail(f"this needs {missing}, which is not installed: pip install 'ziggurat-mt[train]'", 2, debug)
     except OSError as error:
+        # Without a name it may be standard output's, where a full disk shows only when the buffer is flushed.
         if error.filename is None and (reason := _unwritten_results()):
             let_go(sys.stdout)
             return _fail(f"standard output cannot be written: {reason}", 2, debug)
@@ -89,9 +95,9 @@ def _run(arguments: list[str], debug: bool) -> int:
         where = f"{error.filename}: " if error.filename else ""
         return _fail(f"{where}{error.strerror or error}", 2, debug)
     except Exception as error:
-        if lacking := _lacking(error):
-            return _fail(lacking, 2, debug)
-        # Typer's usage errors: it carries click inside in some versions and depends on it in others.
+        if message := _shortage_message(error):
+            return _fail(message, 2, debug)
+        # Typer's usage errors, known by their attributes: some versions depend on click, others contain a copy.
         if hasattr(error, "show") and hasattr(error, "exit_code"):
             error.show()
             if hint := option_hint(error, arguments):
@@ -102,7 +108,7 @@ def _run(arguments: list[str], debug: bool) -> int:
 
 
 class _Ended(BaseException):
-    """SIGTERM or SIGHUP came; not an Exception, so that nobody takes it for an error to go on after."""
+    """SIGTERM or SIGHUP came. Not an Exception, so that no `except Exception` carries on after it."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -111,10 +117,11 @@ class _Ended(BaseException):
 
 @contextlib.contextmanager
 def _unwinding() -> Iterator[None]:
-    """Context in which SIGTERM and SIGHUP go the way of Ctrl-C, so that temporary files go; a second one ends at once.
+    """Context in which SIGTERM and SIGHUP raise an exception, as Ctrl-C does, so that temporary files are removed.
 
-    But for a second SIGHUP: the shell and the kernel both tell that the terminal is gone. Under torchrun both end the
-    process as ever: one that waits for others in C++ would not hear them.
+    A second SIGTERM ends the process at once. A second SIGHUP is ignored: when a terminal closes, both the shell and
+    the kernel send one. Under torchrun both signals keep their default action: a process that waits for others in C++
+    would not run Python's handler.
     """
     if threading.current_thread() is not threading.main_thread() or "RANK" in os.environ:
         yield
@@ -124,7 +131,7 @@ def _unwinding() -> Iterator[None]:
         signal.signal(number, signal.SIG_IGN if number == signal.SIGHUP else signal.SIG_DFL)
         raise _Ended(number)
 
-    # Others are somebody else's, whose program calls ziggurat, or nohup's, which ignores SIGHUP.
+    # Any other handler belongs to a program that calls ziggurat, or is nohup's, which ignores SIGHUP.
     free = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) is signal.SIG_DFL]
     for number in free:
         signal.signal(number, end)
@@ -132,12 +139,12 @@ def _unwinding() -> Iterator[None]:
         yield
     finally:
         for number in free:
-            if signal.getsignal(number) is not signal.SIG_IGN:  # SIGHUP comes once more, perhaps on the way out
+            if signal.getsignal(number) is not signal.SIG_IGN:  # after one SIGHUP the next may still come
                 signal.signal(number, signal.SIG_DFL)
 
 
-def _lacking(error: Exception) -> str | None:
-    """Return what to say of an error that comes of too little memory, or too few threads, and does not say so."""
+def _shortage_message(error: Exception) -> str | None:
+    """Return a message for an error caused by too little memory, or by too few threads, unless it has said so."""
     lack = shortage(error)
     if lack is None or (isinstance(error, ZigguratError) and "memory" in str(error)):
         return None
@@ -148,9 +155,9 @@ def _lacking(error: Exception) -> str | None:
 
 @contextlib.contextmanager
 def leaving_at_once() -> Iterator[None]:
-    """Context for importing: Ctrl-C and SIGTERM end the process there and then, with status 130 and 143.
+    """Context for imports: Ctrl-C and SIGTERM end the process at once, with status 130 and 143.
 
-    Modules half loaded would otherwise show a traceback, or Python would lose the KeyboardInterrupt among them.
+    Raised inside an import, a KeyboardInterrupt would show a traceback of half-loaded modules, or get lost in them.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -169,13 +176,13 @@ def _leave(number: int, frame: FrameType | None) -> None:
 
 
 def _reader_gone() -> int:
-    """End as SIGPIPE would: nobody reads the results any more."""
+    """Return the exit status after SIGPIPE; what standard output still holds is dropped."""
     let_go(sys.stdout)
     return 128 + signal.SIGPIPE
 
 
 def _unwritten_results() -> str | None:
-    """Return why standard output does not take what it still holds; None when it does, or holds nothing."""
+    """Return why standard output cannot be flushed; None when it can."""
     try:
         sys.stdout.flush()
     except (OSError, ValueError) as error:
@@ -184,6 +191,7 @@ def _unwritten_results() -> str | None:
 
 
 def _fail(message: str, status: int, debug: bool) -> int:
+    """Print an error message, with `debug` also the traceback; return `status`."""
     if debug:
         traceback.print_exc()
     rank = os.environ.get("RANK")  # of processes that torchrun started

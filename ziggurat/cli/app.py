@@ -1,4 +1,4 @@
-"""The verbs; each is one function that parses, calls and prints."""
+"""The Typer application: all verbs, in groups. A verb is one function that parses, calls and prints."""
 
 from __future__ import annotations
 
@@ -12,13 +12,11 @@ from ziggurat import __version__
 from ziggurat.cli import (
     backtranslation,
     demo,
-    diagnosis,
     evaluation,
     export,
     inspection,
     preparation,
     reporting,
-    shortlist,
     training,
     translation,
 )
@@ -47,9 +45,9 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "translate": translation.translate,
         "score": translation.score,
         "backtranslate": backtranslation.backtranslate,
-        "shortlist": shortlist.shortlist,
+        "shortlist": preparation.shortlist,
     },
-    "Judge": {"evaluate": evaluation.evaluate, "diagnose": diagnosis.diagnose, "report": reporting.report},
+    "Judge": {"evaluate": evaluation.evaluate, "diagnose": reporting.diagnose, "report": reporting.report},
     "Hand over": {"export": export.export, "import": export.import_model},
 }
 for _group, _verbs in _VERBS.items():

@@ -1,4 +1,4 @@
-"""The whole road on the embedded language pair: generate, prepare, train, translate, evaluate, report."""
+"""The verb that runs all steps on the embedded language pair: generate, prepare, train, translate, evaluate, report."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import console, print_json
+from ziggurat.cli.output import console, print_json, say
 from ziggurat.cli.preparation import Json
 from ziggurat.config import dump
 from ziggurat.config.recipes import load_named
@@ -25,10 +25,12 @@ __all__ = ["demo"]
 
 
 def demo(
-    folder: Annotated[Path, typer.Option("--folder", help="Where everything goes; replaced if it is a demo.")] = Path(
-        "demo"
-    ),
-    overrides: Annotated[list[str] | None, typer.Argument(help="path.to.key=value of the recipe `demo`")] = None,
+    folder: Annotated[
+        Path, typer.Option("--folder", help="Folder for everything; an earlier demo in it is replaced.")
+    ] = Path("demo"),
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values that replace those of the recipe `demo`: path.to.key=value.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train and score a translator from nothing, in under five minutes on two CPU cores.
@@ -44,13 +46,13 @@ def demo(
     from ziggurat.report.translations import translated
     from ziggurat.training.loop import train
 
-    began, shown = time.perf_counter(), console()
+    began = time.perf_counter()
 
-    def say(text: str) -> None:
-        shown.print(f"[{duration(time.perf_counter() - began)}] {text}", markup=False, highlight=False, soft_wrap=True)
+    def say_with_time(text: str) -> None:
+        say(f"[{duration(time.perf_counter() - began)}] {text}")
 
     _make_room(folder)
-    say("1/6 writing the embedded language pair: 20,000 training pairs of Low Babel and High Babel")
+    say_with_time("1/6 writing the embedded language pair: 20,000 training pairs of Low Babel and High Babel")
     files = write_corpus(folder / "corpus")
     paths = [f"data.store={folder}/store"]
     for split in ("train", "dev"):
@@ -60,40 +62,39 @@ def demo(
     config = folder / "demo.yaml"
     config.write_text(dump(experiment), encoding="utf-8")
 
-    say(f"2/6 prepare: cleaning, {experiment.data.subword.vocabulary_size:,} BPE pieces, memory-mapped store")
+    say_with_time(f"2/6 prepare: cleaning, {experiment.data.subword.vocabulary_size:,} BPE pieces, memory-mapped store")
     report = prepare(experiment.data)
     layers = f"{experiment.model.encoder.layers}+{experiment.model.decoder.layers}"
-    say(f"3/6 train: {report.kept:,} pairs, {layers} layers of width {experiment.model.d_model}")
+    say_with_time(f"3/6 train: {report.kept:,} pairs, {layers} layers of width {experiment.model.d_model}")
     run = folder / "run"
-    result = train(run, experiment, console=shown)
+    result = train(run, experiment, console=console())
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
 
-    say("4/6 translate: the 500 sentences of the test set, beam 4")
+    say_with_time("4/6 translate: the 500 sentences of the test set, beam 4")
     sentences = _test_set(*files["test"])
-    outputs = translated(read_run(run), sentences, say).outputs
+    outputs = translated(read_run(run), sentences, say_with_time).outputs
     write_atomically(folder / "test.output", "".join(f"{line}\n" for line in outputs).encode())
-    say("5/6 evaluate")
+    say_with_time("5/6 evaluate")
     scores = evaluate(outputs, [sentences.references])
-    say("6/6 report")
+    say_with_time("6/6 report")
     page_file = run / "report.html"
     write_atomically(page_file, page(gather([read_run(run)], lambda: sentences)).encode())
     seconds = time.perf_counter() - began
     if json:
-        document: dict[str, Any] = {"scores": [s.as_record() for s in scores], "seconds": seconds}
+        document: dict[str, Any] = {"scores": [score.as_record() for score in scores], "seconds": seconds}
         print_json({**document, "run": str(run), "report": str(page_file)})
         return
     print()
     for i in range(3):
         print(f"source     {sentences.sources[i]}\noutput     {outputs[i]}\nreference  {sentences.references[i]}\n")
-    for s in scores:
-        print(s)
+    print(*scores, sep="\n")
     print(f"\nFrom nothing to this in {duration(seconds)}. What to try next:\n{_next_steps(folder, files['test'])}")
     print(f"\nWhat the run did, to open in a browser: {page_file}")
 
 
 def _make_room(folder: Path) -> None:
-    """Make the folder, without what an earlier demo wrote; anything else in it stays."""
+    """Create the folder, or remove what an earlier demo wrote into it; other files stay."""
     mark = folder / ".ziggurat-demo"
     if folder.exists():
         if not mark.exists() and any(folder.iterdir()):
@@ -113,9 +114,9 @@ def _test_set(source: Path, target: Path) -> Sentences:
     return Sentences(name, sources, references, [None] * len(sources), TARGET_LANGUAGE)
 
 
-def _next_steps(place: Path, test: tuple[Path, Path]) -> str:
-    """Return commands to go on with, each of which can be pasted into a shell."""
-    folder, source, target = (shlex.quote(str(path)) for path in (place, *test))
+def _next_steps(demo_folder: Path, test: tuple[Path, Path]) -> str:
+    """Return commands to try next; each can be pasted into a shell."""
+    folder, source, target = (shlex.quote(str(path)) for path in (demo_folder, *test))
     commands = (
         (f"head -3 {source} | ziggurat translate {folder}/run", "text of your own"),
         (f"ziggurat evaluate {folder}/run --source {source} \\", ""),
@@ -128,8 +129,8 @@ def _next_steps(place: Path, test: tuple[Path, Path]) -> str:
         ("ziggurat prepare my.yaml", ""),
         ("ziggurat train my.yaml --run runs/mine", ""),
     )
-    # What is meant stands behind a `#`, and never behind a line that goes on.
-    wide = max(len(command) for command, meaning in commands if meaning)
+    # The shell ignores what follows a `#`; after a line that ends in a backslash it would break the command.
+    width = max(len(command) for command, comment in commands if comment)
     return "\n".join(
-        f"  {command:<{wide}}  # {meaning}" if meaning else f"  {command}" for command, meaning in commands
+        f"  {command:<{width}}  # {comment}" if comment else f"  {command}" for command, comment in commands
     )

@@ -1,151 +1,209 @@
-"""Which engine translates: PyTorch with a run or model directory, CTranslate2 with an exported one."""
+"""Opening the model behind a verb, and the forms in which its translations are shown.
+
+`translate` runs on one of two engines: PyTorch on a run or model directory, or CTranslate2 on an exported one. All
+other verbs use PyTorch.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ziggurat.cli.output import console
+from ziggurat.cli.output import input_stream, say
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ziggurat.decoding.results import Translation
     from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
 
-__all__ = ["ENGINES", "Engine", "open_engine", "open_model"]
+__all__ = [
+    "ModelOptions",
+    "inputs_beside_lines",
+    "notices_text",
+    "open_engine",
+    "open_model",
+    "text_form",
+    "warnings_shown",
+]
 
-ENGINES = ("auto", "torch", "ctranslate2")
+_ENGINES = ("auto", "torch", "ctranslate2")
 
-_TWIN = "ctranslate2"
-"""Folder in a run or model directory where its export is looked for."""
+_EXPORT_INSIDE = "ctranslate2"
+"""Folder of a run or model directory where its own export is looked for."""
 
 
 @dataclass(frozen=True)
-class Engine:
-    """What the options of `translate` say of who translates.
+class ModelOptions:
+    """The options of a verb on how to open a model.
 
     Attributes:
-        name: Of the engine, or `auto`.
-        models: Run or model directories; several are an ensemble.
-        which: Checkpoint of a run.
+        which: checkpoint of a run.
         device: `auto`, `cpu`, ...
-        threads: CPU threads; None: as the engine decides.
-        workers: How many translate at the same time.
+        threads: CPU threads; None: the engine's default.
+        settings: decoding settings.
     """
 
-    name: str
-    models: Sequence[str]
     which: str | None
     device: str
     threads: int | None
-    workers: int
+    settings: dict[str, Any] = field(default_factory=dict)
 
 
-@contextmanager
-def open_engine(
-    engine: Engine, settings: dict[str, Any], *, token_scores: bool, extras: bool
-) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
-    """Give what translates, say on standard error which weights it has, and end its processes, if it has some.
-
-    Raises ConfigError: what the engine cannot do, `extras` beside the lines among it.
-    """
-    _refuse_missing(engine.models)
-    served = _open_served(engine, settings, token_scores=token_scores)
-    if served and extras:
-        raise ConfigError(
-            "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
-        )
-    if served:
-        yield served
-    elif engine.workers == 1:
-        yield open_model(engine.models, engine.which, engine.device, engine.threads, settings)
-    else:
-        from ziggurat.decoding.workers import open_workers
-
-        with open_workers(
-            engine.models,
-            workers=engine.workers,
-            threads=engine.threads,
-            device=engine.device,
-            which=engine.which,
-            **settings,
-        ) as translator:
-            _say(translator.origin)
-            yield translator
-
-
-def open_model(
-    paths: Sequence[str], which: str | None, device: str, threads: int | None, settings: dict[str, Any]
-) -> Translator:
-    """Open a model, or several as an ensemble, in PyTorch and say on standard error which weights are used."""
+def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
+    """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used."""
     _refuse_missing(paths)
     import torch
 
     from ziggurat.decoding.translator import load_translator
 
-    if threads is not None:
-        torch.set_num_threads(threads)
-    translator = load_translator(paths, which=which, device=device, **settings)
-    _say(translator.origin)
+    if options.threads is not None:
+        torch.set_num_threads(options.threads)
+    translator = load_translator(paths, which=options.which, device=options.device, **options.settings)
+    say(translator.origin)
     return translator
 
 
-def _open_served(engine: Engine, settings: dict[str, Any], *, token_scores: bool) -> ServedTranslator | None:
-    """Return a translator by CTranslate2, and say so on standard error, or None where PyTorch is to translate.
+@contextmanager
+def open_engine(
+    name: str, paths: Sequence[str], options: ModelOptions, *, workers: int, token_scores: bool, beside_lines: bool
+) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
+    """Context with a translator; prints which weights it has, and ends its worker processes.
 
-    `auto` goes by what the folder holds: an exported directory is translated with by CTranslate2; a run or model
-    directory by PyTorch, which is exact for every model and setting, or, where PyTorch is not installed, by its export
-    in the folder `ctranslate2` inside. `ctranslate2` takes that export too.
+    Args:
+        name: `auto`, `torch` or `ctranslate2`.
+        paths: run or model directories; several form an ensemble.
+        options: how the model is opened.
+        workers: number of processes, or of CTranslate2's workers, that translate in parallel.
+        token_scores: whether results need the score of each token.
+        beside_lines: whether there are prefixes, constraints or terminology.
 
-    Raises ConfigError: an unknown engine, an ensemble or a checkpoint asked of CTranslate2, no export there.
+    Raises ConfigError for anything that the engine cannot do.
     """
-    name, paths = engine.name, engine.models
-    if name not in ENGINES:
-        raise ConfigError(f"`--engine {name}`: choose one of {', '.join(ENGINES)}")
+    _refuse_missing(paths)
+    served = _open_served(name, paths, options, workers=workers, token_scores=token_scores)
+    if served and beside_lines:
+        raise ConfigError(
+            "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
+        )
+    if served:
+        yield served
+    elif workers == 1:
+        yield open_model(paths, options)
+    else:
+        from ziggurat.decoding.workers import open_workers
+
+        with open_workers(
+            paths,
+            workers=workers,
+            threads=options.threads,
+            device=options.device,
+            which=options.which,
+            **options.settings,
+        ) as translator:
+            say(translator.origin)
+            yield translator
+
+
+def _open_served(
+    name: str, paths: Sequence[str], options: ModelOptions, *, workers: int, token_scores: bool
+) -> ServedTranslator | None:
+    """Return a CTranslate2 translator and print which weights it has; None where PyTorch is to translate.
+
+    `auto` goes by the folder. An exported model runs on CTranslate2. A run or model directory runs on PyTorch, which
+    is exact for every model and setting; only where PyTorch is not installed, its export in the subfolder
+    `ctranslate2` is used. `ctranslate2` takes that export, too.
+
+    Raises ConfigError for an unknown engine, for an ensemble or a checkpoint with CTranslate2, and where there is no
+    export.
+    """
+    if name not in _ENGINES:
+        raise ConfigError(f"`--engine {name}`: choose one of {', '.join(_ENGINES)}")
     from ziggurat.decoding.served import ServedTranslator, is_served
 
     exported = [path for path in paths if is_served(path)]
-    twin = Path(paths[0]) / _TWIN
+    inside = Path(paths[0]) / _EXPORT_INSIDE
     if name == "torch" or (name == "auto" and not exported):
         if exported:
             raise ConfigError(
                 f"{exported[0]}: exported for CTranslate2; PyTorch translates with the run it was made of"
             )
-        if name == "torch" or importlib.util.find_spec("torch") is not None or not is_served(twin):
+        if name == "torch" or importlib.util.find_spec("torch") is not None or not is_served(inside):
             return None
-    if len(paths) > 1 or engine.which is not None:
+    if len(paths) > 1 or options.which is not None:
         raise ConfigError("CTranslate2 translates with one exported model: leave out `--ensemble` and `--which`")
-    if not exported and not is_served(twin):
+    if not exported and not is_served(inside):
         raise ConfigError(
             f"{paths[0]}: no export for CTranslate2; this makes one: "
-            f"`ziggurat export {paths[0]} --to ctranslate2 --out {twin}`"
+            f"`ziggurat export {paths[0]} --to ctranslate2 --out {inside}`"
         )
-    path = exported[0] if exported else twin
     translator = ServedTranslator(
-        path,
-        device=engine.device,
-        threads=engine.threads,
-        workers=engine.workers,
+        exported[0] if exported else inside,
+        device=options.device,
+        threads=options.threads,
+        workers=workers,
         token_scores=token_scores,
-        **settings,
+        **options.settings,
     )
-    _say(translator.origin)
+    say(translator.origin)
     return translator
 
 
 def _refuse_missing(paths: Sequence[str]) -> None:
-    """Raise CheckpointError for a folder that is not there, before PyTorch is loaded, which takes seconds."""
+    """Raise CheckpointError for a folder that does not exist, before PyTorch is imported, which takes seconds."""
     from ziggurat.models.run_folder import refuse_missing
 
     for path in paths:
-        refuse_missing(Path(path).expanduser())
+        refuse_missing(Path(path))
 
 
-def _say(origin: str) -> None:
-    """Print on standard error which weights are used."""
-    console().print(origin, markup=False, highlight=False, soft_wrap=True)
+@contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Context that prints Python warnings as messages, without file and line number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("always", UserWarning)
+        warnings.showwarning = lambda message, *_args, **_kwargs: say(f"warning: {message}")
+        yield
+
+
+def inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
+    """Return the content of the files beside the lines, as arguments of `translate_stream`; a path may be `-`."""
+    from ziggurat.decoding.lines import read_lines
+    from ziggurat.decoding.terminology import read_constraints, read_terminology
+
+    inputs: dict[str, Any] = {}
+    if prefix is not None:
+        inputs["prefixes"] = read_lines(*input_stream(prefix))
+    if constraints is not None:
+        inputs["constraints"] = read_constraints(read_lines(*input_stream(constraints)))
+    if terminology is not None:
+        stream, name = input_stream(terminology)
+        inputs["terminology"] = read_terminology(read_lines(stream, name), name)
+    return inputs
+
+
+def text_form(translation: Translation, number: int, n_best: int, *, quality: bool = False) -> str:
+    """Return a translation as text: one line, or with `n_best` above 1 several, numbered and with scores."""
+    lines = []
+    for hypothesis in translation.hypotheses:
+        columns = [hypothesis.text] if n_best == 1 else [str(number), hypothesis.text, f"{hypothesis.score:.4f}"]
+        lines.append(" ||| ".join([*columns, f"{hypothesis.quality:.4f}"] if quality else columns))
+    return "\n".join(lines)
+
+
+def notices_text(translator: Translator | ServedTranslator | WorkerTranslator) -> str:
+    """Return the translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
+    names = {
+        "blank_lines": "blank",
+        "long_lines": "translated in parts",
+        "unfinished": "cut at the length limit",
+        "unmet": "without phrases they should contain",
+    }
+    counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
+    return "; " + ", ".join(counts) if counts else ""

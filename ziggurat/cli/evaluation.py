@@ -1,17 +1,26 @@
-"""The verb that scores translations, of one system or of several side by side: evaluate."""
+"""The verb that scores translations: evaluate."""
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, Annotated, cast
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
-from ziggurat.cli.comparing import CompareOptions, check_test_set, compare_systems, translated, warn_of_sides
-from ziggurat.cli.engine import open_model
-from ziggurat.cli.output import OUT, check_output, console, print_json, refuse_overwriting
+from ziggurat.cli.compare import CompareOptions, compare_systems
+from ziggurat.cli.engine import ModelOptions, open_model, warnings_shown
+from ziggurat.cli.output import OUT, check_output, print_json, refuse_overwriting
 from ziggurat.cli.preparation import Json
-from ziggurat.cli.translated import notices
+from ziggurat.cli.scoring import (
+    COMET_PYTHON,
+    ScoreOptions,
+    check_test_set,
+    comet_environment,
+    metric_names,
+    score_outputs,
+    translated,
+    warn_of_sides,
+)
 from ziggurat.cli.translation import (
     Device,
     Ensemble,
@@ -24,14 +33,7 @@ from ziggurat.cli.translation import (
 )
 from ziggurat.errors import ConfigError
 
-if TYPE_CHECKING:
-    from ziggurat.evaluation.comet import CometEnvironment
-    from ziggurat.evaluation.metrics import TestSet
-    from ziggurat.evaluation.scores import Metric, Score
-
 __all__ = ["evaluate"]
-
-_COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
 
 
 def evaluate(
@@ -64,7 +66,7 @@ def evaluate(
         typer.Option("--language", help="Target language, such as en, for METEOR and BLEU; default: the model's."),
     ] = None,
     comet_python: Annotated[
-        str | None, typer.Option("--comet-python", help=f"Python that has unbabel-comet; default: ${_COMET_PYTHON}.")
+        str | None, typer.Option("--comet-python", help=f"Python that has unbabel-comet; default: ${COMET_PYTHON}.")
     ] = None,
     comet_model: Annotated[
         str | None, typer.Option("--comet-model", help="COMET's model; default: Unbabel/wmt22-comet-da.")
@@ -95,137 +97,79 @@ def evaluate(
     `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`
     """
     from ziggurat.evaluation.languages import check_language_code
-    from ziggurat.evaluation.metrics import TestSet
     from ziggurat.evaluation.tokenised import check_language
 
     if language is not None:
         check_language_code(language, "--language")
-    if model is not None and "=" in model:
+    if model is not None and "=" in model:  # no model is named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
-    settings = decoding_settings(overrides, "--source")
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"))
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
-    wanted = _metrics(metrics)
-    if (comet_python or comet_model) and "comet" not in wanted:
+    names = metric_names(metrics)
+    if (comet_python or comet_model) and "comet" not in names:
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
-    comet = _comet(comet_python, comet_model, device) if "comet" in wanted else None
+    comet = comet_environment(comet_python, comet_model, device) if "comet" in names else None
+    scoring = ScoreOptions(names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence)
     if compare:
         if model is not None or hypothesis or ensemble or tokenised or compound_split or confidence:
             raise ConfigError(
                 "`--compare` takes no model beside it, no `--hypothesis`, `--ensemble`, `--tokenised`, "
                 "`--compound-split` or `--confidence`"
             )
-        test = TestSet([read_text(path) for path in reference], None, language, bleu_tokenizer, lowercase)
-        asked = CompareOptions(compare, source, reference, test, wanted, comet, train_target or [], output)
-        compare_systems(asked, which=which, device=device, threads=threads, settings=settings, json=json)
+        compare_systems(
+            CompareOptions(compare, source, reference, train_target or [], output, scoring, opening), json=json
+        )
         return
     if train_target:
         raise ConfigError("`--train-target` goes with `--compare`")
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`, or `--compare`")
+    if hypothesis is not None and (overrides or output or ensemble):
+        raise ConfigError("`--hypothesis` takes no decoding settings, `--output` or `--ensemble`")
     refuse_overwriting(output, source, *reference)
     check_output(output or "-")
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
+    models = [] if model is None else [model, *(ensemble or [])]
+    _score_one_system(models, hypothesis, source, reference, output, scoring, opening, json=json)
+
+
+def _score_one_system(
+    models: Sequence[str],
+    hypothesis: str | None,
+    source: str | None,
+    reference: Sequence[str],
+    output: str | None,
+    scoring: ScoreOptions,
+    opening: ModelOptions,
+    *,
+    json: bool,
+) -> None:
+    """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
+    # (1) Texts are read and paired before a model is opened, which takes seconds.
     references = [read_text(path) for path in reference]
     sources = None if source is None else read_text(source)
-    if sources is not None and source is not None:
-        pair_up((source, sources), *zip(reference, references, strict=True))
-    if hypothesis is not None:
-        if overrides or output or ensemble:
-            raise ConfigError("`--hypothesis` takes no decoding settings, `--output` or `--ensemble`")
-        hypotheses = read_text(hypothesis)
-        pair_up((hypothesis, hypotheses), *zip(reference, references, strict=True))
+    hypotheses = None if hypothesis is None else read_text(hypothesis)
+    for path, lines in ((source, sources), (hypothesis, hypotheses)):
+        if path is not None and lines is not None:
+            pair_up((path, lines), *zip(reference, references, strict=True))
+    # (2) Metrics are checked before anything is translated, which may take hours. The model names the language.
+    if hypotheses is not None:
+        test_set = scoring.test_set(references, sources)
+        check_test_set(test_set, scoring.metrics, scoring.comet)
+    elif sources is None:
+        raise ConfigError("`--source FILE` is missing: what should the model translate?")
     else:
-        if sources is None:
-            raise ConfigError("`--source FILE` is missing: what should the model translate?")
-        assert model is not None
-        with notices():
-            translator = open_model([model, *(ensemble or [])], which, device, threads, settings)
-            language = language or translator.target_language
-            test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
-            check_test_set(test_set, wanted, comet)
+        with warnings_shown():
+            translator = open_model(models, opening)
+            test_set = scoring.test_set(references, sources, translator.target_language)
+            check_test_set(test_set, scoring.metrics, scoring.comet)
             hypotheses = translated(translator, sources, output)
-    test_set = TestSet(references, sources, language, bleu_tokenizer, lowercase)
-    if hypothesis is not None:
-        check_test_set(test_set, wanted, comet)
+    # (3) Scores
     warn_of_sides(hypotheses, test_set)
-    scores = _scores(test_set, hypotheses, wanted, comet, confidence)
-    scores += _tokenised_scores(test_set, hypotheses, tokenised, compound_split, confidence)
+    scores = score_outputs(test_set, hypotheses, scoring)
     if json:
-        print_json([s.as_record() for s in scores])
-        return
-    for s in scores:
-        print(s)
-
-
-def _scores(
-    test_set: TestSet, hypotheses: list[str], names: list[str], comet: CometEnvironment | None, confidence: bool
-) -> list[Score]:
-    """Return the score of each metric, in the order of `names`."""
-    from ziggurat.evaluation.scores import METRICS
-    from ziggurat.evaluation.scores import evaluate as sacrebleu_scores
-    from ziggurat.evaluation.segments import scored
-
-    scores = sacrebleu_scores(
-        hypotheses,
-        test_set.references,
-        metrics=cast("list[Metric]", [name for name in names if name in METRICS]),
-        confidence=confidence,
-        target_language=test_set.target_language,
-        tokenize=test_set.tokenize,
-        lowercase=test_set.lowercase,
-    )
-    others = [test_set.metric(name, comet) for name in names if name not in METRICS]
-    return scores + [scored(metric, hypotheses, confidence=confidence) for metric in others]
-
-
-def _tokenised_scores(
-    test_set: TestSet, hypotheses: list[str], language: str | None, compound_split: bool, confidence: bool
-) -> list[Score]:
-    """Return BLEU on tokenised text and compound-split BLEU, where they are asked for."""
-    from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
-
-    references, lowercase = test_set.references, test_set.lowercase
-    scores = []
-    if language is not None:
-        scores.append(
-            tokenised_bleu(hypotheses, references, language=language, confidence=confidence, lowercase=lowercase)
-        )
-    if compound_split:
-        scores.append(
-            compound_split_bleu(
-                hypotheses, references, language=language or "de", confidence=confidence, lowercase=lowercase
-            )
-        )
-    return scores
-
-
-def _metrics(listed: str) -> list[str]:
-    """Return the metrics named in a list with commas, in the order of ALL_METRICS."""
-    from ziggurat.evaluation.metrics import ALL_METRICS, check_metrics
-
-    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
-    if not names:
-        raise ConfigError(f"`--metrics` names none; valid: {', '.join(ALL_METRICS)}")
-    check_metrics(names)
-    return [metric for metric in ALL_METRICS if metric in names]
-
-
-def _comet(python: str | None, model: str | None, device: str) -> CometEnvironment:
-    """Return how COMET runs. Raises ConfigError when nobody said with which Python."""
-    from ziggurat.evaluation.comet import DEFAULT_MODEL, CometEnvironment
-
-    python = python or os.environ.get(_COMET_PYTHON)
-    if not python:
-        raise ConfigError(
-            "COMET runs in an environment of its own (`python3 -m venv comet-env && comet-env/bin/pip install "
-            f"unbabel-comet`): give its Python with `--comet-python comet-env/bin/python` or in ${_COMET_PYTHON}"
-        )
-    say = console()
-    return CometEnvironment(
-        python,
-        model or DEFAULT_MODEL,
-        device=device,
-        say=lambda text: say.print(text, markup=False, highlight=False, soft_wrap=True),
-    )
+        print_json([score.as_record() for score in scores])
+    else:
+        print("\n".join(map(str, scores)))

@@ -1,4 +1,4 @@
-"""The verbs that hand models to other toolkits and take theirs: export, import."""
+"""The verbs that write models for other toolkits and read theirs: export, import."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import OUT, check_input, console, print_json
+from ziggurat.cli.engine import warnings_shown
+from ziggurat.cli.output import OUT, check_input, print_json, say
 from ziggurat.cli.preparation import Json
-from ziggurat.cli.translated import notices
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.checksums import check_file
@@ -35,18 +35,18 @@ def export(
     verify: Annotated[
         Path | None, typer.Option("--verify", help="Text to verify with; default: the store's development set.")
     ] = None,
-    lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of it to verify with.")] = 1000,
+    lines: Annotated[int, typer.Option("--lines", min=1, help="Lines of that text to verify with.")] = 1000,
     reference: Annotated[
         Path | None, typer.Option("--reference", help="Translation of the `--verify` text: BLEU must not fall.")
     ] = None,
     tolerance: Annotated[float, typer.Option("--tolerance", min=0, help="By how much BLEU may fall.")] = 0.2,
     check: Annotated[
-        str | None, typer.Option("--check", help="Only say which targets this configuration can reach.")
+        str | None, typer.Option("--check", help="Only list the targets that this configuration can be exported to.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace an export that is in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace an earlier export in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Write a model for another toolkit, verified: the same beam search gives the same text.
+    """Write a model for another toolkit, and verify that the same beam search gives the same text.
 
     Example: `ziggurat export runs/a --to ctranslate2 --quantization int8 --out served`
 
@@ -60,11 +60,11 @@ def export(
     if model is None or to is None or out is None:
         raise ConfigError("give a model, `--to TARGET` and `--out FOLDER` (or `--check CONFIG`)")
     if reference is not None and verify is None:
-        raise ConfigError("`--reference` is the translation of a text: name that by `--verify FILE`")
+        raise ConfigError("`--reference` is the translation of the text in `--verify FILE`, which is missing")
     for path in (verify, reference):
         if path is not None:
             check_input(str(path))
-    refuse_missing(Path(model).expanduser())
+    refuse_missing(Path(model))
     from ziggurat.export.exporter import Gate, export_model
 
     gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
@@ -78,19 +78,16 @@ def export(
         lines=lines,
         gate=gate,
         force=force,
-        say=_say,
+        say=say,
     )
     if json:
         print_json(report)
     else:
-        print("\n".join(_told(report, out)))
-
-
-def _say(text: str) -> None:
-    console().print(text, markup=False, highlight=False, soft_wrap=True)
+        print(_report_text(report, out))
 
 
 def _check(config: str, to: str | None, json: bool) -> None:
+    """Print for each target, or for `to` alone, whether the configuration can be exported, and why not."""
     from ziggurat.export.exporter import reachable
     from ziggurat.export.targets import target_named
 
@@ -109,23 +106,23 @@ def _check(config: str, to: str | None, json: bool) -> None:
             print(f"             - {reason}")
 
 
-def _told(report: dict[str, Any], out: Path) -> list[str]:
-    """Return the report for people."""
+def _report_text(report: dict[str, Any], out: Path) -> str:
+    """Return the report of an export as text."""
     found = report["verification"]
-    told = [
+    lines = [
         f"wrote {out} ({report['target']}) from {report['model']}",
         f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, {found['ties']:,} "
         f"ties, {found['cut']:,} cut at the length limit",
     ]
     if "search_without" in report:
-        told.append(f"its search is without {', '.join(report['search_without'])}")
+        lines.append(f"its search is without {', '.join(report['search_without'])}")
     if "quantized" in report:
         same = report["quantized"]
-        told.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")
+        lines.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")
     if "gate" in report:
         gate = report["gate"]
-        told.append(f"BLEU {gate['before']:.2f} before, {gate['after']:.2f} after (tolerance {gate['tolerance']})")
-    return told
+        lines.append(f"BLEU {gate['before']:.2f} before, {gate['after']:.2f} after (tolerance {gate['tolerance']})")
+    return "\n".join(lines)
 
 
 def import_model(
@@ -144,16 +141,16 @@ def import_model(
     languages: Annotated[
         str | None, typer.Option("--languages", help="Codes of source and target, such as de-en.")
     ] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Make a model directory of a plain Transformer that another toolkit trained.
+    """Convert a plain Transformer that another toolkit trained into a model directory.
 
     Example: `ziggurat import opus-mt-de-en --out imported`
     """
     from ziggurat.export.importer import import_checkpoint
 
-    with notices():
+    with warnings_shown():
         report = import_checkpoint(
             checkpoint, out, dictionaries=dictionary or [], models=sentencepiece or [], languages=languages, force=force
         )

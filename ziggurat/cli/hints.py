@@ -1,7 +1,7 @@
-"""Options of other toolkits, and what to write instead: a hint behind the message that an option is not known.
+"""Hints for users of other toolkits: after "no such option", the name that the option has here.
 
-Names are those of fairseq, OpenNMT-py and eole, Marian, Sockeye and JoeyNMT, where options of several are the same
-word they mean the same thing. A value that was given is put into the hint, so that it can be pasted.
+The options are those of fairseq, OpenNMT-py and eole, Marian, Sockeye and JoeyNMT; where several toolkits share a
+name, it means the same in all of them. A hint repeats the value that was typed, so that it can be pasted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["HINTS", "option_hint"]
 
 
 def _names(*groups: tuple[str, str]) -> Mapping[str, str]:
-    """Return name -> replacement of `(names separated by blanks, replacement)`."""
+    """Return name -> replacement from pairs of (names separated by blanks, replacement)."""
     return MappingProxyType({name: instead for names, instead in groups for name in names.split()})
 
 
@@ -148,20 +148,20 @@ HINTS: Mapping[str, Mapping[str, str]] = {
     "prepare": _PREPARE,
     "average": _AVERAGE,
 }
-"""Verb -> name of an option elsewhere, without its hyphens -> what stands for it here; a value goes behind."""
+"""Verb -> option of another toolkit, without hyphens -> replacement; after `=` or a blank follows a value."""
 
 
 def option_hint(error: Exception, arguments: Sequence[str]) -> str:
-    """Return what to write in place of the unknown option that `error` is about, or nothing.
+    """Return the replacement for the unknown option that `error` is about; empty where none is known.
 
-    `arguments` are those of the command line, for the value. An error of Typer about an option has `option_name` and
-    the context of its verb.
+    `arguments` are those of the command line, for the value. Typer's errors about options have an `option_name` and
+    the context of the verb.
     """
     option, context = getattr(error, "option_name", None), getattr(error, "ctx", None)
     if option is None or context is None:
         return ""
     known = HINTS.get(context.info_name, {})
-    option = _whole(option, known, arguments)
+    option = _as_typed(option, known, arguments)
     instead = known.get(option.lstrip("-"))
     if instead is None:
         return ""
@@ -170,8 +170,8 @@ def option_hint(error: Exception, arguments: Sequence[str]) -> str:
     return f"Here that is: {instead}{_value(option, arguments) or 'VALUE'}"
 
 
-def _whole(option: str, known: Mapping[str, str], arguments: Sequence[str]) -> str:
-    """Return what was typed for `option`: OpenNMT writes `-config`, of which the parser names `-c` only."""
+def _as_typed(option: str, known: Mapping[str, str], arguments: Sequence[str]) -> str:
+    """Return `option` in full: of OpenNMT's `-config` the parser reports only `-c`."""
     if option.startswith("--"):
         return option
     typed = (argument.partition("=")[0] for argument in arguments if argument.startswith(option))
@@ -179,12 +179,12 @@ def _whole(option: str, known: Mapping[str, str], arguments: Sequence[str]) -> s
 
 
 def _value(option: str, arguments: Sequence[str]) -> str:
-    """Return what stands behind `option`, as `--beam 8`, `--beam=8` or `-b8`."""
-    for place, argument in enumerate(arguments):
+    """Return the value of `option`, given as `--beam 8` or `--beam=8`; empty where there is none."""
+    for position, argument in enumerate(arguments):
         name, equals, value = argument.partition("=")
         if name == option and equals:
             return printable(value, 80)
-        following = arguments[place + 1 : place + 2]
+        following = arguments[position + 1 : position + 2]
         if argument == option and following and not following[0].startswith("-"):
             return printable(following[0], 80)
     return ""

@@ -1,4 +1,7 @@
-"""The verb that looks at a model before it is trained: inspect."""
+"""The verb that looks at a model before it is trained: inspect.
+
+In the order of its output: parameters and methods, costs, the depth check (ziggurat.cli.trainability).
+"""
 
 from __future__ import annotations
 
@@ -8,11 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.cost import cost_record, cost_text, estimated
-from ziggurat.cli.depth import check_text, checked, suggest
-from ziggurat.cli.output import check_output, console, print_json
+from ziggurat.cli.output import check_output, print_json, say
 from ziggurat.cli.preparation import Json, Overrides
-from ziggurat.config import Experiment, load_experiment
+from ziggurat.cli.trainability import check_text, run_check, suggest
+from ziggurat.config import Experiment, TrainingConfig, load_experiment
 from ziggurat.config.compatibility import unheeded
 from ziggurat.config.notices import notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe
@@ -21,6 +23,7 @@ from ziggurat.data.checksums import check_file
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ziggurat.cost.estimate import Cost
     from ziggurat.models.inspection import Inspection
 
 __all__ = ["inspect"]
@@ -36,32 +39,33 @@ def inspect(
         bool | None,
         typer.Option(
             "--check/--no-check",
-            help="Try whether this depth trains; by default for configurations, not for runs and models.",
+            help="Try out whether this depth trains; default: for configurations, not for runs and models.",
             show_default=False,
         ),
     ] = None,
-    updates: Annotated[int, typer.Option(min=10, help="Updates of each trial of the depth check.")] = 80,
+    updates: Annotated[int, typer.Option(min=10, help="Updates in each trial of the depth check.")] = 80,
     width: Annotated[
         int | None,
         typer.Option(
-            min=0, help="Model width in the trials; 0: the model's own. Default: at most 128 on a CPU, else 0."
+            min=0, help="Model width in the trials; 0: the model's width. Default: at most 128 on a CPU, else 0."
         ),
     ] = None,
-    remedies: Annotated[bool, typer.Option(help="Try what could rescue a configuration that may not train.")] = True,
+    remedies: Annotated[bool, typer.Option(help="Try remedies for a configuration that may not train.")] = True,
     suggested: Annotated[
         Path | None,
         typer.Option("--suggest", metavar="FILE", help="Write the configuration with the best remedy to this file."),
     ] = None,
     json: Json = False,
 ) -> None:
-    """Tell what a model amounts to before it is trained: parameters, methods, costs, and whether its depth will train.
+    """Summarise a model before it is trained: parameters, methods, costs, and whether its depth will train.
 
-    Costs are counted on tensors without values, at rates that this machine shows in a fraction of a second. The depth
-    check trains a narrow copy for a few dozen updates (docs/depth-check.md).
+    Costs come from a simulated update and a short measurement of this machine (docs/inspect.md). The depth check trains
+    a narrow copy for a few dozen updates (docs/depth-check.md).
 
     Examples: `ziggurat inspect multi30k-de-en model.residual=post model.encoder.layers=18 --suggest better.yaml`,
     `ziggurat inspect ds-init-en-de-base-20-20-ds-matt --no-check`
     """
+    from ziggurat.cost.estimate import estimate_cost
     from ziggurat.models.directory import CONFIG_FILE
     from ziggurat.models.inspection import inspect_experiment
 
@@ -71,35 +75,37 @@ def inspect(
     folder = saved.parent if saved.is_file() else None
     check_file(saved)
     experiment = load_experiment(saved, overrides or []) if folder else load_named(config, overrides or [])
+    # Published figures are shown only for a paper's recipe as it is.
     recipe = None if folder or overrides or Path(config).is_file() else find_paper_recipe(config)
     wanted = folder is None if check is None else check
     if suggested is not None:
         if not wanted:
-            raise ConfigError("`--suggest` needs the depth check; leave out `--no-check`, or say `--check`")
+            raise ConfigError("`--suggest` needs the depth check; leave out `--no-check`, or add `--check`")
         check_output(str(suggested))
+    # Each part is printed as soon as it is known: the depth check takes minutes.
     inspection = inspect_experiment(experiment, folder)
     if not json:
         print(_text(config, experiment, inspection, recipe), flush=True)
-    document = _document(config, experiment, inspection, recipe) if json else {}
+    document = _record(config, experiment, inspection, recipe) if json else {}
     if cost:
-        costs = estimated(experiment, inspection.vocabulary.source, inspection.vocabulary.target)
-        document["cost"] = cost_record(costs)
+        costs = estimate_cost(experiment, (inspection.vocabulary.source, inspection.vocabulary.target))
+        document["cost"] = _cost_record(costs)
         if not json:
-            print(f"\n{cost_text(costs, experiment.training)}", flush=True)
+            print(f"\n{_cost_text(costs, experiment.training)}", flush=True)
     if wanted:
-        found = checked(experiment, updates=updates, width=width, remedies=remedies)
+        found = run_check(experiment, updates=updates, width=width, remedies=remedies)
         document["depth_check"] = found.as_record()
         if not json:
             print(f"\n{check_text(found)}")
         if suggested is not None:
-            said = suggest(found, experiment, suggested)
-            console().print(said, markup=False, highlight=False, soft_wrap=True)
+            say(suggest(found, experiment, suggested))
     if json:
         print_json(document)
 
 
-def _document(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
-    published = recipe.place.published.count if recipe else None
+def _record(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> dict[str, Any]:
+    """Return the inspection for JSON."""
+    published = recipe.table_row.published.count if recipe else None
     return {
         "name": name,
         **asdict(inspection),
@@ -110,7 +116,7 @@ def _document(name: str, experiment: Experiment, inspection: Inspection, recipe:
 
 
 def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: PaperRecipe | None) -> str:
-    """Return the table for people."""
+    """Return parameters, vocabulary and methods as text."""
     total, model = inspection.parameters, experiment.model
     lines = [f"{name}", "", f"{'parameters':<12}  {total:>15,}"]
     for part, count in inspection.parts.items():
@@ -120,12 +126,121 @@ def _text(name: str, experiment: Experiment, inspection: Inspection, recipe: Pap
         elif part == "output" and model.embedding.sharing != "none":
             line += "   shared with the target embedding"
         lines.append(line)
-    said = recipe.place.published if recipe else None
-    if said is not None and said.count is not None:
-        lines.append(f"  {'published':<10}  {said.count:>15,}")
-        lines += [f"  {said.count_differs}"] if said.count_differs else []
+    published = recipe.table_row.published if recipe else None
+    if published is not None and published.count is not None:
+        lines.append(f"  {'published':<10}  {published.count:>15,}")
+        lines += [f"  {published.count_differs}"] if published.count_differs else []
     sizes = inspection.vocabulary
     lines += ["", f"vocabulary    {sizes.source:,} source and {sizes.target:,} target tokens, from {sizes.origin}", ""]
     width = max(len(f"{method.key}: {method.value}") for method in inspection.methods)
     lines += [f"{f'{method.key}: {method.value}':<{width}}  {method.paper}" for method in inspection.methods]
     return "\n".join([*lines, *notices(experiment)])
+
+
+# Costs as text and for JSON
+
+_WIDTH = 34  # of the first column
+
+
+def _cost_record(cost: Cost) -> dict[str, Any]:
+    """Return the costs for JSON; operations are additions and multiplications, memory is in bytes."""
+    batches, shape = cost.batches, cost.memory.batch
+    return {
+        "device": cost.device,
+        "threads": cost.threads,
+        "batches": {**asdict(batches), "largest": [shape._asdict() for shape in batches.largest]},
+        "flops_per_token": {
+            "source_length": cost.length[0],
+            "target_length": cost.length[1],
+            "forward": asdict(cost.forward),
+            "training": asdict(cost.training),
+        },
+        "memory": {**asdict(cost.memory), "batch": shape._asdict()},
+        "time": asdict(cost.time),
+        "notes": list(cost.notes),
+    }
+
+
+def _cost_text(cost: Cost, training: TrainingConfig) -> str:
+    """Return the costs as tables."""
+    return "\n\n".join(
+        ["\n".join(table) for table in (_arithmetic(cost), _memory(cost, training), _time(cost, training), cost.notes)]
+    ).rstrip()
+
+
+def _row(name: str, *values: str) -> str:
+    return f"  {name:<{_WIDTH}}" + "".join(f"{value:>12}" for value in values)
+
+
+def _arithmetic(cost: Cost) -> list[str]:
+    forward, training = cost.forward, cost.training
+    source, target = cost.length
+    rows = (
+        ("source token, in all", forward.source, training.source),
+        ("  encoder layers", forward.encoder, training.encoder),
+        (f"  attention, {source} tokens", forward.encoder_attention, training.encoder_attention),
+        ("  keys and values for the decoder", forward.memory, training.memory),
+        ("target token, in all", forward.target, training.target),
+        ("  decoder layers", forward.decoder, training.decoder),
+        (f"  attention, {target} and {source} tokens", forward.decoder_attention, training.decoder_attention),
+        ("  output layer", forward.output, training.output),
+    )
+    return [
+        f"{'MFLOP per token':<{_WIDTH + 2}}{'forward':>12}{'training':>12}",
+        *(_row(name, f"{once / 1e6:,.1f}", f"{trained / 1e6:,.1f}") for name, once, trained in rows),
+        f"  in sentences of {source} source and {target} target tokens ({cost.batches.origin})",
+    ]
+
+
+def _memory(cost: Cost, training: TrainingConfig) -> list[str]:
+    memory, optimiser = cost.memory, training.optimiser
+    names = {
+        "weights": "weights, fp32",
+        "copies": "their copies in bf16",
+        "gradients": "gradients",
+        "moments": f"moments ({optimiser.kind}, {optimiser.moments})",
+        "encoder": "kept by the encoder" + _recomputed(training.recompute.encoder),
+        "decoder": "kept by the decoder" + _recomputed(training.recompute.decoder),
+        "loss": f"loss, {training.loss.chunk_tokens:,} tokens at a time",
+        "backward": "created in the backward pass",
+        "step": "created in the optimiser's step",
+        "batch": "the batch itself",
+    }
+    rows = [_row(name, _mebibytes(memory.parts[key])) for key, name in names.items() if memory.parts.get(key)]
+    batch = memory.batch
+    lines = [
+        f"{f'memory of an update, MiB ({cost.device})':<{_WIDTH + 2}}{_mebibytes(memory.peak):>12}",
+        *rows,
+        f"  at its peak, with the largest batch: {batch.sentences} x {batch.source} source and {batch.target} target "
+        "tokens",
+    ]
+    if memory.checkpoint:
+        lines.append(f"  asynchronous checkpoints keep {_mebibytes(memory.checkpoint)} MiB of main memory in addition")
+    return lines
+
+
+def _recomputed(recompute: object) -> str:
+    return "" if recompute is None else f" (recompute {recompute})"
+
+
+def _mebibytes(size: int) -> str:
+    return f"{size / 2**20:,.1f}"
+
+
+def _time(cost: Cost, training: TrainingConfig) -> list[str]:
+    time, batches = cost.time, cost.batches
+    threads = f", {cost.threads} thread{'s' * (cost.threads > 1)}" if cost.device == "cpu" else ""
+    names = {
+        "layers": "encoder and decoder",
+        "loss": "output layer and loss",
+        "step": "the optimiser's step",
+    }
+    accumulate = training.batch.accumulate
+    count = "1 batch" if accumulate == 1 else f"{accumulate} batches"
+    return [
+        f"{f'seconds of an update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",
+        *(_row(name, f"{time.parts[key]:,.2f}") for key, name in names.items()),
+        f"  {count} of {batches.source_tokens:,.0f} source and {batches.target_tokens:,.0f} target tokens on average; "
+        f"{time.target_tokens_per_second:,.0f} target tokens a second",
+        f"  {time.flops / 1e12:,.3f} TFLOP, at rates just measured on a shallow copy (docs/inspect.md)",
+    ]

@@ -1,4 +1,8 @@
-"""How verbs read and write: progress on standard error, results on standard output, files whole or not at all."""
+"""Input and output of the verbs.
+
+Messages and progress bars go to standard error, results to standard output. A file appears when it is complete, or not
+at all. Paths are checked before the work begins, since loading a model takes seconds.
+"""
 
 from __future__ import annotations
 
@@ -33,89 +37,81 @@ __all__ = [
     "line_progress",
     "output_stream",
     "print_json",
+    "progress_bars",
     "refuse_overwriting",
+    "say",
     "shell_paths",
 ]
 
 OUT = ("--output", "-o", "--out")
-"""Every verb's option that says where to write; `--out` is how some spelt it before version 0.2."""
+"""Names of the option that says where to write, for every verb; some verbs called it `--out` before version 0.2."""
 
 QUIET = "ZIGGURAT_QUIET"
-"""Environment variable that `--quiet` sets, so that processes which a verb starts are quiet too."""
-
-_with_bar: list[Console] = []
+"""Environment variable set by `--quiet`: the processes that a verb starts inherit it and are quiet too."""
 
 _COUNTED_BYTES = 1 << 28  # counting the lines of a larger file would keep people waiting
 
+_of_bars: list[Console] = []  # the console of the progress bars on the screen, innermost last
+
+
+# Messages and progress
+
 
 def console() -> Console:
-    """Return the console for people: standard error, which never fails; nothing is shown with `--quiet`.
+    """Return the console for messages: standard error, where a failed write is ignored; silent with `--quiet`.
 
-    While a bar is shown it is the bar's: what another console prints would go on behind the bar on its line.
+    While a progress bar is shown, it is the bar's console: it prints above the bar, where another console would print
+    into the bar's line.
     """
-    if _with_bar:
-        return _with_bar[-1]
+    if _of_bars:
+        return _of_bars[-1]
     return safe(Console(stderr=True, quiet=QUIET in os.environ))
 
 
-class _Rate(ProgressColumn):
-    """Lines per second so far."""
-
-    def render(self, task: Task) -> Text:
-        return Text(
-            f"{task.completed / task.elapsed:,.0f} lines/s" if task.elapsed else "", style="progress.data.speed"
-        )
+def say(text: str) -> None:
+    """Print a message on standard error as it is: no markup, no colours, no line breaks; nothing with `--quiet`."""
+    console().print(text, markup=False, highlight=False, soft_wrap=True)
 
 
 @contextlib.contextmanager
-def line_progress(said: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], object]]:
-    """Show a bar on standard error where that is a terminal, and give what moves it on by a number of lines.
-
-    `total` may be unknown. The bar is gone at the end. What is printed to console() meanwhile appears above it.
-    """
-    columns = [TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _Rate(), TimeRemainingColumn()]
-    on = console()
-    with Progress(*columns, console=on, transient=True, disable=not (shown and on.is_terminal)) as bar:
-        task = bar.add_task(said, total=total)
-        _with_bar.append(on)
+def progress_bars(*columns: ProgressColumn, shown: bool = True) -> Iterator[Progress]:
+    """Context with progress bars on standard error, removed at the end; none unless that is a terminal and `shown`."""
+    screen = console()
+    with Progress(*columns, console=screen, transient=True, disable=not (shown and screen.is_terminal)) as bars:
+        _of_bars.append(screen)
         try:
-            yield lambda count: bar.advance(task, count)
+            yield bars
         finally:
-            _with_bar.remove(on)
+            _of_bars.remove(screen)
 
 
-def line_count(path: str) -> int | None:
-    """Return how many lines a text file has, or None where counting would take long: of a stream, or a huge file."""
-    if path == "-" or not os.path.isfile(path) or compression_of(Path(path)) or os.path.getsize(path) > _COUNTED_BYTES:
-        return None
-    with open(path, "rb") as file:
-        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+class _LineRate(ProgressColumn):
+    """Lines per second so far."""
+
+    def render(self, task: Task) -> Text:
+        rate = f"{task.completed / task.elapsed:,.0f} lines/s" if task.elapsed else ""
+        return Text(rate, style="progress.data.speed")
 
 
-def shell_paths(arguments: Sequence[str]) -> list[str]:
-    """Return arguments with `~/` replaced where a shell leaves it alone, in quotes and behind `=`.
+@contextlib.contextmanager
+def line_progress(task: str, total: int | None, *, shown: bool = True) -> Iterator[Callable[[int], object]]:
+    """Context with a progress bar over lines; gives the function that advances it by a number of lines.
 
-    Raises ConfigError for `$NAME/...` that reached us as it is: a folder of that name would be made.
+    `total` is None where it is not known.
     """
-    expanded = []
-    for argument in arguments:
-        name, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
-        if (found := re.match(r"(\$(?:\{\w+\}|[A-Za-z_]\w*))(?:/|$)", value)) and not os.path.lexists(value):
-            raise ConfigError(
-                f"`{printable(argument)}`: the shell did not replace `{found[1]}` (single quotes keep it from that); "
-                "write double quotes, or the path itself"
-            )
-        expanded.append(f"{name}{equals}{os.path.expanduser(value)}" if re.match(r"~(/|$)", value) else argument)
-    return expanded
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), _LineRate(), TimeRemainingColumn())
+    with progress_bars(*columns, shown=shown) as bars:
+        bar = bars.add_task(task, total=total)
+        yield lambda count: bars.advance(bar, count)
 
 
 def is_first_process() -> bool:
-    """Whether this process speaks for those that torchrun started with it; True where it did not."""
+    """Return True in the process that prints for all that torchrun started, and where there is no torchrun."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def counted(count: int, noun: str) -> str:
-    """Return a number of things in words: `1 line`, `2,000 lines`."""
+    """Return a number with its noun: `1 line`, `2,000 lines`."""
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
@@ -124,8 +120,36 @@ def print_json(document: Any) -> None:
     print(json.dumps(document, ensure_ascii=False, indent=2))
 
 
+# Paths and files
+
+
+def line_count(path: str) -> int | None:
+    """Return the number of lines of a text file; None where counting takes long: a stream, a packed or huge file."""
+    if path == "-" or not os.path.isfile(path) or compression_of(Path(path)) or os.path.getsize(path) > _COUNTED_BYTES:
+        return None
+    with open(path, "rb") as file:
+        return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+
+
+def shell_paths(arguments: Sequence[str]) -> list[str]:
+    """Return arguments with `~/` expanded where the shell does not do it: in quotes and after `=`.
+
+    Raises ConfigError for an unexpanded `$NAME/...`, since a folder literally called `$NAME` would be created.
+    """
+    expanded = []
+    for argument in arguments:
+        name, equals, value = argument.partition("=") if "=" in argument else ("", "", argument)
+        if (found := re.match(r"(\$(?:\{\w+\}|[A-Za-z_]\w*))(?:/|$)", value)) and not os.path.lexists(value):
+            raise ConfigError(
+                f"`{printable(argument)}`: the shell did not replace `{found[1]}`, as in single quotes; "
+                "use double quotes, or write out the path"
+            )
+        expanded.append(f"{name}{equals}{os.path.expanduser(value)}" if re.match(r"~(/|$)", value) else argument)
+    return expanded
+
+
 def check_input(path: str) -> None:
-    """Raise DataError when there is no such file to read (`-`: standard input)."""
+    """Raise DataError unless `path` can be read as a file (`-`: standard input)."""
     if path == "-":
         if sys.stdin is None:  # `<&-` in a shell
             raise DataError("standard input is closed; give a file or a pipe")
@@ -139,52 +163,54 @@ def check_input(path: str) -> None:
 
 
 def input_stream(path: str) -> tuple[BinaryIO, str]:
-    """Open `path` (`-`: standard input; .gz, .xz, .zst are unpacked) and return it with its name for messages."""
+    """Return `path` opened for reading (`-`: standard input; .gz, .xz, .zst are unpacked) and its name in messages."""
     check_input(path)
     if path == "-":
         return sys.stdin.buffer, "standard input"
     return byte_stream(Path(path)), path
 
 
-def _written(path: str) -> Path:
-    """Return what is written at `path`: the file that links lead to; a pipe or device by the name that was given.
+def _write_target(path: str) -> Path:
+    """Return the path to write to: links are followed to the file, but a pipe or device keeps the given name.
 
-    The shell's `>(gzip > x.gz)` and /dev/stdout are links that name no file: they can be opened, but not followed.
+    The shell's `>(gzip > x.gz)` and /dev/stdout are links whose target has no name in the file system: they can be
+    opened, but not resolved.
     """
     given = Path(path)
     return given if given.exists() and not given.is_file() else given.resolve()
 
 
 def check_output(path: str) -> None:
-    """Raise DataError when no file can be written there (`-`: standard output)."""
+    """Raise DataError unless a file can be written at `path` (`-`: standard output)."""
     if path == "-":
         return
-    target = _written(path)
+    target = _write_target(path)
     if target.is_dir():
         raise DataError(f"{path}: is a folder, expected a file to write")
     if compression_of(target):
         raise DataError(f"{path}: is written as plain text, not packed: name it {target.stem}")
     if not target.parent.is_dir():
         raise DataError(f"{path}: folder {target.parent} does not exist")
+    # A pipe or device is written to directly; a file is renamed into its folder, so the folder must be writable.
     place = target if target.exists() and not target.is_file() else target.parent
     if not os.access(place, os.W_OK):
-        fixed = os.statvfs(place).f_flag & os.ST_RDONLY
-        why = os.strerror(errno.EROFS) if fixed else "permission denied"
+        read_only = os.statvfs(place).f_flag & os.ST_RDONLY
+        why = os.strerror(errno.EROFS) if read_only else "permission denied"
         raise DataError(f"{path}: cannot be written: {why}")
 
 
 @contextlib.contextmanager
 def output_stream(path: str) -> Iterator[BinaryIO]:
-    """Open `path` for writing (`-`: standard output); a file appears only when everything was written.
+    """Context with `path` opened for writing (`-`: standard output); a file appears once everything is written.
 
-    What a link points to is replaced, not the link; a pipe or device is written to as it is.
+    Of a link the target is replaced, not the link itself; a pipe or device is written to directly.
     """
     if path == "-":
         yield sys.stdout.buffer
         sys.stdout.buffer.flush()
         return
     check_output(path)
-    target = _written(path)
+    target = _write_target(path)
     if target.exists() and not target.is_file():
         with target.open("wb") as device:
             yield device
@@ -194,7 +220,7 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
 
 
 def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
-    """Raise ConfigError when the file `output` is one of those that are read; `-` is none, even if there is one."""
+    """Raise ConfigError when `output` is also one of the `inputs`; `-` means a standard stream, never a file."""
     if not output or output == "-" or not os.path.isfile(output):
         return
     for path in inputs:

@@ -1,4 +1,4 @@
-"""Verbs before training: recipes, explain, prepare."""
+"""The verbs before training: recipes, explain, prepare, shortlist."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
-from ziggurat.cli.output import console, counted, print_json
+from ziggurat.cli.output import OUT, check_output, counted, print_json, progress_bars, say
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
@@ -19,7 +19,13 @@ from ziggurat.errors import ConfigError
 if TYPE_CHECKING:
     from ziggurat.data.prepare import PrepareReport
 
-__all__ = ["explain", "prepare", "recipes"]
+__all__ = [
+    "explain",
+    "prepare",
+    "recipes",
+    "shortlist",
+]
+
 
 ConfigArgument = Annotated[str, typer.Argument(help="YAML file, or the name of a built-in recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")]
@@ -31,11 +37,14 @@ def recipes(
         str | None, typer.Argument(help="Print this recipe's YAML, or list the recipes of this paper.")
     ] = None,
     find: Annotated[
-        str | None, typer.Option("--find", metavar="TEXT", help="List those whose name or description has these words.")
+        str | None,
+        typer.Option(
+            "--find", metavar="TEXT", help="List only recipes with these words in their name, description or paper."
+        ),
     ] = None,
     json: Json = False,
 ) -> None:
-    """List the built-in configurations and the systems of papers, or print one.
+    """List the built-in configurations and the systems of the papers, or print one of them.
 
     Example: `ziggurat recipes multi30k-de-en > my.yaml`, `ziggurat recipes admin`, `ziggurat recipes --find en-fr`
     """
@@ -60,37 +69,37 @@ def recipes(
 
 
 def _has(find: str | None, *texts: str) -> bool:
-    """Whether every word of `find` is in one of the texts, in whatever case."""
+    """Return True where each word of `find` is in one of the texts; case is ignored."""
     together = "\n".join(texts).casefold()
     return all(word in together for word in (find or "").casefold().split())
 
 
 def _listed(name: str) -> dict[str, Any]:
-    """Return what there is to say of a recipe besides its configuration."""
+    """Return the entry of a recipe in the list."""
     if (recipe := find_paper_recipe(name)) is not None:
         return recipe.document()
-    nowhere: dict[str, Any] = {
+    no_paper: dict[str, Any] = {
         "paper": None,
         "table": None,
         "row": None,
         "published_parameters": None,
         "published_scores": {},
     }
-    return {"name": name, "summary": recipe_summary(name), **nowhere}
+    return {"name": name, "summary": recipe_summary(name), **no_paper}
 
 
 def _paper_text(listed: Sequence[PaperRecipe]) -> str:
-    """Return the recipes of a paper for people, by table and row."""
+    """Return the recipes of a paper as text, by table and row."""
     tables: dict[str, list[tuple[str, str, str]]] = {}
     for recipe in listed:
-        for place in recipe.places:
+        for place in recipe.table_rows:
             line = (recipe.name, str(place.row), place.published.words())
             tables.setdefault(place.table, []).append(line)
     names = max(len(recipe.name) for recipe in listed)
     lines = [f"{listed[0].paper.key}: {listed[0].paper.citation}"]
     for table, rows in tables.items():
-        wide = max(len(row) for _, row, _ in rows)
-        lines += [f"  {table}", *(f"    {n:<{names}}  {row:<{wide}}  {words}".rstrip() for n, row, words in rows)]
+        width = max(len(row) for _, row, _ in rows)
+        lines += [f"  {table}", *(f"    {n:<{names}}  {row:<{width}}  {words}".rstrip() for n, row, words in rows)]
     return "\n".join(lines)
 
 
@@ -98,7 +107,7 @@ def explain(
     key: Annotated[str, typer.Argument(help="Dotted key or section, such as training.schedule.")] = "",
     json: Json = False,
 ) -> None:
-    """Say what a configuration key means, its type and default.
+    """Explain a configuration key: its meaning, type and default.
 
     Example: `ziggurat explain training.schedule`
     """
@@ -120,17 +129,23 @@ def prepare(
     force: Annotated[bool, typer.Option("--force", help="Replace a store made from other settings.")] = False,
     json: Json = False,
 ) -> None:
-    """Clean, segment and store parallel text.
+    """Clean parallel text, split it into subwords, and write it to a store for training.
 
     Example: `ziggurat prepare my.yaml data.subword.vocabulary_size=16000`
     """
     from ziggurat.data.prepare import prepare as prepare_store
 
     experiment = load_named(config, overrides or [])
-    with _Bars() as bars:
-        report = prepare_store(experiment.data, force=force, progress=bars.show)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}"),
+        TimeRemainingColumn(),
+    )
+    with progress_bars(*columns) as bars:
+        report = prepare_store(experiment.data, force=force, progress=_PhaseBars(bars).show)
     for notice in report.notices:
-        console().print(f"warning: {notice}", markup=False, highlight=False, soft_wrap=True)
+        say(f"warning: {notice}")
     if json:
         print_json(report.as_dict())
     else:
@@ -138,7 +153,7 @@ def prepare(
 
 
 def _report_text(report: PrepareReport) -> str:
-    """Return the report for people: one line per corpus, then the store."""
+    """Return the report as text: one line per corpus, then the store."""
     lines = []
     for corpus in report.corpora:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(corpus.dropped.items()) if count)
@@ -155,32 +170,62 @@ def _report_text(report: PrepareReport) -> str:
     return "\n".join([*lines, f"store  {report.store}; {vocabulary}; {how}"])
 
 
-class _Bars:
-    """One progress bar per phase; plain lines off a terminal."""
+class _PhaseBars:
+    """One progress bar per phase of preparing; off a terminal one message per phase."""
 
-    def __init__(self) -> None:
-        self._console = console()
-        self._bars = Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.completed:,.0f}"),
-            TimeRemainingColumn(),
-            console=self._console,
-            transient=True,
-            disable=not self._console.is_terminal,
-        )
-        self._tasks: dict[str, Any] = {}
-
-    def __enter__(self) -> _Bars:
-        self._bars.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._bars.stop()
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._tasks: dict[str, TaskID] = {}
 
     def show(self, phase: str, done: int, total: int | None) -> None:
         if phase not in self._tasks:
             self._tasks[phase] = self._bars.add_task(phase, total=total)
             if self._bars.disable:
-                self._console.print(f"{phase} ...", highlight=False, markup=False)
+                say(f"{phase} ...")
         self._bars.update(self._tasks[phase], completed=done, total=total)
+
+
+def shortlist(
+    store: Annotated[str, typer.Argument(help="Folder that `ziggurat prepare` wrote.")],
+    output: Annotated[str, typer.Option(*OUT, metavar="FILE", help="File to write.")],
+    best: Annotated[
+        int, typer.Option("--best", min=0, help="Most likely target pieces to keep for each source piece.")
+    ] = 100,
+    frequent: Annotated[
+        int, typer.Option("--frequent", min=0, help="Most frequent target pieces, allowed in every sentence.")
+    ] = 100,
+    floor: Annotated[
+        float, typer.Option("--floor", min=0, max=1, help="Lowest probability of a target piece given a source piece.")
+    ] = 1e-4,
+    pairs: Annotated[int, typer.Option("--pairs", min=1, help="Training pairs to read at most.")] = 200_000,
+    json: Json = False,
+) -> None:
+    """Estimate a lexical shortlist from training pairs (IBM Model 1), for `decoding.shortlist`.
+
+    Example: `ziggurat shortlist stores/de-en -o de-en.shortlist`
+    """
+    from ziggurat.data.corpus import Store
+    from ziggurat.data.shortlist import estimate_shortlist, write_shortlist
+
+    if output == "-":
+        output = "./-"  # a file of this name: the shortlist is binary, so standard output makes no sense
+    check_output(output)
+    opened = Store.open(store)
+    table = estimate_shortlist(opened, pairs=pairs, best=best, frequent=frequent, floor=floor)
+    write_shortlist(output, table)
+    candidates = table.candidates
+    report = {
+        "shortlist": output,
+        "pairs": min(pairs, len(opened.train)),
+        "source_pieces": len(candidates),
+        "target_pieces": opened.target.size,
+        "mean_candidates": float((candidates < opened.target.size).sum() / len(candidates)),
+        "always": len(table.always),
+    }
+    if json:
+        print_json(report)
+        return
+    print(
+        f"{output}: {report['mean_candidates']:.1f} of {opened.target.size:,} target pieces for a source piece, "
+        f"{len(table.always)} for every sentence; from {report['pairs']:,} pairs"
+    )

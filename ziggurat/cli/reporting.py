@@ -1,13 +1,13 @@
-"""The verb that shows what runs did: report."""
+"""The verbs that examine runs: diagnose, report."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import OUT, check_input, check_output, console, counted, output_stream, print_json
+from ziggurat.cli.output import OUT, check_input, check_output, counted, output_stream, print_json, say
 from ziggurat.cli.preparation import Json
 from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.data.files import write_atomically
@@ -17,23 +17,62 @@ from ziggurat.models.run_folder import refuse_missing
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ziggurat.diagnosis.records import Record
     from ziggurat.report.figure import Figure
     from ziggurat.report.runs import ReportRun
     from ziggurat.report.translations import Sentences
 
-__all__ = ["report"]
+__all__ = ["diagnose", "report"]
+
+
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="Run, of which all kept checkpoints are measured, or model directory.")],
+    store: Annotated[
+        Path | None, typer.Option("--store", help="Prepared data; default: data.store of the configuration.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json: Json = False,
+) -> None:
+    """Measure the gradients, states and wiring of a trained model layer by layer, as training does while it runs.
+
+    Records go to RUN/diagnostics/depth.jsonl, from which reports draw their figures (docs/diagnosis.md).
+
+    Example: `ziggurat diagnose runs/a`
+    """
+    from ziggurat.diagnosis.records import DEPTH_FILE
+    from ziggurat.training.diagnose import diagnose as diagnose_run
+
+    records = diagnose_run(run, store=store, device=device, say=say)
+    if json:
+        print_json({"records": [record.as_dict() for record in records]})
+    else:
+        print("\n\n".join(map(_record_text, records)))
+        print(f"\nall measures: {run / DEPTH_FILE}")
+
+
+def _record_text(record: Record) -> str:
+    """Return the part of a record that fits on a screen: the loss, and the gradients of each stack."""
+    values: dict[str, Any] = record.values
+    lines = [
+        f"update {record.update}: nll {values['nll']:.4f}, {values['source_dependence']:+.4f} beside other sources",
+        f"{'':<10}{'layers':>8}{'gradient of layer 1':>21}{'of the last':>13}{'r':>11}",
+    ]
+    for stack, layers in record.layers.items():
+        norms = values["gradient_norm"][stack]
+        lines.append(f"{stack:<10}{layers:>8}{norms[0]:>21.2e}{norms[-1]:>13.2e}{values['r'][stack]:>11.2e}")
+    return "\n".join(lines)
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of runs, at most 8; the first has the first colour.")],
+    runs: Annotated[list[Path], typer.Argument(help="Folders of at most 8 runs, in the order of their colours.")],
     out: Annotated[
         Path | None,
         typer.Option(
-            *OUT, help="HTML file, or - for standard output; default: RUN/report.html, of several report.html."
+            *OUT, help="HTML file, or - for standard output; default: RUN/report.html, for several runs report.html."
         ),
     ] = None,
     translations: Annotated[
-        int, typer.Option("--translations", min=0, help="Sentences of the dev set that are translated; 0: none.")
+        int, typer.Option("--translations", min=0, help="Sentences of the dev set to translate; 0: none.")
     ] = 200,
     source: Annotated[
         str | None, typer.Option("--source", help="Translate this text instead of the dev set; with --reference.")
@@ -41,17 +80,17 @@ def report(
     reference: Annotated[str | None, typer.Option("--reference", help="Its translation, line by line.")] = None,
     figures: Annotated[
         Path | None,
-        typer.Option("--figures", metavar="FOLDER", help="Also write figures and their numbers here."),
+        typer.Option("--figures", metavar="FOLDER", help="Also write the figures and their numbers to this folder."),
     ] = None,
     format: Annotated[
-        str, typer.Option("--format", help="Of these files: png, svg, pdf; separated by commas.")
+        str, typer.Option("--format", help="Formats of these files: png, svg, pdf; separated by commas.")
     ] = "png,svg,pdf",
     json: Json = False,
 ) -> None:
-    """Write what runs did, side by side, as one HTML file that needs no network.
+    """Write a report on runs, side by side, as one HTML file that needs no network.
 
-    It shows whether each run trained, learning curves, throughput, what was measured over depth, scores with their
-    signatures, translations, and in which settings the runs differ.
+    It shows whether each run trained, learning curves, throughput, measures over depth, scores with their signatures,
+    translations, and the settings in which the runs differ.
 
     Example: `ziggurat report runs/a runs/b --out report.html`
     """
@@ -64,7 +103,7 @@ def report(
 
     formats = [name.strip().lower() for name in format.split(",") if name.strip()]
     if unknown := [name for name in formats if name not in FORMATS]:
-        raise ConfigError(f"`--format {unknown[0]}`: choose of {', '.join(FORMATS)}")
+        raise ConfigError(f"`--format {unknown[0]}`: choose from {', '.join(FORMATS)}")
     if (source is None) != (reference is None):
         raise ConfigError("`--source` and `--reference` belong together")
     for path in (source, reference):
@@ -76,11 +115,6 @@ def report(
     read = read_runs(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     check_output(str(target))
-    shown = console()
-
-    def say(text: str) -> None:
-        shown.print(text, markup=False, highlight=False, soft_wrap=True)
-
     content = gather(read, _sentences(read, translations, source, reference), say)
     with output_stream(str(target)) as file:
         file.write(page(content).encode())
@@ -88,17 +122,17 @@ def report(
     if json:
         print_json({"report": str(target), "files": [str(path) for path in written], **as_record(content)})
         return
-    told = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
+    lines = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
     if figures:
-        told.append(f"{counted(len(content.figures), 'figure')} in {figures}")
-    if piped:  # standard output is the page's
-        say("\n".join(told))
+        lines.append(f"{counted(len(content.figures), 'figure')} in {figures}")
+    if piped:  # standard output holds the page
+        say("\n".join(lines))
     else:
-        print("\n".join([*told, f"report: {target.resolve()}"]))
+        print("\n".join([*lines, f"report: {target.resolve()}"]))
 
 
 def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:
-    """Write every figure in each of the formats, and its numbers as CSV; return the files."""
+    """Write each figure in all formats, and its numbers as CSV; return the files."""
     from ziggurat.report.figure import numbers
     from ziggurat.report.paper import save
 
@@ -114,7 +148,7 @@ def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str
 def _sentences(
     runs: Sequence[ReportRun], count: int, source: str | None, reference: str | None
 ) -> Callable[[], Sentences] | None:
-    """Return what gives the sentences to translate; None: none are to be."""
+    """Return the function that reads the sentences to translate; None where none are asked for."""
     from ziggurat.report.translations import Sentences, dev_sentences
 
     if source is not None and reference is not None:

@@ -1,4 +1,4 @@
-"""Verbs that change weights: train, grow, average."""
+"""The verbs that change weights: train, grow, average."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from ziggurat.cli import leaving_at_once
-from ziggurat.cli.output import OUT, console, is_first_process, print_json
+from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
 from ziggurat.cli.preparation import Json
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named
@@ -24,11 +24,13 @@ __all__ = ["average", "grow", "train"]
 
 def train(
     config: Annotated[
-        str | None, typer.Argument(help="YAML file or recipe; with --resume leave it out: the run has its own.")
+        str | None, typer.Argument(help="YAML file or recipe; not with --resume, since the run has its configuration.")
     ] = None,
-    overrides: Annotated[list[str] | None, typer.Argument(help="path.to.key=value")] = None,
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")
+    ] = None,
     run: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run (-r under torchrun).")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest whole checkpoint.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
     device: Annotated[
         str | None, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...; the same as training.device=...")
     ] = None,
@@ -44,7 +46,7 @@ def train(
     if run is None:
         if resume:
             which = printable(config) if config and "=" not in config else "FOLDER"
-            raise ConfigError(f"which run should go on? Write `ziggurat train --run {which} --resume`")
+            raise ConfigError(f"which run should be resumed? Write `ziggurat train --run {which} --resume`")
         raise ConfigError("`--run FOLDER` is missing: where should the run go?")
     given = [a for a in (config, *(overrides or [])) if a is not None]
     options = {"device": device, "threads": threads}
@@ -53,28 +55,30 @@ def train(
         raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
     if not resume and (not given or "=" in given[0]):
         raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
-    named = None if resume else load_named(given[0], given[1:])  # its mistakes are told before PyTorch is loaded
+    # Mistakes in the configuration are told before PyTorch is imported, which takes seconds.
+    named = None if resume else load_named(given[0], given[1:])
     leave_with_launcher()
     with leaving_at_once():
         from ziggurat.training.loop import train as train_run
-        from ziggurat.training.run import reopen_run, restarted
+        from ziggurat.training.ownership import restarted
+        from ziggurat.training.run import reopen_run
 
     if not resume and restarted(run):
         resume, named, given = True, None, []
         if is_first_process():
-            console().print(f"this job made {run}: going on with it, as its config.yaml says", highlight=False)
+            say(f"this job made {run}: going on with it, as its config.yaml says")
     experiment = named or reopen_run(run, given)
     result = train_run(run, experiment, resume=resume, console=console())
     if json and is_first_process():
-        _tell(asdict(result), ends_well=result.signal is None)
+        _print_result(asdict(result), ends_well=result.signal is None)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
 
 
-def _tell(result: dict[str, Any], *, ends_well: bool) -> None:
-    """Print the result. Training is over: where nobody reads it any more, the exit status is that of the training.
+def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:
+    """Print the result. Where nobody reads it any more, the exit status remains that of the training.
 
-    Raises OSError when a training that `ends_well` has left only a part of the result in a file.
+    Raises OSError when a training that `ends_well` has left only part of the result in a file.
     """
     try:
         print_json(result)
@@ -83,8 +87,7 @@ def _tell(result: dict[str, Any], *, ends_well: bool) -> None:
         if ends_well and error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
             raise
         let_go(sys.stdout)
-        said = f"the result cannot be written to standard output ({why(error)}); the run is as it should be"
-        console().print(said, highlight=False, soft_wrap=True)
+        say(f"the result cannot be written to standard output ({why(error)}); the run is as it should be")
 
 
 def grow(
@@ -92,13 +95,14 @@ def grow(
     layers: Annotated[int, typer.Option("--layers", min=2, help="Encoder layers of the deeper model.")],
     out: Annotated[Path, typer.Option(*OUT, help="Model directory to write.")],
     copy: Annotated[
-        str, typer.Option("--copy", help="What the new layers start as: " + ", ".join(get_args(CopyStrategy)) + ".")
+        str,
+        typer.Option("--copy", help="Initial weights of the new layers: " + ", ".join(get_args(CopyStrategy)) + "."),
     ] = "g_top",
     which: Annotated[str | None, typer.Option("--which", help="Checkpoint of a run, such as best or 2000.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Deepen the encoder of a trained model; train on with `training.start_from=OUT`.
+    """Deepen the encoder of a trained model, to be trained on with `training.start_from=OUT`.
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
@@ -116,9 +120,9 @@ def grow(
 
 def average(
     run: Annotated[Path, typer.Argument(help="Folder of the run.")],
-    last: Annotated[int, typer.Option("--last", min=1, help="How many of the newest checkpoints.")] = 5,
+    last: Annotated[int, typer.Option("--last", min=1, help="Number of checkpoints, the newest first.")] = 5,
     out: Annotated[Path | None, typer.Option(*OUT, help="Model directory; default: RUN/averaged.")] = None,
-    force: Annotated[bool, typer.Option("--force", help="Replace a model that is in the folder.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
     """Average the weights of the newest checkpoints into a model directory.

@@ -1,31 +1,44 @@
-"""Verbs that use a model: translate, score."""
+"""The verbs that use a model: translate, score; and the options and texts they share with other verbs."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Sequence
-from typing import Annotated, Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.engine import Engine, open_engine, open_model
+from ziggurat.cli.engine import (
+    ModelOptions,
+    inputs_beside_lines,
+    notices_text,
+    open_engine,
+    open_model,
+    text_form,
+    warnings_shown,
+)
 from ziggurat.cli.output import (
     OUT,
     check_input,
     check_output,
-    console,
     counted,
     input_stream,
     line_count,
     line_progress,
     output_stream,
     refuse_overwriting,
+    say,
 )
-from ziggurat.cli.translated import counts, line_extras, notices, text
 from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError, DataError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.decoding.results import Translation
+    from ziggurat.decoding.served import ServedTranslator
+    from ziggurat.decoding.translator import Translator
+    from ziggurat.decoding.workers import WorkerTranslator
 
 __all__ = [
     "Device",
@@ -40,8 +53,8 @@ __all__ = [
     "translate",
 ]
 
+# Groups of options in the help of verbs
 _WHAT, _FORM, _WHO, _HOW = "What to translate", "Form of the output", "Which model", "Speed"
-"""Groups of options in the help of verbs."""
 
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
@@ -50,8 +63,8 @@ Ensemble = Annotated[
     typer.Option(
         "--ensemble",
         metavar="RUN",
-        help="A further model, of any depth and architecture, with the same vocabularies; repeat for more. The "
-        "probabilities of all are averaged.",
+        help="Another model with the same vocabularies, of any architecture; repeat for more. Their probabilities are "
+        "averaged.",
         rich_help_panel=_WHO,
     ),
 ]
@@ -64,11 +77,13 @@ Which = Annotated[
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_HOW)]
 Threads = Annotated[
     int | None,
-    typer.Option("--threads", min=1, max=1024, help="CPU threads; default: as PyTorch decides.", rich_help_panel=_HOW),
+    typer.Option("--threads", min=1, max=1024, help="CPU threads; default: PyTorch's.", rich_help_panel=_HOW),
 ]
 Tag = Annotated[
     str | None,
-    typer.Option("--tag", help="Tag of a training corpus, such as `<bt>`, for every line.", rich_help_panel=_WHAT),
+    typer.Option(
+        "--tag", help="Tag for every line, such as `<bt>`, as in the training corpora.", rich_help_panel=_WHAT
+    ),
 ]
 
 
@@ -83,21 +98,26 @@ def translate(
     window: Annotated[
         int | None,
         typer.Option(
-            "--window", min=1, help="Lines read before any is translated; 1 answers at once.", rich_help_panel=_HOW
+            "--window",
+            min=1,
+            help="Lines to read before translating; 1 answers each line at once.",
+            rich_help_panel=_HOW,
         ),
     ] = None,
     tag: Tag = None,
     prefix: Annotated[
         str | None,
         typer.Option(
-            "--prefix", help="File of how each translation begins, line by line; may be blank.", rich_help_panel=_WHAT
+            "--prefix",
+            help="File with the beginning of each translation, line by line; may be blank.",
+            rich_help_panel=_WHAT,
         ),
     ] = None,
     constraints: Annotated[
         str | None,
         typer.Option(
             "--constraints",
-            help="File of phrases, tabs between them, that each translation must hold.",
+            help="File with the phrases that each translation must contain, separated by tabs.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -105,7 +125,7 @@ def translate(
         str | None,
         typer.Option(
             "--terminology",
-            help="File of lines `source term TAB target term`, for lines that hold one.",
+            help="File of lines `source term TAB target term`, applied where the source term occurs.",
             rich_help_panel=_WHAT,
         ),
     ] = None,
@@ -125,7 +145,7 @@ def translate(
             "--workers",
             min=1,
             max=1024,
-            help="Processes, each with the model and its share of the threads.",
+            help="Parallel processes, each with the model and its share of the threads.",
             rich_help_panel=_HOW,
         ),
     ] = 1,
@@ -141,51 +161,69 @@ def translate(
     """
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
-    settings = decoding_settings(overrides, "--input")
+    # (1) Options and files are checked before the model is loaded, which takes seconds.
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"))
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     if [input, *beside].count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")
     refuse_overwriting(output, input, *beside)
     for path in (input, *beside):
-        check_input(path)  # before the model is loaded, which takes seconds
+        check_input(path)
     check_output(output)
-    extras = line_extras(prefix, constraints, terminology)
-    chosen = Engine(engine, [model, *(ensemble or [])], which, device, threads, workers)
     interactive = input == "-" and sys.stdin.isatty()
-    size = window or (1 if interactive else WINDOW_LINES)
-    if workers > 1 and size == 1:
-        raise ConfigError("several `--workers` read ahead; to answer each line before the next is read takes one")
-    with notices(), open_engine(chosen, settings, token_scores=json, extras=bool(extras)) as translator:
+    lines_ahead = window or (1 if interactive else WINDOW_LINES)
+    if workers > 1 and lines_ahead == 1:
+        raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
+    # (2) Files beside the lines are opened; a model is loaded.
+    extras = inputs_beside_lines(prefix, constraints, terminology)
+    models = [model, *(ensemble or [])]
+    with (
+        warnings_shown(),
+        open_engine(
+            engine, models, opening, workers=workers, token_scores=json, beside_lines=bool(extras)
+        ) as translator,
+    ):
         n_best = translator.decoding.n_best
         if translator.decoding.alignments and not json:
-            console().print(
-                "warning: `alignments=true` shows only in the results of `--json`; this text has none",
-                markup=False,
-                highlight=False,
-                soft_wrap=True,
-            )
+            say("warning: `alignments=true` shows only in the results of `--json`; this text has none")
         if interactive:
-            console().print("One sentence a line; Ctrl-D ends.", highlight=False)
-        on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations
+            say("One sentence a line; Ctrl-D ends.")
+        # (3) Translations are written while later lines are still being read.
+        began = time.perf_counter()
         lines = read_lines(*input_stream(input))
-        began, count = time.perf_counter(), 0
-        with output_stream(output) as out:
-            translations = translator.translate_stream(lines, window=size, tag=tag, **extras)
-            with line_progress("translating", line_count(input), shown=not on_screen) as advance:
-                translator.told = advance
-                for count, translation in enumerate(translations, start=1):
-                    shown = translation.to_json() if json else text(translation, count, n_best, quality=quality)
-                    out.write(shown.encode() + b"\n")
-                    if interactive or window == 1:
-                        out.flush()
+        translations = translator.translate_stream(lines, window=lines_ahead, tag=tag, **extras)
+
+        def form(translation: Translation, number: int) -> str:
+            return translation.to_json() if json else text_form(translation, number, n_best, quality=quality)
+
+        # With a window of 1 somebody waits for each line before writing the next.
+        flush = interactive or window == 1
+        count = _write(translator, translations, form, output, total=line_count(input), flush=flush)
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
-            console().print(
-                f"{counted(count, 'line')} in {duration(seconds)} ({rate}){counts(translator)}",
-                highlight=False,
-                soft_wrap=True,
-            )
+            say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator)}")
+
+
+def _write(
+    translator: Translator | ServedTranslator | WorkerTranslator,
+    translations: Iterable[Translation],
+    form: Callable[[Translation, int], str],
+    output: str,
+    *,
+    total: int | None,
+    flush: bool,
+) -> int:
+    """Write translations as they come, in `form`, under a progress bar over `total` lines; return their number."""
+    on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations
+    number = 0
+    with output_stream(output) as out, line_progress("translating", total, shown=not on_screen) as advance:
+        translator.on_finished = advance
+        for number, translation in enumerate(translations, start=1):
+            out.write(form(translation, number).encode() + b"\n")
+            if flush:
+                out.flush()
+    return number
 
 
 def score(
@@ -199,25 +237,25 @@ def score(
     device: Device = "auto",
     threads: Threads = None,
 ) -> None:
-    """Print the log-probability of each given translation, natural logarithm, end-of-sentence included.
+    """Print the log-probability of each given translation (natural logarithm, end-of-sentence included).
 
     Example: `ziggurat score runs/a --source test.de --target test.en`
     """
     sources, targets = read_text(source), read_text(target)
     pair_up((source, sources), (target, targets))
-    translator = open_model([model, *(ensemble or [])], which, device, threads, {})
+    translator = open_model([model, *(ensemble or [])], ModelOptions(which, device, threads))
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
 
 
 def decoding_settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
-    """Return the decoding settings `key=value`; `text_option` is how the verb takes the text to translate."""
+    """Return decoding settings from `key=value`; `text_option` is the verb's option for the text, for the message."""
     settings: dict[str, Any] = {}
     for override in overrides or []:
         if "=" not in override:
-            shown = printable(override, 4096)  # whole: it is to be copied
+            shown = printable(override, 4096)  # in full, so that it can be copied
             raise ConfigError(
-                f"`{shown}` is not a decoding setting such as beam_size=8; a file to translate is given by "
+                f"`{shown}` is not a decoding setting such as beam_size=8; to translate a file, write "
                 f"`{text_option} {shown}`"
             )
         apply_override(settings, override.removeprefix("decoding."))
@@ -233,7 +271,7 @@ def read_text(path: str) -> list[str]:
 
 
 def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) -> None:
-    """Raise DataError unless all texts, each with the path it came from, have equally many lines."""
+    """Raise DataError unless all texts have the same number of lines; each is given with its path."""
     name, lines = first
     for other_name, other_lines in others:
         if len(other_lines) != len(lines):

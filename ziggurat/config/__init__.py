@@ -1,4 +1,9 @@
-"""Configuration: typed sections, strict YAML, overrides. Imports no torch."""
+"""Configuration of an experiment: typed sections, strict YAML, overrides. Imports no torch.
+
+Order of reading: base, then the sections (data; model with wiring; train with lifecycle and growth; decode), the whole
+in experiment; yaml_text and load read it; reference, recipes and papers describe it; compatibility, notices and methods
+judge it.
+"""
 
 from ziggurat.config.base import Section
 from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig, RegularisationConfig, SubwordConfig

@@ -1,7 +1,7 @@
 """The base of every configuration section: frozen, typed, no unknown keys, and no number without a bound.
 
-A number belongs to one of the types here (or is bounded by its own `Field`), so that an absurd one is refused with its
-key, and not by the library that meets it hours later: sizes that no memory holds, seeds beyond 64 bits.
+Every number has one of the types here, or a bound in its own `Field`. An absurd value (a size that no memory holds, a
+seed beyond 64 bits) is then refused with its key, not hours later by some library.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 __all__ = [
     "Beams",
     "Count",
+    "Fraction",
     "Layers",
     "Length",
     "Minutes",
@@ -22,7 +23,6 @@ __all__ = [
     "Real",
     "Section",
     "Seed",
-    "Share",
     "Size",
     "Threads",
     "Vocabulary",
@@ -30,9 +30,9 @@ __all__ = [
 ]
 
 Count = Annotated[int, Field(le=10**12)]
-"""Of what is only compared with: updates, epochs, validations."""
+"""Numbers that are only compared with: updates, epochs, validations."""
 Size = Annotated[int, Field(le=2**31 - 1)]
-"""Tokens or pairs together; a product of two fits into 64 bits."""
+"""Tokens or pairs in total; the product of two fits into 64 bits."""
 Layers = Annotated[int, Field(le=4096)]
 """Layers of a stack: four times the deepest ones published (DeepNet, 1,000)."""
 Width = Annotated[int, Field(le=2**20)]
@@ -44,30 +44,26 @@ Beams = Annotated[int, Field(le=10_000)]
 Vocabulary = Annotated[int, Field(le=10_000_000)]
 """Pieces of a vocabulary."""
 Seed = Annotated[int, Field(lt=2**64)]
-"""What torch's generators take."""
+"""Seeds, in the range of torch's generators."""
 Threads = Annotated[int, Field(le=1024)]
-"""Threads of a process: with many more the operating system ends it."""
+"""Threads of a process; with many more the operating system ends it."""
 Minutes = Annotated[float, Field(le=10_000_000)]
 """Spans of time: 19 years."""
 Real = Annotated[float, Field(le=1e9)]
 """Any other number."""
-
-
-Share = Annotated[float, Field(ge=0, lt=1)]
-"""A share or probability below 1."""
+Fraction = Annotated[float, Field(ge=0, lt=1)]
+"""A share or probability, below 1."""
 
 _VARIABLE = re.compile(r"\$(?:\{[A-Za-z_]\w*\}|[A-Za-z_]\w*)")
 
 
 def _without_variables(path: str) -> str:
-    """Return `path`; raise ValueError for `$HOME` and the like, of which a folder of that very name would be made.
-
-    They are not replaced: what a file means would depend on who reads it, and a stranger's file could look at the
-    environment. A file that is called so may be named.
-    """
+    """Return `path`. Raises ValueError if it holds `$HOME` or the like, unless a file of exactly that name exists."""
+    # Kept as text, `$HOME` would create a folder of that name. Replaced, a file would mean something else to each
+    # reader, and a stranger's file could read the environment.
     if (found := _VARIABLE.search(path)) and not os.path.lexists(path):
         raise ValueError(
-            f"`{found[0]}` is not replaced here, as a shell would; write the path itself, or `~/` for your home folder"
+            f"`{found[0]}` is not replaced here as in a shell; write the path itself, or `~/` for your home folder"
         )
     return path
 

@@ -1,4 +1,4 @@
-"""Data section: which corpora, how they are cleaned, segmented and mixed."""
+"""Data section: the corpora, and how they are cleaned, segmented and mixed."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ class CorpusConfig(Section):
     """One parallel corpus: either `source` + `target` (aligned text files) or `path` (both sides in one file)."""
 
     source: PathText | None = None
-    """Source side as plain text, one sentence per line; path or glob; .gz, .xz and .zst are read as streams."""
+    """Source side as plain text, one sentence per line: path or glob; .gz, .xz and .zst are read as streams."""
     target: PathText | None = None
     """Target side, aligned line by line with `source`; a glob must match as many files, paired in sorted order."""
     path: PathText | None = None
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
-    """File format; `auto` reads it off the file name."""
+    """File format; `auto` goes by the file name."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the language codes of `data.source_language` and `data.target_language`)."""
     weight: Real = Field(default=1.0, gt=0)
-    """How often a pair of this corpus is drawn relative to its natural share."""
+    """Frequency of drawing a pair of this corpus, relative to its natural share."""
     tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
     """Token put before each source sentence of this corpus, such as `<bt>` (imported models have `>>fra<<` or
-    `__fr__`); it never comes from text."""
+    `__fr__`); no text can produce it."""
     name: str | None = None
     """Name in reports; default: the file name."""
 
@@ -48,29 +48,30 @@ class CorpusConfig(Section):
 
 
 class FilterConfig(Section):
-    """Which sentence pairs are dropped; every drop is counted by reason. `null` switches a filter off.
+    """Filters of sentence pairs; dropped pairs are counted by reason. `null` switches a filter off.
 
-    Always dropped: pairs with an empty side. Lengths are taken after Unicode and whitespace normalisation.
+    Pairs with an empty side are always dropped. Lengths are taken after Unicode and whitespace normalisation.
     """
 
     max_characters: Length | None = Field(default=4000, ge=1)
-    """Longest sentence, in characters, either side (before segmentation, so that no line costs much time)."""
+    """Longest sentence on either side, in characters; applied before segmentation, whose time grows with length."""
     max_pieces: Length | None = Field(default=250, ge=1)
-    """Longest sentence, in subword pieces, either side, end-of-sentence not counted."""
+    """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
     max_length_ratio: Real | None = Field(default=None, gt=1)
-    """Largest ratio of whitespace-separated words between the sides (characters where a side has no blanks)."""
+    """Largest ratio of the sides' lengths, in whitespace-separated words (in characters where a side has no
+    blanks)."""
     identical: bool = False
     """Drop pairs whose sides are the same text (copied source)."""
     duplicates: bool = False
     """Drop pairs seen before, by 64-bit hash of both sides, over all training corpora."""
     control_characters: bool = False
-    """Drop pairs that hold control characters (Unicode category Cc) other than tab. NUL is always dropped."""
+    """Drop pairs with control characters (Unicode category Cc) other than tab. Pairs with NUL are always dropped."""
     source_script: str | None = None
-    """Unicode script the source should be written in, such as `Latin` or `Cyrillic`."""
+    """Unicode script of the source, such as `Latin` or `Cyrillic`; null: any."""
     target_script: str | None = None
-    """Unicode script the target should be written in."""
+    """Unicode script of the target; null: any."""
     min_script_share: float = Field(default=0.5, gt=0, le=1)
-    """Smallest share of letters in the wanted script."""
+    """Smallest share of a side's letters that must be in its script."""
 
 
 class RegularisationConfig(Section):
@@ -83,30 +84,30 @@ class RegularisationConfig(Section):
     alpha: Real = Field(default=0.1, gt=0)
     """BPE: probability of dropping a merge. Unigram: smoothing of the n-best distribution."""
     nbest: Beams = Field(default=64, ge=2)
-    """Unigram: how many segmentations are sampled from."""
+    """Unigram: sample from this many best segmentations."""
 
 
 class SubwordConfig(Section):
-    """How text becomes pieces."""
+    """Segmentation of text into subword pieces."""
 
     kind: SubwordKind = "bpe"
-    """`bpe` or `unigram` train a SentencePiece model; `existing` takes one; `vocabulary` reads text that is
+    """`bpe` and `unigram` train a SentencePiece model; `existing` uses a trained one; `vocabulary` reads text that is
     already segmented (subword-nmt's `@@ `) with a plain vocabulary file."""
     vocabulary_size: Vocabulary = Field(default=8000, ge=8)
     """Pieces per model, control symbols included (`bpe`, `unigram`)."""
     target_vocabulary_size: Vocabulary | None = Field(default=None, ge=8)
-    """`joint: false`: pieces of the target side's model; null: as `vocabulary_size`, which is then the source's."""
+    """`joint: false`: pieces of the target side's model, while `vocabulary_size` is for the source; null: the same."""
     joint: bool = True
     """One model for both sides; false: one each."""
     byte_fallback: bool = True
-    """Spell unknown characters as bytes, so that nothing is ever unknown."""
+    """Spell unknown characters as bytes, so that no text is unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
-    """Share of characters that get a piece of their own (SentencePiece)."""
+    """Share of the training text's characters that get a piece (SentencePiece)."""
     sample_pairs: Size = Field(default=200_000, ge=1)
-    """Most sentence pairs the model is trained on, drawn evenly over the corpora."""
+    """Train the model on at most this many sentence pairs, drawn evenly from the corpora."""
     source_model: PathText | None = None
     """`existing`: SentencePiece model of the source side (or of both sides); or the folder of a model, run or store,
-    whose vocabularies are taken as they are, to fine-tune that model."""
+    to use its vocabularies unchanged and fine-tune that model."""
     target_model: PathText | None = None
     """`existing`: SentencePiece model of the target side; default: the source model."""
     source_vocabulary: PathText | None = None
@@ -114,13 +115,13 @@ class SubwordConfig(Section):
     target_vocabulary: PathText | None = None
     """`vocabulary`: the same for the target side; default: the source vocabulary."""
     regularisation: RegularisationConfig | None = None
-    """Sample segmentations anew in every epoch; null: always the best one."""
+    """Sample new segmentations in every epoch; null: always the best one."""
 
     @model_validator(mode="after")
     def _files_present(self) -> Self:
         if self.target_vocabulary_size is not None and (self.joint or self.kind not in ("bpe", "unigram")):
             raise ValueError(
-                "`target_vocabulary_size` is for two models that are trained: `joint: false`, bpe or unigram"
+                "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`"
             )
         if self.kind == "existing" and self.source_model is None:
             raise ValueError("`kind: existing` needs `source_model`")
@@ -128,13 +129,13 @@ class SubwordConfig(Section):
             raise ValueError("`kind: vocabulary` needs `source_vocabulary`")
         if self.kind == "vocabulary" and self.regularisation is not None:
             raise ValueError(
-                "pre-segmented text (`kind: vocabulary`) cannot be segmented anew: remove `regularisation`"
+                "pre-segmented text (`kind: vocabulary`) cannot be segmented again: remove `regularisation`"
             )
         return self
 
 
 class DataConfig(Section):
-    """Parallel text in, store out (`ziggurat prepare`)."""
+    """Parallel text and the store made from it (`ziggurat prepare`)."""
 
     source_language: str = Field(min_length=1)
     """Code of the source language, such as `de`."""
@@ -149,7 +150,7 @@ class DataConfig(Section):
     sampling_temperature: Real = Field(default=1.0, ge=0.1)
     """Corpora are drawn in proportion to (pairs * weight)^(1/temperature); 1 keeps their natural shares."""
     unicode: Literal["none", "nfc", "nfkc"] = "none"
-    """Unicode normalisation of training text and of everything that is translated later."""
+    """Unicode normalisation, of training text and of all text translated later."""
     filters: FilterConfig = FilterConfig()
     """Cleaning of the training corpora."""
     subword: SubwordConfig = SubwordConfig()

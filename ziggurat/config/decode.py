@@ -12,13 +12,13 @@ __all__ = ["DecodingConfig", "LengthPenaltyConfig", "MaxLengthConfig"]
 
 
 class LengthPenaltyConfig(Section):
-    """Score of a hypothesis = log-probability / penalty(length); length counts the end-of-sentence token."""
+    """Length normalisation: a hypothesis scores log-probability / penalty(length), end-of-sentence counted."""
 
     kind: Literal["none", "gnmt", "power", "lingvo"] = "power"
     """`gnmt`: ((5+len)/6)^alpha (Wu et al. 2016; tensor2tensor, zero). `power`: len^alpha (fairseq).
     `lingvo`: ((5+len)/5)^alpha plus coverage. The same alpha means different things in each."""
     alpha: float = Field(default=0.6, ge=0, le=10)
-    """Strength; 0 compares raw log-probabilities, larger values favour longer output."""
+    """Strength: 0 compares raw log-probabilities, larger values favour longer output."""
     coverage: Real = Field(default=0.0, ge=0)
     """`lingvo` only: weight beta of the coverage term."""
     length_ratio: Real = Field(default=1.0, gt=0)
@@ -32,84 +32,85 @@ class LengthPenaltyConfig(Section):
 
 
 class MaxLengthConfig(Section):
-    """Longest output = min(ratio * source tokens + extra, limit), in tokens without end-of-sentence."""
+    """Longest output: min(ratio * source tokens + extra, limit), in tokens without end-of-sentence."""
 
     ratio: Real = Field(default=1.0, ge=0)
-    """Times the source length."""
+    """Factor of the source length."""
     extra: Length = Field(default=50, ge=0)
-    """Plus this many tokens."""
+    """Tokens added to that."""
     limit: Length = Field(default=1024, ge=1)
-    """And never more than this."""
+    """Upper limit, whatever the source length."""
 
 
 class DecodingConfig(Section):
-    """Search (`translate`, validation)."""
+    """Search, for `translate` and validation."""
 
     search: Literal["beam", "sample"] = "beam"
     """`beam`: the best translations found. `sample`: `n_best` (or `mbr`) independent random ones."""
     beam_size: Beams = Field(default=4, ge=1)
-    """Hypotheses per sentence; 1 is greedy search. Means nothing to `search: sample`."""
+    """Hypotheses per sentence; 1 is greedy search. `search: sample` ignores it."""
     n_best: Beams = Field(default=1, ge=1)
     """Translations returned per sentence, at most `beam_size` (when sampling: any number)."""
     length_penalty: LengthPenaltyConfig = LengthPenaltyConfig()
-    """How hypotheses of different length are compared."""
+    """Comparison of hypotheses of different length."""
     max_length: MaxLengthConfig = MaxLengthConfig()
     """Longest output."""
     min_length: Length = Field(default=1, ge=0)
     """Fewest tokens before end-of-sentence is allowed."""
     prune: Real | None = Field(default=None, gt=0)
-    """Give up hypotheses whose log-probability is more than this below the best of the sentence (lingvo: 3.0)."""
+    """Drop hypotheses whose log-probability is more than this below the best of the sentence (lingvo: 3.0)."""
     eos_margin: Real | None = Field(default=None, ge=0)
-    """End-of-sentence only where its logit is within this of the best token's (lingvo: 5.0)."""
+    """Allow end-of-sentence only where its logit is within this of the best token's (lingvo: 5.0)."""
     banned: list[str] = Field(default_factory=list, max_length=10_000)
-    """Words or phrases that are never written, as the vocabulary segments them at the start of a word."""
+    """Words or phrases that never occur in the output, as the vocabulary segments them at the start of a word."""
     no_repeat_ngram_size: Size = Field(default=0, ge=0)
-    """No sequence of so many tokens occurs twice in a translation; 0: any may."""
+    """Allow no sequence of this many tokens twice in a translation; 0: off."""
     repetition_penalty: Real = Field(default=1.0, ge=1)
-    """Log-probabilities of tokens that the translation holds already are multiplied by this in the search; 1: none."""
+    """In the search, multiply the log-probabilities of tokens already in the translation by this; 1: off."""
     diverse_groups: Beams = Field(default=1, ge=1)
     """Groups of diverse beam search (Vijayakumar et al. 2016); divides `beam_size`."""
     diverse_strength: Real = Field(default=0.5, ge=0)
-    """What a token costs for each beam of an earlier group that takes it at the same step."""
+    """Penalty of a token for each beam of an earlier group that takes it at the same step."""
     temperature: Real = Field(default=1.0, ge=1e-6)
-    """Sampling: log-probabilities are divided by it; below 1 likely tokens become likelier."""
+    """Sampling: divide log-probabilities by this; below 1, likely tokens become likelier."""
     top_k: Vocabulary = Field(default=0, ge=0)
     """Sampling: only the k likeliest tokens; 0: all."""
     top_p: float = Field(default=1.0, gt=0, le=1)
-    """Sampling: only the fewest likeliest tokens whose probabilities add up to this (nucleus)."""
+    """Sampling: only the smallest set of likeliest tokens whose probabilities add up to this (nucleus)."""
     epsilon: float = Field(default=0.0, ge=0, lt=1)
     """Sampling: only tokens at least this likely (Hewitt et al. 2022)."""
     seed: int = Field(default=0, ge=0, lt=1 << 63)
-    """Sampling: random numbers are a function of it, of the line's number, and of the place in the translation."""
+    """Sampling: the random numbers depend on this, the line's number and the position in the translation, and on
+    nothing else."""
     mbr: Beams = Field(default=0, ge=0)
-    """Sampling: draw so many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
+    """Sampling: draw this many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
     alignments: bool = False
-    """Results say which source tokens each of their tokens attended to (last layer, mean over heads)."""
+    """Return the source tokens that each target token attended to (last layer, mean over heads)."""
     replace_unknown: bool = False
-    """An unknown token becomes the source word that it attended to most."""
+    """Replace an unknown token by the source word that it attended to most."""
     batch_tokens: Size = Field(default=4096, ge=1)
-    """Most source tokens in the search at a time, padding counted. Sentences that are done make room for others."""
+    """Most source tokens in the search at a time, padding counted. Finished sentences make room for others."""
     batch_sentences: Size = Field(default=256, ge=1)
     """Most sentences in the search at a time."""
     precision: Literal["float32", "bfloat16", "int8"] = "float32"
-    """Of the model's products when it is loaded for translation; validation in training has the training's own."""
+    """Precision of matrix products when a model is loaded for translation; validation uses that of training."""
     shortlist: PathText | None = Field(default=None, min_length=1)
     """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
-    sentence allows get a score. Not with prefixes or words that must appear; validation does without."""
+    sentence allows get a score. Cannot be combined with prefixes or words that must appear; not used in validation."""
     endings: Literal["candidates", "beam", "fairseq"] = "candidates"
-    """Which extensions of a step may end a hypothesis, and when a sentence is settled. `candidates`: all 2 `beam_size`
-    best; settled when nothing better can come. `beam`: only the `beam_size` best, as in CTranslate2 and transformers;
-    settled as before. `fairseq`: fairseq's whole rule: only the `beam_size` best, settled once `beam_size` hypotheses
-    have ended, and those at the length limit are made to end there, with the score of that."""
+    """Rule for the extensions of a step that may end a hypothesis, and for the end of a search. `candidates`: the 2
+    `beam_size` best; it stops when no better hypothesis can come. `beam`: only the `beam_size` best, as in CTranslate2
+    and transformers; it stops as before. `fairseq`: fairseq's rule: only the `beam_size` best; it stops once
+    `beam_size` hypotheses have ended, and a hypothesis at the length limit ends there, scored with end-of-sentence."""
     max_source_pieces: Length = Field(default=1024, ge=1)
-    """A longer source line is translated in parts of this many pieces and joined; the log says so."""
+    """A longer source line is translated in parts of this many pieces, which are joined; the log says so."""
 
     @model_validator(mode="after")
     def _no_contradictions(self) -> Self:
         if self.min_length > self.max_length.limit:
             raise ValueError(f"`min_length` ({self.min_length}) is above `max_length.limit` ({self.max_length.limit})")
         if self.endings != "candidates" and (self.search == "sample" or self.diverse_groups > 1):
-            raise ValueError(f"`endings: {self.endings}` is for the ordinary beam search, without groups")
+            raise ValueError(f"`endings: {self.endings}` is for ordinary beam search, without groups")
         if self.search == "sample":
             self._check_sampling()
             return self

@@ -1,8 +1,10 @@
-"""The whole configuration: one YAML file = one experiment."""
+"""The whole configuration of an experiment (one YAML file), and the keys in which two configurations differ."""
 
 from __future__ import annotations
 
-from typing import Self
+import json
+from collections.abc import Mapping
+from typing import Any, Self
 
 from pydantic import model_validator
 
@@ -12,8 +14,10 @@ from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.growth import growth_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
+from ziggurat.errors import printable
 
-__all__ = ["CONFIG_FORMAT", "Experiment"]
+__all__ = ["CONFIG_FORMAT", "Experiment", "changed", "shown"]
+
 
 CONFIG_FORMAT = 1
 """Version of the configuration format, written into every saved config."""
@@ -40,6 +44,7 @@ class Experiment(Section):
                 f"configuration format {self.format} is not known here (this version reads {CONFIG_FORMAT})"
             )
         subword = self.data.subword
+        # As ziggurat.data.subword_training decides it; equal paths of both sides mean one joint vocabulary.
         separate = (
             (subword.kind in ("bpe", "unigram") and not subword.joint)
             or (subword.kind == "existing" and subword.target_model not in (None, subword.source_model))
@@ -54,3 +59,45 @@ class Experiment(Section):
         if growth is not None and (reasons := growth_refused(growth, self.model)):
             raise ValueError(f"`training.growth`: {'; '.join(reasons)}")
         return self
+
+
+def changed(before: Any, after: Any) -> list[str]:
+    """Return `key: old -> new` for every dotted key whose value differs or that only one of the two has."""
+    old, new = _flattened(before), _flattened(after)
+    keys = [*old, *(key for key in new if key not in old)]
+    return [
+        f"{key}: {_said(old, key)} -> {_said(new, key)}"
+        for key in keys
+        # 1, 1.0 and True are equal in Python but not in a configuration; JSON spells them differently.
+        if (key in old) != (key in new) or _spelt(old[key]) != _spelt(new[key])
+    ]
+
+
+def shown(changes: list[str], most: int = 6) -> str:
+    """Return `changes` on one line for a message, at most `most` of them written out."""
+    more = f"; and {len(changes) - most} more" if len(changes) > most else ""
+    return "; ".join(changes[:most]) + more
+
+
+def _flattened(content: Any, prefix: str = "") -> dict[str, Any]:
+    """Return the values of nested mappings and lists by dotted key, list items by number from 0."""
+    # An empty mapping or list counts as a value: a list that lost its last item differs from a missing one.
+    if isinstance(content, Mapping) and content:
+        items = [(str(key), value) for key, value in content.items()]
+    elif isinstance(content, list) and content:
+        items = [(str(number), value) for number, value in enumerate(content)]
+    else:
+        return {prefix: content}
+    return {
+        key: value
+        for name, inner in items
+        for key, value in _flattened(inner, f"{prefix}.{name}" if prefix else name).items()
+    }
+
+
+def _said(values: Mapping[str, Any], key: str) -> str:
+    return printable(_spelt(values[key]), 40) if key in values else "(not given)"
+
+
+def _spelt(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False, default=str)

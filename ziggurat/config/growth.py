@@ -1,17 +1,19 @@
-"""Growth: training shallow first, then deeper (Li et al. 2020)."""
+"""Growth section: training shallow first, then deeper (Li et al. 2020), and the growths that are possible.
+
+The rules for the sections come first, then those that need more than the section: the model (`growth_refused`) and the
+end of training (`cut_short`).
+"""
 
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, Literal, Self
+from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Count, Layers, Section
-
-if TYPE_CHECKING:
-    from ziggurat.config.model import ModelConfig
-    from ziggurat.config.train import StopConfig
+from ziggurat.config.lifecycle import StopConfig
+from ziggurat.config.model import ModelConfig
 
 __all__ = ["CopyStrategy", "GrowthConfig", "GrowthStage", "cut_short", "growth_refused", "ungrowable", "unreachable"]
 
@@ -24,32 +26,33 @@ class GrowthStage(Section):
     layers: Layers = Field(ge=1)
     """Encoder layers of this stage."""
     updates: Count | None = Field(default=None, ge=1)
-    """The stage ends when the run has done so many updates, earlier stages included."""
+    """The stage ends after this many updates of the run, earlier stages included."""
     epochs: Count | None = Field(default=None, ge=1)
-    """The stage ends when the run has made so many passes over the data, earlier stages included."""
+    """The stage ends after this many passes over the data, earlier stages included."""
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:
         if (self.updates is None) == (self.epochs is None):
-            raise ValueError("give a stage either `updates` or `epochs`: when it ends")
+            raise ValueError("give a stage either `updates` or `epochs`, to say when it ends")
         return self
 
 
 class GrowthConfig(Section):
-    """Shallow-to-deep training: stages of growing encoder depth; `model.encoder.layers` is the final one."""
+    """Shallow-to-deep training: stages of increasing encoder depth; `model.encoder.layers` is the final depth."""
 
     stages: list[GrowthStage]
     """Depths before the final one, shallowest first; the final stage ends as `training.stop` says."""
     copy_strategy: CopyStrategy = "g_top"
-    """What the g added layers start as: the `g_top` trained layers below them, the last one g times (`top_only`),
-    every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights (`random`)."""
+    """Initial weights of the g added layers: copies of the g top layers (`g_top`), the top layer g times
+    (`top_only`), every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights
+    (`random`)."""
     restart_rate: bool = True
-    """After growing, let the schedule go on from its peak: its update counter goes back to the end of the warm-up."""
+    """After growing, restart the schedule at its peak: its update counter returns to the end of the warm-up."""
     moments: Literal["reset", "copy"] = "reset"
     """The optimiser's moments after growing: all zero (the released code), or copied along with the layers."""
     keep_stages: bool = True
-    """Write the model at the end of each stage to `stages/` in the run: each is a system to translate with, and a
-    member for an ensemble."""
+    """Write the model at the end of each stage to `stages/` in the run; each can translate, alone or in an
+    ensemble."""
 
     @model_validator(mode="after")
     def _deeper_and_later(self) -> Self:
@@ -102,7 +105,7 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
 
 
 def cut_short(growth: GrowthConfig, stop: StopConfig) -> str | None:
-    """Return which stage is the last one that training reaches before `stop`, for people; None: all are reached."""
+    """Return a message naming the stage that training will not get beyond before `stop`; None: it reaches all."""
     for stage in growth.stages:
         for unit, end, limit in (("updates", stage.updates, stop.updates), ("epochs", stage.epochs, stop.epochs)):
             if end is not None and limit is not None and end >= limit:

@@ -1,4 +1,7 @@
-"""YAML <-> configuration: strict, with the file, line, dotted path and nearest valid name in every error."""
+"""Reading and writing configurations: strict YAML, overrides, and errors with file, line, key and nearest valid name.
+
+Reading and changing come first; the second half words what pydantic found wrong.
+"""
 
 from __future__ import annotations
 
@@ -18,64 +21,19 @@ from ziggurat.errors import ConfigError, printable
 
 __all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment"]
 
-_MAX_PARTS = 16
-_MAX_SAID = 20
+
+_MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
+_MAX_ERRORS = 20  # told one by one: each takes time to word, and thousands help nobody
 AnySection = TypeVar("AnySection", bound=BaseModel)
-
-
-def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, ...]:
-    """Set `path.to.key=value` inside `content`; the value is read as YAML. Returns the path.
-
-    List items are addressed by number (`data.train.0.weight=2`). Raises ConfigError for a malformed override.
-    """
-    name, equals, value_text = override.partition("=")
-    parts = name.strip().split(".", _MAX_PARTS)
-    if not equals or not all(parts) or len(parts) > _MAX_PARTS:
-        raise ConfigError(f"`{printable(override)}` is not an override: write path.to.key=value")
-    value = parse_value(value_text, f"the value of `{printable(override)}`")
-    at: Any = content
-    path: list[str | int] = []
-    for i, part in enumerate(parts):
-        last = i == len(parts) - 1
-        if isinstance(at, list):
-            if not part.isdecimal() or len(part) > 9 or int(part) >= len(at):
-                raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` {_entries(len(at))}")
-            key: str | int = int(part)
-        elif isinstance(at, dict):
-            key = part
-        else:
-            raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` is a value, it has no `{printable(part)}` inside")
-        path.append(key)
-        if last:
-            at[key] = value
-        else:
-            if isinstance(at, dict) and at.get(part) is None:
-                if parts[i + 1].isdecimal() and _is_key(path):
-                    raise ConfigError(
-                        f"`{printable(name)}`: no `{dotted(path)}` is given, so there is no entry {parts[i + 1]} to "
-                        f"change; write the whole list: {dotted(path)}=[...]"
-                    )
-                at[part] = {}
-            at = at[key]
-    return tuple(path)
-
-
-def _entries(count: int) -> str:
-    """Say how many entries a list has and how to name one."""
-    if count == 0:
-        return "has no entries"
-    if count == 1:
-        return "has 1 entry, number 0"
-    return f"has {count} entries, numbers 0 to {count - 1}"
 
 
 def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: bool = False) -> Experiment:
     """Read one YAML file, apply the overrides and return the checked configuration.
 
-    `piped` lets a pipe be read, such as the shell's `<(...)`; elsewhere one would make the reader wait for ever.
+    `piped` allows a pipe, such as the shell's `<(...)`; otherwise a pipe is refused, since reading one may never end.
 
-    Raises ConfigError: file missing or no file, not UTF-8, broken YAML or beyond its limits
-    (ziggurat.config.yaml_text), unknown or ill-typed key, keys in conflict.
+    Raises ConfigError: the file is missing, not a regular file, not UTF-8, not valid YAML or beyond its limits
+    (ziggurat.config.yaml_text); a key is unknown or ill-typed, or keys conflict.
     """
     path = Path(path)
     try:
@@ -91,34 +49,80 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: b
 
 
 def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Like load_experiment, for YAML text that is called `name` in errors."""
+    """Return the checked configuration in YAML text, which errors call `name`; see load_experiment."""
     content, lines = parse_yaml(text, name)
     overridden = {apply_override(content, override) for override in overrides}
     try:
         return Experiment.model_validate(content)
     except ValidationError as error:
         found = error.errors()
-        said = [_explain(e, name, lines, overridden) for e in found[:_MAX_SAID]]
-        raise ConfigError("\n".join([*said, *_unsaid(found)])) from None
+        said = [_explain(e, name, lines, overridden) for e in found[:_MAX_ERRORS]]
+        raise ConfigError("\n".join([*said, *_and_more(found)])) from None
+
+
+def dump(config: BaseModel) -> str:
+    """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
+    return to_yaml(config.model_dump(mode="json"))
+
+
+def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, ...]:
+    """Set `path.to.key=value` inside `content`, with the value read as YAML; return the path.
+
+    List items are addressed by number (`data.train.0.weight=2`). Raises ConfigError for a malformed override.
+    """
+    name, equals, value_text = override.partition("=")
+    parts = name.strip().split(".", _MAX_PARTS)
+    if not equals or not all(parts) or len(parts) > _MAX_PARTS:
+        raise ConfigError(f"`{printable(override)}` is not an override: write path.to.key=value")
+    value = parse_value(value_text, f"the value of `{printable(override)}`")
+    at: Any = content
+    path: list[str | int] = []
+    for i, part in enumerate(parts):
+        last = i == len(parts) - 1
+        if isinstance(at, list):
+            if not part.isdecimal() or len(part) > 9 or int(part) >= len(at):  # int() refuses thousands of digits
+                raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` {_entries(len(at))}")
+            key: str | int = int(part)
+        elif isinstance(at, dict):
+            key = part
+        else:
+            raise ConfigError(f"`{printable(name)}`: `{dotted(path)}` is a value, it has no `{printable(part)}` inside")
+        path.append(key)
+        if last:
+            at[key] = value
+        else:
+            if isinstance(at, dict) and at.get(part) is None:  # a section that the file does not mention, or sets null
+                if parts[i + 1].isdecimal() and _is_key(path):
+                    raise ConfigError(
+                        f"`{printable(name)}`: no `{dotted(path)}` is given, so there is no entry {parts[i + 1]} to "
+                        f"change; write the whole list: {dotted(path)}=[...]"
+                    )
+                at[part] = {}
+            at = at[key]
+    return tuple(path)
+
+
+def _entries(count: int) -> str:
+    """Return the number of a list's entries, in words, and how to address them."""
+    if count == 0:
+        return "has no entries"
+    if count == 1:
+        return "has 1 entry, number 0"
+    return f"has {count} entries, numbers 0 to {count - 1}"
 
 
 def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -> AnySection:
-    """Return `section`, which stands under `path` in the configuration, with `changes`, checked as a whole.
+    """Return `section` with `changes`, checked as a whole; `path` is its key in the configuration, for errors.
 
-    Inside `changes` a mapping replaces single keys of an inner section, anything else the whole value. Raises
-    ConfigError, worded as for a file: unknown or ill-typed key, keys in conflict.
+    A mapping in `changes` replaces single keys of an inner section, anything else replaces the whole value. Raises
+    ConfigError, worded as for a file: a key is unknown or ill-typed, or keys conflict.
     """
     try:
         return type(section).model_validate(_merged(section, changes))
     except ValidationError as error:
         found = error.errors()
-        said = [_problem(e, (*path.split("."), *e["loc"]), from_command_line=False) for e in found[:_MAX_SAID]]
-        raise ConfigError("\n".join([*said, *_unsaid(found)])) from None
-
-
-def _unsaid(found: Sequence[Any]) -> list[str]:
-    """Say how many errors are not told one by one: each takes its time, and thousands do not help."""
-    return [f"and {len(found) - _MAX_SAID:,} more"] if len(found) > _MAX_SAID else []
+        said = [_problem(e, (*path.split("."), *e["loc"]), from_command_line=False) for e in found[:_MAX_ERRORS]]
+        raise ConfigError("\n".join([*said, *_and_more(found)])) from None
 
 
 def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -129,9 +133,15 @@ def _merged(section: BaseModel, changes: Mapping[str, Any]) -> dict[str, Any]:
     return merged
 
 
+def _and_more(found: Sequence[Any]) -> list[str]:
+    """Return a line with the number of errors that are not listed; none when all are."""
+    return [f"and {len(found) - _MAX_ERRORS:,} more"] if len(found) > _MAX_ERRORS else []
+
+
 def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]]) -> str:
-    """Return what is wrong, behind the place where it was written."""
+    """Return the problem, preceded by the file and line (or `command line`) where it was written."""
     location: tuple[str | int, ...] = tuple(error["loc"])
+    # A missing key has no line: the line of the section around it is the nearest.
     known = location
     while known and known not in lines:
         known = known[:-1]
@@ -141,7 +151,7 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
 
 
 def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool) -> str:
-    """Return what pydantic found wrong with the key at `location`, in the words of this configuration."""
+    """Return pydantic's complaint about the key at `location`, reworded for people who write configurations."""
     named = dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
@@ -159,7 +169,7 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
 
 
 def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
-    """Return the section class that a dotted path leads to, if it is one."""
+    """Return the section class at a path; None where the path leads to a value or nowhere."""
     section: type[BaseModel] | None = Experiment
     for key in location:
         if section is None or isinstance(key, int):
@@ -200,7 +210,7 @@ def _suggest_value(error: Any) -> str:
 
 
 def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
-    """Return a hint where YAML took text for a truth value, a number or a date."""
+    """Return a hint where YAML read text as a truth value, a number or a date."""
     given = error["input"]
     if error["type"] != "string_type" or not isinstance(given, bool | int | float | datetime.date):
         return ""
@@ -213,7 +223,7 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
 
 
 def _is_key(path: Sequence[str | int]) -> bool:
-    """Whether a dotted path leads to a key of the configuration."""
+    """Return True if a path leads to a key of the configuration."""
     section = _section_at(path[:-1])
     return section is not None and path[-1] in section.model_fields
 
@@ -226,8 +236,3 @@ def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
             if issubclass(inner, BaseModel):
                 paths += _all_paths(inner, f"{prefix}{name}.")
     return paths
-
-
-def dump(config: BaseModel) -> str:
-    """Return the resolved configuration as YAML; load_experiment reads it back to an equal object."""
-    return to_yaml(config.model_dump(mode="json"))

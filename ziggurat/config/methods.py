@@ -1,11 +1,13 @@
-"""Which published methods a configuration uses, each with its paper."""
+"""The published methods that a configuration uses, each with its paper."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.kinds import ATTENTIONS, HISTORIES, INITIALISATIONS, MEMORIES, RESIDUALS, Facts
 from ziggurat.config.model import ModelConfig
 
 __all__ = ["METHODS", "Method", "methods_in_use"]
@@ -26,54 +28,17 @@ class Method:
     paper: str
 
 
-_VASWANI = "Vaswani et al. 2017"
-_DLCL = "Wang et al. 2019"
-_AAN = "Zhang et al. 2018"
-_MATT = "Zhang et al. 2019 (DS-Init and MAtt)"
-_SHAW = "Shaw et al. 2018"
-_LI = "Li et al. 2020"
-_BAPNA = "Bapna et al. 2018"
-_ADMIN = "Liu et al. 2020 (ADMIN)"
-_DEEPNET = "Wang et al. 2022"
-_T_FIXUP = "Huang et al. 2020"
-_FIXUP = "Zhang et al. 2019 (Fixup)"
+def _papers(rows: Mapping[Any, Facts]) -> dict[str, str]:
+    return {kind: facts.paper for kind, facts in rows.items() if facts.paper is not None}
+
 
 METHODS: dict[str, dict[str, str]] = {
-    "family": {"transformer": _VASWANI, "rnmt": "Chen et al. 2018"},
-    "residual": {
-        "post": _VASWANI,
-        "pre": _DLCL,
-        "lingvo": f"code of {_BAPNA}",
-        "none": _BAPNA,
-        "admin": _ADMIN,
-        "deepnorm": _DEEPNET,
-        "rezero": "Bachlechner et al. 2020",
-        "layer_scale": "Touvron et al. 2021",
-        "ln_scaling": "Sun et al. 2025",
-        "peri": "Kim et al. 2025",
-        "res_post": "Liu et al. 2022 (Swin v2)",
-        "b2t": "Takase et al. 2022",
-        "no_norm": _T_FIXUP,
-        "fixup": _FIXUP,
-        "hyper": "Zhu et al. 2024",
-    },
-    "history": {
-        "dlcl": _DLCL,
-        "dense": _DLCL,
-        "average": _DLCL,
-        "blocks": _LI,
-        "top_only": _DLCL,
-        "depth_weighted": "Pagliardini et al. 2024",
-    },
-    "memory": {"transparent": _BAPNA},
-    "attention": {
-        "relative": _SHAW,
-        "average": _AAN,
-        "simplified_average": _MATT,
-        "merged": _MATT,
-        "merged_full": _MATT,
-        "merged_gated": _MATT,
-    },
+    "family": {"transformer": "Vaswani et al. 2017", "rnmt": "Chen et al. 2018"},
+    "residual": _papers(RESIDUALS),
+    "history": _papers(HISTORIES),
+    "memory": _papers(MEMORIES),
+    "attention": _papers(ATTENTIONS),
+    "init": _papers(INITIALISATIONS),
     "qk_norm": {"layer": "Dehghani et al. 2023", "rms": "Dehghani et al. 2023", "l2": "Henry et al. 2020"},
     "positions": {"learned": "Gehring et al. 2017", "rotary": "Su et al. 2021"},
     "activation": {
@@ -82,15 +47,6 @@ METHODS: dict[str, dict[str, str]] = {
         "swiglu": "Shazeer 2020",
     },
     "norm": {"rms": "Zhang and Sennrich 2019"},
-    "init": {
-        "xavier": "Glorot and Bengio 2010",
-        "depth_scaled": _MATT,
-        "admin": _ADMIN,
-        "deepnorm": _DEEPNET,
-        "t_fixup": _T_FIXUP,
-        "fixup": _FIXUP,
-        "uniform": "Chen et al. 2018",
-    },
     "optimiser": {
         "adam": "Kingma and Ba 2015",
         "adamw": "Loshchilov and Hutter 2019",
@@ -98,7 +54,9 @@ METHODS: dict[str, dict[str, str]] = {
         "muon": "Jordan et al. 2024",
     },
 }
-"""Axis -> kind -> paper; what is missing is no method: the plain stack, the encoder's output, ordinary attention."""
+"""Axis -> kind -> paper. The plain case of an axis is no method, and is missing."""
+
+_DEEPENING = "Li et al. 2020"
 
 
 def methods_in_use(experiment: Experiment) -> list[Method]:
@@ -115,10 +73,12 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
     if model.dropout.sublayer:
         found.append(Method("model.dropout.sublayer", str(model.dropout.sublayer), "Pham et al. 2019"))
     if training.loss.inter_sim:
-        found.append(Method("training.loss.inter_sim", str(training.loss.inter_sim), f"named by {_LI}, defined here"))
+        found.append(
+            Method("training.loss.inter_sim", str(training.loss.inter_sim), f"named by {_DEEPENING}, defined here")
+        )
     if training.growth is not None:
         depths = [*(stage.layers for stage in training.growth.stages), model.encoder.layers]
-        found.append(Method("training.growth", "-".join(map(str, depths)), _LI))
+        found.append(Method("training.growth", "-".join(map(str, depths)), _DEEPENING))
     return found
 
 

@@ -1,59 +1,35 @@
-"""Model section: free choices on independent axes."""
+"""The model section: free choices on independent axes, and the few that cannot work together in principle."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Layers, Real, Section, Width
-from ziggurat.config.compatibility import refused
-from ziggurat.config.wiring import AttentionConfig, CombinationConfig, InitConfig, WiringConfig
+from ziggurat.config.base import Real, Section, Width
+from ziggurat.config.kinds import (
+    ATTENTIONS,
+    INITIALISATIONS,
+    RESIDUALS,
+    Activation,
+    Family,
+    MemoryKind,
+    NormKind,
+    ResidualKind,
+)
+from ziggurat.config.model_sections import (
+    AttentionConfig,
+    CombinationConfig,
+    DecoderConfig,
+    DropoutConfig,
+    EmbeddingConfig,
+    EncoderConfig,
+    InitConfig,
+    WiringConfig,
+)
 
-__all__ = [
-    "PRESETS",
-    "DecoderAttentionKind",
-    "DecoderConfig",
-    "DropoutConfig",
-    "EmbeddingConfig",
-    "EncoderAttentionKind",
-    "EncoderConfig",
-    "Family",
-    "HistoryKind",
-    "MemoryKind",
-    "ModelConfig",
-    "ResidualKind",
-    "StackConfig",
-]
-
-Family = Literal["transformer", "rnmt"]
-ResidualKind = Literal[
-    "post",
-    "pre",
-    "lingvo",
-    "none",
-    "admin",
-    "deepnorm",
-    "rezero",
-    "layer_scale",
-    "ln_scaling",
-    "peri",
-    "res_post",
-    "b2t",
-    "no_norm",
-    "fixup",
-    "hyper",
-]
-HistoryKind = Literal["latest", "dlcl", "dense", "average", "blocks", "top_only", "depth_weighted"]
-MemoryKind = Literal["top", "transparent"]
-EncoderAttentionKind = Literal["full", "relative"]
-DecoderAttentionKind = Literal[
-    "full", "relative", "average", "simplified_average", "merged", "merged_full", "merged_gated"
-]
-PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
-Sharing = Literal["none", "decoder", "all"]
-Activation = Literal["relu", "gelu", "silu", "swiglu"]
-NormKind = Literal["layer", "rms"]
+__all__ = ["PRESETS", "ModelConfig"]
 
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {"d_model": 128, "d_ff": 512, "heads": 4},
@@ -62,86 +38,6 @@ PRESETS: dict[str, dict[str, Any]] = {
     "big": {"d_model": 1024, "d_ff": 4096, "heads": 16},
 }
 """Sizes by name (base and big: Vaswani et al. 2017, table 3); a key that is written wins over its preset."""
-
-
-class StackConfig(Section):
-    """One stack of layers: encoder or decoder."""
-
-    layers: Layers = Field(default=6, ge=1)
-    """Number of layers."""
-    history: HistoryKind = "latest"
-    """What a layer reads. `latest`: the layer below. `dlcl`: a learned combination of all below (Wang et al. 2019);
-    `dense`, `average`: the same with fixed weights 1 or 1/(l+1). `blocks`: combinations between blocks of
-    `combination.period` layers (Li et al. 2020). `top_only`: only the stack's output combines all layers.
-    `depth_weighted`: DenseFormer (Pagliardini et al. 2024)."""
-    residual: ResidualKind | None = None
-    """How sub-layers of this stack join the stream; null: as `model.residual`."""
-    layer_drop: float = Field(default=0.0, ge=0, lt=1)
-    """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
-    layer_norm_epsilon: Real | None = Field(default=None, gt=0)
-    """Epsilon inside the normalisation of this stack's stream; null: as `model.layer_norm_epsilon`."""
-
-
-class EncoderConfig(StackConfig):
-    """Encoder stack."""
-
-    attention: EncoderAttentionKind = "full"
-    """`full`; `relative`: relative positions (Shaw et al. 2018)."""
-    d_model: Width | None = Field(default=None, ge=2)
-    """Width of the encoder; null: as `model.d_model`, which is the decoder's (Wang et al. 2019: wide encoder)."""
-    d_ff: Width | None = Field(default=None, ge=1)
-    """Inner width of the encoder's feed-forward networks; null: as `model.d_ff`."""
-    heads: Width | None = Field(default=None, ge=1)
-    """Heads of the encoder's self-attention; null: as `model.heads`."""
-
-
-class DecoderConfig(StackConfig):
-    """Decoder stack."""
-
-    attention: DecoderAttentionKind = "full"
-    """`full`, `relative`; `average`: average attention (AAN, Zhang et al. 2018); `simplified_average`: SAAN;
-    `merged`: SAAN and cross-attention in one sub-layer (MAtt, Zhang et al. 2019); `merged_full`: self-attention
-    and cross-attention in one sub-layer; `merged_gated`: AAN and cross-attention in one sub-layer."""
-
-
-class DropoutConfig(Section):
-    """Dropout probabilities; all act in training only and, where not said otherwise, rescale by 1/(1-p)."""
-
-    residual: float = Field(default=0.1, ge=0, lt=1)
-    """On every sub-layer's output before it joins the residual stream (rnmt: on every LSTM layer's output)."""
-    attention: float = Field(default=0.0, ge=0, lt=1)
-    """On attention weights."""
-    activation: float = Field(default=0.0, ge=0, lt=1)
-    """Inside the feed-forward network, after the activation."""
-    embedding: float = Field(default=0.1, ge=0, lt=1)
-    """On the sum of embedding and position."""
-    transparent: float = Field(default=0.1, ge=0, lt=1)
-    """On the N + 1 logits of each transparent merge (Bapna et al. 2018)."""
-    sublayer: float = Field(default=0.0, ge=0, lt=1)
-    """Stochastic sub-layers (Pham et al. 2019): the top layer's branches are dropped with this probability, layer
-    l of L with l/L of it."""
-    sublayer_unit: Literal["batch", "sample"] = "batch"
-    """What a dropped branch is dropped for: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
-
-
-class EmbeddingConfig(Section):
-    """Token embeddings and output projection."""
-
-    sharing: Sharing = "all"
-    """`none`: three matrices; `decoder`: target embedding = output projection; `all`: one matrix (joint vocabulary)."""
-    positions: PositionKind = "sinusoidal"
-    """`sinusoidal`, `learned`: absolute positions added to the embeddings; `rotary`: queries and keys of
-    self-attention are rotated (Su et al. 2021); `none`."""
-    max_positions: Width = Field(default=1024, ge=1)
-    """Longest sequence `positions: learned` can hold, in tokens; the others have no limit."""
-    scale: bool = True
-    """Multiply embeddings by sqrt(d_model) (Vaswani et al. 2017, section 3.4)."""
-    shared_bias: bool = False
-    """Add one trained vector, the same on both sides, to every embedding (zero)."""
-    zero_start: bool = False
-    """The decoder's first input is a zero vector plus its position, not an embedding (zero)."""
-    output_bias: bool = False
-    """Add a trained bias to the output logits (lingvo)."""
 
 
 class ModelConfig(Section):
@@ -202,7 +98,7 @@ class ModelConfig(Section):
 
     @model_validator(mode="after")
     def _choices_fit(self) -> Self:
-        if reasons := refused(self):
+        if reasons := _refused(self):
             raise ValueError("; ".join(reasons))
         return self
 
@@ -235,3 +131,96 @@ class ModelConfig(Section):
     def decoder_residual(self) -> ResidualKind:
         """Residual kind of the decoder."""
         return self.decoder.residual or self.residual
+
+
+# Choices that cannot work together, each with its reason --------------------------------------------------------------
+
+
+def _refused(model: ModelConfig) -> list[str]:
+    """Return why `model` cannot be built; nothing when it can."""
+    return [*_sizes(model), *(_rnmt(model) if model.family == "rnmt" else _transformer(model))]
+
+
+def _sizes(model: ModelConfig) -> Iterator[str]:
+    sides = [("", model.d_model, model.heads)]
+    if model.encoder.d_model or model.encoder.heads:
+        sides.append(("encoder.", model.encoder_width, model.encoder_heads))
+    for prefix, width, heads in sides:
+        if width % heads:
+            yield f"`{prefix}d_model` ({width}) is not a multiple of `{prefix}heads` ({heads})"
+        elif model.embedding.positions == "rotary" and width // heads % 2:
+            yield f"rotary positions turn pairs of channels: {width} / {heads} heads is odd"
+        if width % 2 and model.embedding.positions == "sinusoidal":
+            yield f"sinusoidal positions need an even `{prefix}d_model`, not {width}"
+    if model.encoder_width != model.d_model:
+        if model.embedding.sharing == "all":
+            yield "`embedding.sharing: all` needs equal widths of encoder and decoder; use `decoder` or `none`"
+        if model.embedding.shared_bias:
+            yield "`embedding.shared_bias` needs equal widths of encoder and decoder"
+
+
+def _transformer(model: ModelConfig) -> Iterator[str]:
+    residuals = (model.encoder_residual, model.decoder_residual)
+    stacks = (model.encoder, model.decoder)
+    if model.embedding.positions == "rotary":
+        if "relative" in (model.encoder.attention, model.decoder.attention):
+            yield "`embedding.positions: rotary` and `attention: relative` both put positions into the same logits"
+        if not ATTENTIONS[model.decoder.attention].rotary:
+            yield (
+                f"`decoder.attention: {model.decoder.attention}` has no queries and keys to rotate, so with "
+                "`embedding.positions: rotary` the decoder would not know positions at all"
+            )
+    if model.decoder.attention == "merged" and model.attention.share_value and model.encoder_width != model.d_model:
+        yield (
+            "`attention.share_value` has one matrix project the states of encoder and decoder, so both must be equally "
+            "wide; set it to false"
+        )
+    if model.init.kind == "admin" and "admin" not in residuals:
+        yield "`init.kind: admin` sets the skip vectors of `residual: admin`; choose that residual or another init"
+    split = any(model.combination.splits(stack.history) for stack in stacks)
+    for residual in dict.fromkeys(residuals):
+        if RESIDUALS[residual].layer_input and split:
+            yield (
+                f"`residual: {residual}` adds the layer's input to its last sub-layer; with `combination.unit: "
+                "sublayer` a layer has no input of its own"
+            )
+    for side, width in (("encoder", model.encoder_width), ("decoder", model.d_model)):
+        if width % model.combination.groups:
+            yield f"`combination.groups` ({model.combination.groups}) does not divide the {side}'s width {width}"
+
+
+def _rnmt(model: ModelConfig) -> Iterator[str]:
+    transformer_only: list[tuple[str, object, set[object]]] = [
+        ("decoder.residual", model.decoder.residual, {None}),
+        ("encoder.residual", model.encoder.residual, {None, "none"}),
+        ("residual", model.residual, {"pre"}),
+        ("encoder.history", model.encoder.history, {"latest"}),
+        ("decoder.history", model.decoder.history, {"latest"}),
+        ("encoder.attention", model.encoder.attention, {"full"}),
+        ("decoder.attention", model.decoder.attention, {"full"}),
+        ("encoder.d_model", model.encoder.d_model, {None}),
+        ("encoder.d_ff", model.encoder.d_ff, {None}),
+        ("encoder.heads", model.encoder.heads, {None}),
+        ("activation", model.activation, {"relu"}),
+        ("attention.qk_norm", model.attention.qk_norm, {"none"}),
+        ("attention.query_scale", model.attention.query_scale, {False}),
+        ("norm", model.norm, {"layer"}),
+        ("encoder.layer_drop", model.encoder.layer_drop, {0.0}),
+        ("decoder.layer_drop", model.decoder.layer_drop, {0.0}),
+        ("encoder.layer_norm_epsilon", model.encoder.layer_norm_epsilon, {None}),
+        ("decoder.layer_norm_epsilon", model.decoder.layer_norm_epsilon, {None}),
+        ("dropout.activation", model.dropout.activation, {0.0}),
+        ("dropout.sublayer", model.dropout.sublayer, {0.0}),
+        ("embedding.shared_bias", model.embedding.shared_bias, {False}),
+        ("embedding.zero_start", model.embedding.zero_start, {False}),
+    ]
+    for key, value, allowed in transformer_only:
+        if value not in allowed:
+            yield f"`{key}: {value}` is for `family: transformer`; RNMT+ has LSTM layers joined as its paper says"
+    if model.embedding.positions != "none":
+        yield "RNMT+ reads positions from its recurrence: set `embedding.positions: none`"
+    if model.embedding.sharing in ("decoder", "all"):
+        yield "RNMT+ projects states of 2 d_model, so no embedding fits its output: set `embedding.sharing: none`"
+    if not INITIALISATIONS[model.init.kind].rnmt:
+        others = " and ".join(sorted(f"`{kind}`" for kind, facts in INITIALISATIONS.items() if facts.rnmt))
+        yield f"`init.kind: {model.init.kind}` is for `family: transformer`; RNMT+ has {others}"

@@ -1,4 +1,4 @@
-"""What a configuration does that its writer may not expect."""
+"""Notices about choices that are allowed but hardly meant."""
 
 from __future__ import annotations
 
@@ -9,25 +9,11 @@ from pydantic import BaseModel
 from ziggurat.config.compatibility import unheeded
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.growth import cut_short
+from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 
 __all__ = ["notices"]
-
-_HALVES = (
-    ("admin", "admin", "starts as plain post-norm, omega 1"),
-    ("deepnorm", "deepnorm", "has the paper's constant on the stream, but not the smaller weights that go with it"),
-    ("no_norm", "t_fixup", "has neither normalisation nor the initialisation that replaces it"),
-    ("fixup", "fixup", "has neither normalisation nor the initialisation that replaces it"),
-)
-"""Methods that are a residual and an initialisation: what the one is without the other."""
-
-_BOTH_STACKS = {
-    "deepnorm": "makes value, output and feed-forward weights smaller by depth",
-    "t_fixup": "makes value, output and feed-forward weights smaller by depth",
-    "fixup": "starts all branches at zero",
-}
-"""What an initialisation does to a stack without its residual; ADMIN's is Glorot's there, which any can have."""
 
 _HEEDED_BY_SCHEDULE = {
     "isqrt": {"peak", "warmup_updates", "initial", "floor"},
@@ -59,34 +45,45 @@ def _changed(section: BaseModel) -> list[str]:
 
 
 def _halves(model: ModelConfig) -> Iterator[str]:
-    """Yield what is said of methods of which the model, or one of its stacks, has half."""
+    """Yield a sentence for each method of which the model, or one of its stacks, has half."""
     residuals = {"encoder": model.encoder_residual, "decoder": model.decoder_residual}
-    for residual, kind, lacking in _HALVES:
+    for residual, facts in RESIDUALS.items():
+        if facts.init is None:
+            continue
+        kind, elsewhere = facts.init, INITIALISATIONS[facts.init].elsewhere
         chosen = [side for side, its in residuals.items() if its == residual]
         if chosen and model.init.kind != kind:
-            yield f"`residual: {residual}` without `init.kind: {kind}` {lacking}"
+            yield f"`residual: {residual}` without `init.kind: {kind}` {facts.without_init}"
         if model.init.kind == kind and not chosen:
             here = " and ".join(f"`{its}`" for its in dict.fromkeys(residuals.values()))
             yield f"`init.kind: {kind}` was made for `residual: {residual}`; here it is {here}"
-        if model.init.kind == kind and len(chosen) == 1 and kind in _BOTH_STACKS:
+        if model.init.kind == kind and len(chosen) == 1 and elsewhere:
             (other,) = residuals.keys() - chosen
             yield (
-                f"`init.kind: {kind}` is for both stacks: it {_BOTH_STACKS[kind]} in the {other} too, whose "
+                f"`init.kind: {kind}` is for both stacks: it {elsewhere} in the {other} too, whose "
                 f"`residual: {residuals[other]}` was not made for that; choose `residual: {residual}` for both"
             )
-    merged = model.decoder.attention.startswith("merged")
-    for name, method in (("DeepNorm", "deepnorm"), ("T-Fixup", "t_fixup")):
-        if merged and method in (model.decoder_residual, model.init.kind):
-            yield (
-                f"the constants of {name} count three branches to a decoder layer, as its paper has; with "
-                f"`decoder.attention: {model.decoder.attention}` there are two, so the decoder's first updates are "
-                "smaller than they need be"
-            )
+    yield from _three_branches(model)
     if "ln_scaling" in residuals.values() and model.init.kind == "depth_scaled":
         yield (
             "`residual: ln_scaling` beside `init.kind: depth_scaled`: both damp deep layers, and the authors of "
             "LayerNorm Scaling leave scaled initialisation out because it cancels the gain (Sun et al. 2025)"
         )
+
+
+def _three_branches(model: ModelConfig) -> Iterator[str]:
+    """Yield a sentence for each method whose constants count three branches where a merged decoder layer has two."""
+    if not ATTENTIONS[model.decoder.attention].merged:
+        return
+    decoder = RESIDUALS[model.decoder_residual]
+    for kind, facts in INITIALISATIONS.items():
+        in_residual = decoder.init == kind and decoder.depth_constants
+        if facts.three_branches and (model.init.kind == kind or in_residual):
+            yield (
+                f"the constants of {facts.three_branches} count three branches to a decoder layer, as its paper has; "
+                f"with `decoder.attention: {model.decoder.attention}` there are two, so the decoder's first updates "
+                "are smaller than they need be"
+            )
 
 
 def notices(experiment: Experiment) -> list[str]:

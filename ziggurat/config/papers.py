@@ -1,4 +1,8 @@
-"""The systems of five papers as recipes: one file per paper, whose rows put fragments of configuration together."""
+"""Recipes for the systems of five papers: one file per paper, each row of its tables composed of fragments.
+
+A file of ziggurat/recipes/papers names the paper, fragments of configuration, and for each system the fragments to
+merge, in order, together with the figures that the paper reports.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +21,21 @@ from ziggurat.config.experiment import Experiment
 from ziggurat.config.reference import entries
 from ziggurat.config.yaml_text import parse_yaml, to_yaml
 
-__all__ = ["Paper", "PaperRecipe", "Place", "Published", "find_paper_recipe", "paper_keys", "paper_recipes"]
+__all__ = ["Paper", "PaperRecipe", "Published", "TableRow", "find_paper_recipe", "paper_keys", "paper_recipes"]
 
 _FOLDER = resources.files("ziggurat") / "recipes" / "papers"
 _COMMENT_WIDTH = 116
 
 
 class Paper(Section):
-    """Where recipes come from."""
+    """The paper that recipes come from."""
 
     key: str
-    """What the names of its recipes begin with; the name of its file."""
+    """Beginning of its recipes' names, and the name of its file."""
     authors: str
     """Family names."""
     year: int
-    """Of publication."""
+    """Year of publication."""
     title: str
     """Title."""
 
@@ -47,39 +51,39 @@ class Paper(Section):
 
 
 class Published(Section):
-    """What a paper reports of one system."""
+    """Figures that a paper reports about one system."""
 
     parameters: int | float | None = None
-    """Parameters in millions: a whole number where the paper rounds to millions, else rounded to 0.1."""
+    """Parameters in millions: an integer where the paper rounds to millions, else rounded to 0.1."""
     count_differs: str | None = None
-    """Why the parameters of the recipe are not those published; null: they are, to rounding."""
+    """Reason why the recipe has another number of parameters than published; null: it has the same, to rounding."""
     scores: dict[str, float] = Field(default_factory=dict)
     """Metric -> score. `bleu` is tokenised BLEU, `sacrebleu` BLEU on plain text."""
     costs: dict[str, float] = Field(default_factory=dict)
     """Times and the like, with the unit in the name."""
     fails: bool = False
-    """The paper says that training failed."""
+    """True if the paper reports that training failed."""
 
     @property
     def count(self) -> int | None:
-        """The published number of parameters, not in millions."""
+        """Published number of parameters, in full."""
         return None if self.parameters is None else round(self.parameters * 10) * 100_000
 
     @property
     def rounding(self) -> int | None:
-        """The unit, in parameters, that the published number was rounded to."""
+        """Unit that the published number was rounded to, in parameters."""
         if self.parameters is None:
             return None
         return 1_000_000 if isinstance(self.parameters, int) else 100_000
 
     def words(self) -> str:
-        """Return all of it on one line, nothing for nothing."""
+        """Return all figures on one line, an empty one where there are none."""
         facts = [f"{self.parameters}M parameters"] if self.parameters is not None else []
         facts += [f"{name} {value}" for name, value in (*self.scores.items(), *self.costs.items())]
         return ", ".join([*facts, *(["training failed"] if self.fails else [])])
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON, parameters not in millions."""
+        """Return the figures for JSON, with parameters in full."""
         return {
             "published_parameters": self.count,
             "published_parameters_rounded_to": self.rounding,
@@ -90,69 +94,69 @@ class Published(Section):
         }
 
 
-class Place(Section):
-    """One row of one table."""
+class TableRow(Section):
+    """One row of a table in a paper."""
 
     table: str
     """Heading of the table."""
     row: str | int
-    """Its row, by number or name."""
+    """Number or name of the row."""
     published: Published = Published()
-    """What stands there."""
+    """Figures in the row."""
 
     def document(self) -> dict[str, Any]:
-        """Return it for JSON."""
+        """Return the row for JSON."""
         return {"table": self.table, "row": self.row, **self.published.document()}
 
 
 class _Fragment(Section):
-    """Part of a configuration that rows share."""
+    """Part of a configuration, shared by several systems."""
 
     comment: str | None = None
-    """What a reader of the resolved recipe should know."""
+    """Comment for readers of the resolved recipe."""
     set: dict[str, Any]
     """Keys and values, as in a configuration file."""
 
 
-class _Row(Place):
-    """One system: its place in the paper and the fragments it is made of."""
+class _SystemRow(TableRow):
+    """One system of a paper: its main row, other rows with the same system, and its fragments."""
 
     name: str
     system: str
     note: str | None = None
-    also: list[Place] = Field(default_factory=list)
+    also: list[TableRow] = Field(default_factory=list)
     use: list[str] = Field(min_length=1)
     set: dict[str, Any] = Field(default_factory=dict)
 
 
-class _File(Section):
+class _PaperFile(Section):
     """A file of ziggurat/recipes/papers."""
 
     paper: Paper
     fragments: dict[str, _Fragment]
-    rows: list[_Row]
+    rows: list[_SystemRow]
 
 
 @dataclass(frozen=True)
 class PaperRecipe:
-    """One system of a paper.
+    """One system of a paper, as a recipe.
 
     Attributes:
-        name: of the recipe.
-        paper: where it comes from.
-        system: what it is, in words.
-        place: its row, with what was published.
-        also: other tables that the same system stands in.
-        note: what to know about the published figures; None: nothing.
-        comments: what to know about the settings.
+        name: name of the recipe.
+        paper: the paper that describes the system.
+        system: the system, in words.
+        table_row: its main row, with the published figures.
+        also: rows of other tables with the same system.
+        note: a remark on the published figures; None: no remark.
+        comments: remarks on the settings.
         content: the configuration, as in a file.
     """
 
     name: str
     paper: Paper
     system: str
-    place: Place
-    also: tuple[Place, ...]
+    table_row: TableRow
+    also: tuple[TableRow, ...]
     note: str | None
     comments: tuple[str, ...]
     content: Mapping[str, Any]
@@ -160,36 +164,36 @@ class PaperRecipe:
     @property
     def summary(self) -> str:
         """One line: system, paper, table and row."""
-        return f"{self.system} ({self.paper.short}, {self.place.table}: {self.place.row})"
+        return f"{self.system} ({self.paper.short}, {self.table_row.table}: {self.table_row.row})"
 
     @property
-    def places(self) -> tuple[Place, ...]:
-        """Every table that it stands in, its own first."""
-        return (self.place, *self.also)
+    def table_rows(self) -> tuple[TableRow, ...]:
+        """All rows with this system, the main one first."""
+        return (self.table_row, *self.also)
 
     def document(self) -> dict[str, Any]:
-        """Return all but the configuration for JSON."""
+        """Return everything but the configuration for JSON."""
         return {
             "name": self.name,
             "summary": self.summary,
             "system": self.system,
             "paper": self.paper.citation,
             "paper_key": self.paper.key,
-            **self.place.document(),
-            "also": [place.document() for place in self.also],
+            **self.table_row.document(),
+            "also": [row.document() for row in self.also],
             "note": self.note,
         }
 
     @property
     def data_source(self) -> str:
-        """Where the corpora are to be had, in a sentence."""
+        """The source of the corpora and the folder to put them into, in a sentence."""
         folder = Path(self.content["data"]["train"][0]["source"]).parent
-        where = next(said for start, said in _CORPORA.items() if folder.name.startswith(start))
-        return f"Data, to be put into {folder}/: {where}"
+        source = next(source for start, source in _CORPORA.items() if folder.name.startswith(start))
+        return f"Data, to be put into {folder}/: {source}"
 
     def text(self) -> str:
-        """Return the recipe as a configuration file that begins with comments."""
-        lines = [self.summary, self.paper.citation, *map(_said, self.places)]
+        """Return the recipe as a configuration file, which begins with comments."""
+        lines = [self.summary, self.paper.citation, *map(_published, self.table_rows)]
         lines += [*([f"Note: {self.note}"] if self.note else []), *self.comments, self.data_source]
         wrapped = [part for line in lines for part in textwrap.wrap(line, _COMMENT_WIDTH, break_on_hyphens=False)]
         return "".join(f"# {line}\n" for line in wrapped) + to_yaml(self.content, compact=True)
@@ -204,14 +208,14 @@ _CORPORA = {
     "zh-en-small": "bitext of NIST OpenMT 2012, from the Linguistic Data Consortium for a fee, https://www.ldc.upenn.edu",
     "zh-en-large": "CWMT, UN and News Commentary of WMT 2018, https://www.statmt.org/wmt18/translation-task.html",
 }
-"""Where the corpora of the papers are to be had, by how their folder's name begins."""
+"""Sources of the papers' corpora, by the beginning of the folder's name."""
 
 
-def _said(place: Place) -> str:
-    """Return what was published there, in words; nothing for nothing."""
-    published = place.published
+def _published(row: TableRow) -> str:
+    """Return the published figures of a row in words, an empty text where there are none."""
+    published = row.published
     differs = f"; {published.count_differs}" if published.count_differs else ""
-    return f"Published, {place.table}: {place.row}: {published.words()}{differs}" if published.words() else ""
+    return f"Published, {row.table}: {row.row}: {published.words()}{differs}" if published.words() else ""
 
 
 def paper_keys() -> list[str]:
@@ -221,19 +225,20 @@ def paper_keys() -> list[str]:
 
 @cache
 def paper_recipes(key: str) -> Mapping[str, PaperRecipe]:
-    """Return the recipes of the paper `key` by name, in the order of its tables."""
+    """Return the recipes of the paper `key` by name, in the order of its tables; a file is parsed only once."""
     content, _ = parse_yaml((_FOLDER / f"{key}.yaml").read_text(encoding="utf-8"), f"recipes/papers/{key}.yaml")
-    file = _File.model_validate(content)
+    file = _PaperFile.model_validate(content)
     return {row.name: _resolve(file, row) for row in file.rows}
 
 
 def find_paper_recipe(name: str) -> PaperRecipe | None:
-    """Return the recipe of that name, None where no paper has it; reads one file at most."""
+    """Return the recipe called `name`, None where no paper has it; reads one file at most."""
     keys = [key for key in paper_keys() if name.startswith(f"{key}-")]
     return paper_recipes(keys[0]).get(name) if keys else None
 
 
-def _resolve(file: _File, row: _Row) -> PaperRecipe:
+def _resolve(file: _PaperFile, row: _SystemRow) -> PaperRecipe:
+    """Merge the fragments of a system in their order, its own settings last."""
     content: dict[str, Any] = {}
     used = [file.fragments[name] for name in row.use]
     for part in (*(fragment.set for fragment in used), row.set):
@@ -242,16 +247,16 @@ def _resolve(file: _File, row: _Row) -> PaperRecipe:
         row.name,
         file.paper,
         row.system,
-        Place(table=row.table, row=row.row, published=row.published),
+        TableRow(table=row.table, row=row.row, published=row.published),
         tuple(row.also),
         row.note,
         tuple(fragment.comment for fragment in used if fragment.comment),
-        _ordered(content),
+        _ordered(content),  # merging leaves the keys in the order of the fragments, which no reader expects
     )
 
 
 def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
-    """Return `old` with `new` over it; mappings are merged, anything else is replaced."""
+    """Return `old` updated by `new`: mappings are merged, anything else is replaced."""
     merged = dict(old)
     for key, value in new.items():
         before = merged.get(key)
@@ -261,6 +266,7 @@ def _merged(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
 
 @cache
 def _positions() -> Mapping[str, int]:
+    """Return the position of every key in the configuration reference."""
     return {entry.path.replace("[]", ""): number for number, entry in enumerate(entries(Experiment))}
 
 

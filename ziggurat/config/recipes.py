@@ -1,4 +1,4 @@
-"""Built-in configurations: one YAML file each under ziggurat/recipes, and the systems of papers (config/papers.py)."""
+"""Built-in configurations: the YAML files in ziggurat/recipes, and the systems of papers (ziggurat.config.papers)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _FOLDER = resources.files("ziggurat") / "recipes"
 
 
 def plain_recipe_names() -> list[str]:
-    """Return the names of the recipes that are files of their own, sorted."""
+    """Return the names of the recipes that belong to no paper, sorted; each is one file."""
     return sorted(f.name.removesuffix(".yaml") for f in _FOLDER.iterdir() if f.name.endswith(".yaml"))
 
 
@@ -48,13 +48,13 @@ def _text(name: str) -> str | None:
 
 
 def recipe_summary(name: str) -> str:
-    """Return one line about a recipe; of a plain one its first comment line. Raises ConfigError for an unknown name."""
+    """Return a recipe in one line; for a plain one, its first comment. Raises ConfigError for an unknown name."""
     recipe = find_paper_recipe(name)
     return recipe.summary if recipe else recipe_text(name).splitlines()[0].removeprefix("#").strip()
 
 
 def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
-    """Load a configuration file, or, where no such file exists, the built-in recipe of that name."""
+    """Load the configuration file `name`, or the built-in recipe of that name where there is no such file."""
     if not Path(name).is_file():
         if (text := _text(name)) is not None:
             return parse_experiment(text, f"recipe {name}", overrides)

@@ -1,4 +1,4 @@
-"""Every configuration key with its meaning, taken from the sections themselves (`ziggurat explain`, docs/config.md)."""
+"""Reference of all configuration keys, generated from the field descriptions (`ziggurat explain`, docs/config.md)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Entry", "entries", "markdown", "nearest"]
 
 
 class Entry(NamedTuple):
-    """One key: dotted path, type and default as text, meaning."""
+    """Description of one key: dotted path, type and default as text, meaning."""
 
     path: str
     type: str
@@ -23,7 +23,7 @@ class Entry(NamedTuple):
 
 
 def entries(section: type[BaseModel] = Experiment, prefix: str = "") -> list[Entry]:
-    """Return the keys of a section and all inside it, in their order; `[]` marks list items."""
+    """Return the keys of a section and of all sections inside it, in order; `[]` marks list items."""
     found: list[Entry] = []
     for name, field in section.model_fields.items():
         path = prefix + name
@@ -49,7 +49,7 @@ def nearest(key: str) -> list[str]:
 
 
 def markdown() -> str:
-    """Return docs/config.md."""
+    """Return the text of docs/config.md."""
     lines = [
         "# Configuration",
         "",
@@ -69,6 +69,7 @@ def markdown() -> str:
 
 
 def _inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """Return the section class inside a field's annotation, None without one, and whether it is a list of them."""
     if isinstance(annotation, type) and not get_args(annotation):
         return (annotation, False) if issubclass(annotation, BaseModel) else (None, False)
     for argument in get_args(annotation):

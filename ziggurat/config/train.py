@@ -1,31 +1,39 @@
-"""Training section: optimiser, schedule, batches, validation, checkpoints."""
+"""Training section: the sections about one update, and `TrainingConfig` with all of them at the end.
+
+In the order of an update: batches, loss, optimiser and learning rate; then memory and processes, which change how an
+update is computed but not its result. The sections about the life of a run are in ziggurat.config.lifecycle, growth is
+in ziggurat.config.growth.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Count, Minutes, PathText, Real, Section, Seed, Share, Size, Threads
-from ziggurat.config.checkpoint import CheckpointConfig
-from ziggurat.config.diagnostics import DiagnosticsConfig
-from ziggurat.config.distributed import DistributedConfig
-from ziggurat.config.divergence import DivergenceConfig, PatienceConfig
+from ziggurat.config.base import Count, Fraction, Layers, Minutes, PathText, Real, Section, Seed, Size, Threads
 from ziggurat.config.growth import GrowthConfig
-from ziggurat.config.recompute import RecomputeConfig
-from ziggurat.config.tracking import MlflowConfig, WandbConfig
+from ziggurat.config.lifecycle import (
+    CheckpointConfig,
+    DiagnosticsConfig,
+    DivergenceConfig,
+    MlflowConfig,
+    PatienceConfig,
+    StopConfig,
+    ValidationConfig,
+    WandbConfig,
+)
 
 __all__ = [
     "BatchConfig",
-    "CheckpointConfig",
-    "DiagnosticsConfig",
+    "DistributedConfig",
     "LossConfig",
     "OptimiserConfig",
+    "Recompute",
+    "RecomputeConfig",
     "ScheduleConfig",
-    "StopConfig",
     "TrainingConfig",
-    "ValidationConfig",
 ]
 
 
@@ -39,15 +47,36 @@ class BatchConfig(Section):
     length_multiple: Size = Field(default=1, ge=1)
     """Round padded lengths up to a multiple of this, so that fewer distinct shapes occur."""
     accumulate: Size = Field(default=1, ge=1)
-    """Batches per update, over all processes together (at least one for each); the loss is normalised over all of them.
-    So what an update computes does not depend on how many processes share it."""
+    """Batches per update, over all processes together (at least one for each). The loss is normalised over all of
+    them, so the result of an update does not depend on the number of processes."""
     fit: bool = False
-    """Before a new run, find the largest `max_tokens` that fits into memory, by trial; the run's config.yaml then has
+    """Before a new run, find by trial the largest `max_tokens` that fits into memory; the run's config.yaml then has
     the number found and `fit: false`."""
     fit_limit: Size = Field(default=65_536, ge=256)
-    """`fit` goes no higher."""
+    """`fit` tries no larger `max_tokens`."""
     fit_margin: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the budget found that `fit` leaves unused: allocators fragment, and sampled segmentations vary."""
+    """Share of the budget found that `fit` leaves unused, because allocators fragment and sampled segmentations
+    vary."""
+
+
+class LossConfig(Section):
+    """Label-smoothed cross-entropy."""
+
+    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
+    """Probability mass e taken from the gold token."""
+    smoothing: Literal["uniform", "others"] = "uniform"
+    """`uniform`: e/V on every class, gold 1-e+e/V (fairseq until 2021, so the forks of the papers). `others`: e/(V-1)
+    on the rest, gold 1-e (zero, tensor2tensor, fairseq since then)."""
+    subtract_entropy: bool = False
+    """Report the loss minus the entropy of the smoothed target, so that a perfect model scores 0 (zero)."""
+    normalisation: Literal["tokens", "sentence_mean", "sentence_sum"] = "tokens"
+    """`tokens`: sum / target tokens of the update (fairseq). `sentence_mean`: mean over tokens, then over
+    sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
+    chunk_tokens: Size = Field(default=1024, ge=1)
+    """Rows of logits computed at a time; the whole matrix [tokens, vocabulary] never exists."""
+    inter_sim: Real = Field(default=0.0, ge=0)
+    """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
+    (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
 
 
 class OptimiserConfig(Section):
@@ -55,34 +84,36 @@ class OptimiserConfig(Section):
 
     kind: Literal["adam", "adamw", "radam", "muon"] = "adam"
     """`muon` trains the matrices inside the layers, AdamW everything else (Jordan 2024; torch.optim.Muon)."""
-    betas: tuple[Share, Share] = Field(default=(0.9, 0.98), strict=False)
+    betas: tuple[Fraction, Fraction] = Field(default=(0.9, 0.98), strict=False)
     """Decay rates of the moments (adam, adamw, radam; for muon: of the AdamW part)."""
     epsilon: Real = Field(default=1e-9, gt=0)
     """Added to the root of the second moment."""
     weight_decay: Real = Field(default=0.0, ge=0)
     """Decoupled for adamw, radam and muon; L2 for adam. Never on biases, norms or embeddings."""
     momentum: float = Field(default=0.95, ge=0, lt=1)
-    """muon only."""
+    """muon only: decay rate of its momentum."""
     moments: Literal["fp32", "bf16"] = "fp32"
-    """`bf16`: keep both moments in bfloat16, in half the memory (adam, adamw, radam). Updates are computed in fp32, and
-    what is kept is rounded stochastically, so that small changes are not lost."""
+    """`bf16`: store both moments in bfloat16, in half the memory (adam, adamw, radam). Updates are computed in fp32;
+    the moments are rounded stochastically, so that small changes are not lost."""
     rectified_only: bool = False
-    """radam only: no step while the variance of the adaptive rate is intractable (the first 5 updates at beta2 0.98),
-    only weight decay, as in Liu et al.'s code (Transformer-Clinic); false: steps by momentum alone, as in torch."""
+    """radam only: while the variance of the adaptive rate is intractable (the first 5 updates at beta2 0.98), apply
+    weight decay but take no step, as in Liu et al.'s code (Transformer-Clinic); false: take steps by momentum alone,
+    as in torch."""
 
     @model_validator(mode="after")
-    def _moments_are_ours(self) -> Self:
+    def _moments_can_be_stored_so(self) -> Self:
         if self.moments == "bf16" and self.kind == "muon":
             raise ValueError(
-                "`moments: bf16` is for adam, adamw and radam: torch's Muon keeps its one moment in the dtype of the "
+                "`moments: bf16` is for adam, adamw and radam: torch's Muon stores its one moment in the dtype of the "
                 "parameters; choose another `kind` or `moments: fp32`"
             )
         return self
 
     @model_validator(mode="after")
-    def _rectification_is_of_radam(self) -> Self:
+    def _some_update_is_rectified(self) -> Self:
         if self.rectified_only and self.kind != "radam":
             raise ValueError(f"`rectified_only` is an option of `kind: radam`, not of `{self.kind}`")
+        # RAdam rectifies where rho_t > 5, and rho_t stays below its limit 2 / (1 - beta2) - 1.
         if self.rectified_only and self.betas[1] <= 2 / 3:
             raise ValueError(f"with a second beta of {self.betas[1]} no update is ever rectified: it must exceed 2/3")
         return self
@@ -110,9 +141,9 @@ class ScheduleConfig(Section):
     base: Real = Field(default=1e-4, gt=0)
     """gnmt+: rate for the batch of one replica."""
     replicas: Size = Field(default=1, ge=1)
-    """gnmt+: how many replicas' batches one update takes together."""
+    """gnmt+: number of replicas, whose batches make up one update."""
     decay_start: Count = Field(default=400_000, ge=1)
-    """gnmt+: the decay begins when all replicas together have seen so many batches: update decay_start / replicas."""
+    """gnmt+: number of batches, over all replicas, after which the decay begins: update decay_start / replicas."""
     decay_end: Count = Field(default=1_200_000, ge=1)
     """gnmt+: the same for the end of the decay."""
 
@@ -137,68 +168,37 @@ class ScheduleConfig(Section):
         return self
 
 
-class LossConfig(Section):
-    """Label-smoothed cross-entropy."""
-
-    label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    """Probability mass e taken from the gold token."""
-    smoothing: Literal["uniform", "others"] = "uniform"
-    """`uniform`: e/V on every class, gold 1-e+e/V (fairseq until 2021, so the forks of the papers). `others`: e/(V-1)
-    on the rest, gold 1-e (zero, tensor2tensor, fairseq since then)."""
-    subtract_entropy: bool = False
-    """Report the loss minus the entropy of the smoothed target, so that a perfect model scores 0 (zero)."""
-    normalisation: Literal["tokens", "sentence_mean", "sentence_sum"] = "tokens"
-    """`tokens`: sum / target tokens of the update (fairseq). `sentence_mean`: mean over tokens, then over
-    sentences (zero). `sentence_sum`: sum over tokens, mean over sentences (lingvo's RNMT+)."""
-    chunk_tokens: Size = Field(default=1024, ge=1)
-    """Rows of logits that exist at a time; [tokens, vocabulary] is never built whole."""
-    inter_sim: Real = Field(default=0.0, ge=0)
-    """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
-    (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
+Recompute = Annotated[Layers, Field(ge=1)] | Literal["segments"] | None
 
 
-class ValidationConfig(Section):
-    """What is measured on the dev set, and how often."""
+class RecomputeConfig(Section):
+    """Activation checkpointing: less memory for at most one more forward pass; gradients stay the same bit for bit."""
 
-    every_updates: Count = Field(default=1000, ge=1)
-    """Updates between validations."""
-    decode: bool = True
-    """Translate the dev set and score it with sacreBLEU."""
-    beam_size: Beams = Field(default=1, ge=1)
-    """Beam of that decoding; 1 is greedy."""
-    max_sentences: Size | None = Field(default=None, ge=1)
-    """Use only the first so many dev pairs for decoding."""
-    metric: Literal["loss", "bleu", "chrf"] = "loss"
-    """What `best` and early stopping go by."""
-
-    @model_validator(mode="after")
-    def _metric_is_measured(self) -> Self:
-        if self.metric != "loss" and not self.decode:
-            raise ValueError(f"`metric: {self.metric}` needs `decode: true`")
-        return self
+    encoder: Recompute = None
+    """In the encoder: null keeps all activations. k keeps only the input of every k-th layer and recomputes the rest
+    of that layer in the backward pass; 1 does so in all layers. `segments` does so for runs of about sqrt(layers) / 4
+    layers, so that memory grows with the square root of depth (Chen et al. 2016)."""
+    decoder: Recompute = None
+    """The same in the decoder."""
+    compact: bool = False
+    """Return freed memory to the system at once (CPU, glibc). Resident memory is then what the tensors need, where
+    recomputed layers otherwise leave up to three times as much; an update takes up to 50 % longer."""
 
 
-class StopConfig(Section):
-    """When training ends: whichever comes first."""
+class DistributedConfig(Section):
+    """Training in several processes, started by torchrun (docs/scaling.md); without it nothing here has an effect."""
 
-    updates: Count | None = Field(default=100_000, ge=1)
-    """Optimiser updates."""
-    epochs: Count | None = Field(default=None, ge=1)
-    """Passes over the data."""
-    minutes: Minutes | None = Field(default=None, gt=0)
-    """Wall time of training over all resumed parts, validation and checkpoints included."""
-    patience: Count | None = Field(default=None, ge=1)
-    """Validations in a row without a better metric (early stopping)."""
-
-    @model_validator(mode="after")
-    def _some_end(self) -> Self:
-        if self.updates is None and self.epochs is None and self.minutes is None and self.patience is None:
-            raise ValueError("training would never end: set `updates`, `epochs`, `minutes` or `patience`")
-        return self
+    kind: Literal["ddp", "fsdp"] = "ddp"
+    """`ddp`: every process has the whole model (torch's DistributedDataParallel). `fsdp`: weights, gradients and
+    moments are split into one part per process (FSDP2, torch's fully_shard)."""
+    bucket_mib: Size = Field(default=25, ge=1)
+    """ddp: gradients are summed over the processes in buckets of this size, during the backward pass."""
+    timeout_minutes: Minutes = Field(default=30.0, gt=0)
+    """When the others have waited this long for a process, it counts as dead: all stop and name it."""
 
 
 class TrainingConfig(Section):
-    """How the model is trained."""
+    """Training of the model."""
 
     seed: Seed = Field(default=1, ge=0)
     """Fixes initial weights, data order and dropout."""
@@ -211,9 +211,9 @@ class TrainingConfig(Section):
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
     cuda_graphs: Count = Field(default=0, ge=0)
-    """Record the passes through the model as CUDA graphs, for so many shapes of batches, each when it comes a second
-    time, and replay them (docs/training.md): for deep models and small batches, whose kernels are shorter than their
-    launches. `batch.length_multiple` makes shapes fewer. 0: none."""
+    """Record the passes through the model as CUDA graphs, for up to this many batch shapes, each when it occurs for
+    the second time, and replay them (docs/training.md). It helps deep models and small batches, whose kernels take
+    less time than their launches. `batch.length_multiple` reduces the number of shapes. 0: off."""
     tf32: bool = False
     """Allow TF32 matrix products (NVIDIA Ampere and later)."""
     batch: BatchConfig = BatchConfig()
@@ -234,37 +234,39 @@ class TrainingConfig(Section):
     """Skip updates whose gradient norm is 4 standard deviations above its running mean, on a logarithmic scale, or
     above 100,000 (RNMT+, Chen et al. 2018)."""
     exact_dropout: bool = False
-    """Draw dropout masks with probability exactly p; false: p rounded to 1/256 (CPU, much faster), scaled exactly."""
+    """Draw dropout masks with probability exactly p; false: with p rounded to 1/256 (CPU, much faster), and rescale
+    by the rounded p."""
     validation: ValidationConfig = ValidationConfig()
     """Validation."""
     stop: StopConfig = StopConfig()
     """End of training."""
     patience: PatienceConfig = PatienceConfig()
-    """Failed updates that are borne."""
+    """Failed updates that are tolerated."""
     divergence: DivergenceConfig = DivergenceConfig()
-    """What counts as divergence, and what follows."""
+    """Detection of divergence, and the reaction to it."""
     checkpoint: CheckpointConfig = CheckpointConfig()
     """Checkpoints."""
     growth: GrowthConfig | None = None
     """Shallow-to-deep training; null: the whole depth from the start."""
     start_from: PathText | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
-    (`ziggurat grow` deepens a model). Schedule, moments and data begin anew."""
+    (`ziggurat grow` deepens a model). Schedule, moments and data order start from the beginning."""
     log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()
-    """Measures of depth on the way."""
+    """Measures of depth during training."""
     tensorboard: bool = True
     """Write TensorBoard events into the run."""
     wandb: WandbConfig | None = None
-    """Tell Weights & Biases, too; null: do not. `training.wandb.project=NAME` is enough."""
+    """Also report to Weights & Biases; null: do not. `training.wandb.project=NAME` is enough to turn it on."""
     mlflow: MlflowConfig | None = None
-    """Tell MLflow, too; null: do not. `training.mlflow.experiment=NAME` is enough."""
+    """Also report to MLflow; null: do not. `training.mlflow.experiment=NAME` is enough to turn it on."""
 
+    # Before validation: pydantic would refuse the old key as unknown.
     @model_validator(mode="before")
     @classmethod
     def _patience_has_moved(cls, given: Any) -> Any:
-        """Read runs made while `patience.non_finite` was called `stop.non_finite`."""
+        """Accept the configuration of older runs, where `patience.non_finite` was called `stop.non_finite`."""
         stop = given.get("stop") if isinstance(given, Mapping) else None
         if not isinstance(stop, Mapping) or "non_finite" not in stop:
             return given

@@ -1,4 +1,7 @@
-"""YAML text <-> values, within limits: a file of a few hundred bytes must not take gigabytes or minutes to read."""
+"""YAML text to values and back, within limits: a file of a few hundred bytes must not take gigabytes or minutes.
+
+Aliases can double the size of a document with every line, so values are counted before they are constructed.
+"""
 
 from __future__ import annotations
 
@@ -15,25 +18,26 @@ __all__ = ["MAX_YAML_BYTES", "Lines", "dotted", "parse_value", "parse_yaml", "to
 Lines = dict[tuple[str | int, ...], int]
 
 MAX_YAML_BYTES = 1 << 20
-"""Longest YAML text; a resolved configuration has 12 kB, and 250 bytes for each corpus."""
+"""Longest YAML text. A resolved configuration takes 12 kB, and 250 bytes more for each corpus."""
 
 MAX_NODES = 50_000
-"""Most values, keys counted, and those of aliases counted again wherever they stand: 2,000 corpora, and 3 seconds of
-PyYAML's time."""
+"""Most values of a document, keys included, with the values of an alias counted wherever it is used. That is enough
+for 2,000 corpora and takes PyYAML 3 seconds."""
 
 MAX_DEPTH = 32
 MAX_DIGITS = 100
-"""Longest text of a number. Python refuses 4,300 digits, and YAML's sums of base 60 take quadratic time."""
+"""Longest text of a number. Python itself refuses 4,300 digits, and YAML's numbers of base 60 (`1:30:00`) take
+quadratic time."""
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe loader that reads `1e-3` as a number (YAML 1.1 takes it for text), within limits."""
+    """Safe loader within the limits above, which reads `1e-3` as a number (YAML 1.1 takes it for text)."""
 
     name = "YAML"
     nodes = depth = 0
 
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        """Return the next value with all that it holds. Raises ConfigError beyond the limits, as soon as it is."""
+        """Return the next value with everything inside it. Raises ConfigError as soon as a limit is exceeded."""
         self.nodes, self.depth = self.nodes + 1, self.depth + 1
         if self.depth > MAX_DEPTH or self.nodes > MAX_NODES:
             line = self.line + 1
@@ -44,7 +48,7 @@ class _Loader(yaml.SafeLoader):
             self.depth -= 1
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Return the value of a node. Raises ConfigError naming the line where it is none, such as month 13."""
+        """Return the value of a node. Raises ConfigError with the line for impossible ones, such as month 13."""
         if not isinstance(node, yaml.ScalarNode):
             return super().construct_object(node, deep)
         text = str(node.value)
@@ -52,7 +56,7 @@ class _Loader(yaml.SafeLoader):
         if kind in ("int", "float") and len(text) > MAX_DIGITS:
             raise ConfigError(f"{self._place(node)}: a number of {len(text):,} characters; {MAX_DIGITS} are the most")
         if "\0" in text or any("\ud800" <= c <= "\udfff" for c in text):
-            raise ConfigError(f"{self._place(node)}: {printable(text)} holds NUL or half a character, which is no text")
+            raise ConfigError(f"{self._place(node)}: {printable(text)} contains NUL or half a character; remove it")
         try:
             return super().construct_object(node, deep)
         except (ValueError, KeyError, TypeError, AttributeError, IndexError, OverflowError):
@@ -63,7 +67,7 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Safe dumper that puts in quotes what _Loader would take for a number."""
+    """Safe dumper that puts text in quotes where _Loader would read a number."""
 
 
 for _class in (_Loader, _Dumper):
@@ -77,14 +81,14 @@ for _class in (_Loader, _Dumper):
 def _too_much(deep: bool) -> str:
     if deep:
         return f"nested more than {MAX_DEPTH} deep, or an alias that contains itself"
-    return f"more than {MAX_NODES:,} values, those of aliases counted wherever they stand: no configuration has so many"
+    return f"more than {MAX_NODES:,} values, those of aliases counted at each use: no configuration has so many"
 
 
 def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
-    """Return the mapping in `text` and the line (from 1) of each of its keys; `name` is used in errors.
+    """Return the mapping in `text` and the line (from 1) of each of its keys; errors call the text `name`.
 
-    Raises ConfigError for broken YAML, text beyond the limits above, a duplicate key, or anything but a mapping at the
-    top.
+    Raises ConfigError for invalid YAML, text beyond the limits above, a duplicate key, or a top level that is not a
+    mapping.
     """
     content, lines = _parse(text, name)
     if content is None:
@@ -95,24 +99,24 @@ def parse_yaml(text: str, name: str) -> tuple[dict[str, Any], Lines]:
 
 
 def parse_value(text: str, name: str) -> Any:
-    """Return the value that `text` is in YAML, within the same limits; errors as of parse_yaml."""
+    """Return the YAML value in `text`, with the limits and errors of parse_yaml."""
     return _parse(text, name)[0]
 
 
 def _parse(text: str, name: str) -> tuple[Any, Lines]:
     if len(text) > MAX_YAML_BYTES:
-        raise ConfigError(f"{name}: longer than {MAX_YAML_BYTES >> 20} MiB: no configuration is as long")
+        raise ConfigError(f"{name}: longer than {MAX_YAML_BYTES >> 20} MiB: no configuration is that long")
     lines: Lines = {}
     try:
-        loader = _Loader(text)  # looks for control characters at once
+        loader = _Loader(text)  # raises ReaderError at once for control characters
         loader.name = name
         try:
             root = loader.get_single_node()
             if root is None:
                 return None, lines
-            # Before values are made: merge keys (`<<`) are copied then, so their number must be known to be small.
+            # Before the values are constructed: that copies merge keys (`<<`), so the count must be known to be small.
             _collect_lines(root, (), lines, name, [0])
-            # What an alias stands for is copied: an override of one place must not change the other.
+            # PyYAML shares one object between all uses of an alias; an override of one must not change the others.
             return _unshared(loader.construct_document(root)), lines
         finally:
             loader.dispose()
@@ -127,12 +131,12 @@ def _parse(text: str, name: str) -> tuple[Any, Lines]:
         where = f"{name}, line {mark.line + 1}, column {mark.column + 1}" if mark else name
         said = printable(str(getattr(error, "problem", None) or error), 200)
         raise ConfigError(f"{where}: not valid YAML: {said}") from None
-    except (ValueError, OverflowError, UnicodeError) as error:  # the scanner's: an escape of no character, \UFFFFFFFF
+    except (ValueError, OverflowError, UnicodeError) as error:  # the scanner's, for \UFFFFFFFF, which is no character
         raise ConfigError(f"{name}: not valid YAML: {printable(str(error), 200)}") from None
 
 
 def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, name: str, seen: list[int]) -> None:
-    """Write down the line of every key; aliases are followed, and `seen[0]` counts what is met."""
+    """Store the line of every key in `lines`; aliases are followed, and `seen[0]` counts the values."""
     seen[0] += 1
     if seen[0] > MAX_NODES or len(path) > MAX_DEPTH:
         raise ConfigError(f"{name}, line {node.start_mark.line + 1}: {_too_much(len(path) > MAX_DEPTH)}")
@@ -157,14 +161,14 @@ def _collect_lines(node: yaml.Node, path: tuple[str | int, ...], lines: Lines, n
 
 
 def _unshared(value: Any) -> Any:
-    """Return a copy in which no section or list stands in two places."""
+    """Return a copy in which no section or list is shared between two keys."""
     if isinstance(value, dict):
         return {key: _unshared(part) for key, part in value.items()}
     return [_unshared(part) for part in value] if isinstance(value, list) else value
 
 
 def dotted(path: Sequence[str | int]) -> str:
-    """Return a path as it is written: `data.train.0.source`."""
+    """Return a path as users write it: `data.train.0.source`."""
     return ".".join(printable(str(p)) for p in path)
 
 

@@ -1,1 +1,1 @@
-"""What training will cost, before it is begun: arithmetic, memory and time of an update."""
+"""Costs of training, estimated before it begins: arithmetic, memory and time of an update."""

@@ -1,4 +1,8 @@
-"""What training a configuration will cost: arithmetic per token, memory and time of an update."""
+"""The estimate of what training costs: arithmetic per token, memory and time of an update.
+
+An update of the real model is simulated on tensors without values (simulation); a ledger counts its operators. Time
+follows from rates of this machine (machine).
+"""
 
 from __future__ import annotations
 
@@ -8,27 +12,25 @@ from dataclasses import dataclass
 import torch
 
 from ziggurat.config import Experiment
-from ziggurat.cost.batches import Batches, expected_batches
 from ziggurat.cost.flops import TokenFlops, forward_flops, training_flops
 from ziggurat.cost.ledger import Work
-from ziggurat.cost.machine import Speed, measure_speed
-from ziggurat.cost.practice import shallow, slowness
+from ziggurat.cost.machine import Batches, Speed, expected_batches, measure_speed, shallow, slowness
 from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.errors import ConfigError
-from ziggurat.models.device import usable_device
+from ziggurat.models.tensors import usable_device
 
 __all__ = ["Cost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
 
 
 @dataclass(frozen=True)
 class MemoryCost:
-    """Memory of an update at its peak, bytes of tensors in one process.
+    """Memory of an update at its peak, in bytes of tensors in one process.
 
     Attributes:
-        batch: the batch that takes the most.
-        peak: of all tensors together.
+        batch: the batch that needs the most memory.
+        peak: memory of all tensors together.
         parts: the same by purpose (ziggurat.cost.simulation.PURPOSES).
-        checkpoint: what asynchronous checkpoints keep besides, in main memory, from the first one on.
+        checkpoint: main memory that asynchronous checkpoints hold in addition, from the first one on.
     """
 
     batch: BatchShape
@@ -42,12 +44,11 @@ class TimeCost:
     """Time of an average update in one process.
 
     Attributes:
-        seconds: of an update.
-        parts: the same: encoder and decoder, the loss with the output layer, the optimiser's step.
-        slowness: how many times what products, memory and calls alone would take the layers do
-            (ziggurat.cost.practice).
+        seconds: time of an update.
+        parts: the same by part: encoder and decoder, the loss with the output layer, the optimiser's step.
+        slowness: measured over estimated time of a shallow copy's layers (ziggurat.cost.machine).
         flops: operations of an update.
-        target_tokens_per_second: padded tokens counted.
+        target_tokens_per_second: target tokens, padding included.
     """
 
     seconds: float
@@ -59,18 +60,18 @@ class TimeCost:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a configuration will cost.
+    """The costs of training a configuration.
 
     Attributes:
-        device: what memory and time are estimated for.
-        threads: CPU threads.
-        batches: what updates are made of.
-        length: tokens of a source and a target sentence, for which `forward` and `training` hold.
+        device: the device of memory and time.
+        threads: number of CPU threads.
+        batches: the batches of an update.
+        length: tokens of the source and the target sentence behind `forward` and `training`.
         forward: arithmetic per token of a forward pass.
-        training: of forward and backward pass.
-        memory: of an update.
-        time: of an update.
-        notes: what the estimate leaves out, in sentences.
+        training: arithmetic per token of forward and backward pass.
+        memory: memory of an update.
+        time: time of an update.
+        notes: sentences on everything that the estimate leaves out.
     """
 
     device: str
@@ -85,10 +86,10 @@ class Cost:
 
 
 def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
-    """Return what training `experiment` will cost on this machine; `sizes` are those of the vocabularies.
+    """Return the costs of training `experiment` on this machine; `sizes` are those of the vocabularies.
 
-    Nothing is allocated but for timing: a copy with at most two layers in each stack. Raises ConfigError and DataError
-    as build_model and expected_batches do.
+    Memory is allocated only for timing, on a copy with at most two layers in each stack. Raises the ConfigError and
+    DataError of build_model and expected_batches.
     """
     training = experiment.training
     device, notes = _device(training.device)
@@ -114,7 +115,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
 
 
 def _device(name: str) -> tuple[torch.device, list[str]]:
-    """Return what is estimated for: `training.device`, or the CPU where that cannot be used."""
+    """Return the device of the estimate, `training.device` or else the CPU, and a note where it is not the first."""
     try:
         device = usable_device(name, "training.device")
     except ConfigError:
@@ -127,7 +128,7 @@ def _device(name: str) -> tuple[torch.device, list[str]]:
 def _hungriest(
     experiment: Experiment, sizes: tuple[int, int], shapes: tuple[BatchShape, ...], device: torch.device
 ) -> BatchShape:
-    """Return the batch that takes the most memory, by what a shallow copy takes."""
+    """Return the batch that needs the most memory, by simulating a shallow copy."""
     if len(shapes) == 1:
         return shapes[0]
     copy = shallow(experiment)
@@ -137,7 +138,7 @@ def _hungriest(
 def time_cost(
     update: SimulatedUpdate, shape: BatchShape, batches: Batches, speed: Speed, factor: float, accumulate: int
 ) -> TimeCost:
-    """Scale the passes from the batch of `update` to those of an average update; the step is once per update."""
+    """Return the time of an average update: passes are scaled from the batch of `update`, the step comes once."""
     share = (batches.source_tokens + batches.target_tokens) / shape.tokens
     layers, loss, step = Work(), update.work["loss"].scaled(share), update.work["step"]
     for phase, work in update.work.items():
@@ -154,12 +155,13 @@ def time_cost(
 
 
 def _left_out(experiment: Experiment) -> list[str]:
+    """Return sentences on settings that the estimate leaves out."""
     training = experiment.training
     found = []
     if training.compile != "none":
         found.append("`training.compile` is left out: compiled layers keep less and take less time")
     if training.cuda_graphs:
-        found.append("`training.cuda_graphs` is left out: recordings have memory of their own and take less time")
+        found.append("`training.cuda_graphs` is left out: recordings take more memory and less time")
     if training.batch.fit:
         found.append(f"`training.batch.fit` is left out: batches have {training.batch.max_tokens:,} tokens here")
     if training.growth is not None:

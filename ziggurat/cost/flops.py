@@ -1,4 +1,4 @@
-"""Arithmetic per token, counted on the real model: encoder, decoder, attention, output layer."""
+"""Arithmetic per token, counted while the real model runs: encoder, decoder, attention, output layer."""
 
 from __future__ import annotations
 
@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from ziggurat.config import Experiment
 from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.cost.simulation import SimulatedUpdate, without_values
-from ziggurat.models.memory import Memory
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import Memory, Seq2Seq
 from ziggurat.nn.attention import CrossAttention, OwnAttention
 from ziggurat.nn.attention.additive import AdditiveAttention
 
@@ -23,14 +22,14 @@ __all__ = ["TokenFlops", "forward_flops", "training_flops"]
 
 @dataclass(frozen=True)
 class TokenFlops:
-    """Additions and multiplications per token, matrix products alone.
+    """Additions and multiplications per token in matrix products.
 
     Attributes:
-        encoder: per source token, attention left out.
-        encoder_attention: per source token, products of positions with positions in sentences of a given length.
-        memory: per source token, what the decoder makes of the memory once: keys and values.
-        decoder: per target token, attention left out.
-        decoder_attention: per target token, to the target and to the memory.
+        encoder: per source token, without attention.
+        encoder_attention: per source token, products between positions in a sentence of a given length.
+        memory: per source token, the decoder's keys and values, computed once per sentence.
+        decoder: per target token, without attention.
+        decoder_attention: per target token, attention to the target and to the memory.
         output: per target token, the projection to the vocabulary.
     """
 
@@ -43,21 +42,21 @@ class TokenFlops:
 
     @property
     def source(self) -> float:
-        """Of one source token."""
+        """All operations per source token."""
         return self.encoder + self.encoder_attention + self.memory
 
     @property
     def target(self) -> float:
-        """Of one target token."""
+        """All operations per target token."""
         return self.decoder + self.decoder_attention + self.output
 
 
 def forward_flops(experiment: Experiment, sizes: tuple[int, int], source: int, target: int) -> TokenFlops:
-    """Return what one forward pass takes per token of a sentence of `source` and `target` tokens.
+    """Return the operations of a forward pass, per token of a sentence of `source` and `target` tokens.
 
-    The real model runs, on tensors without values; `sizes` are those of the vocabularies. What the decoder does for the
-    memory is what more it does when the memory is twice as long, attention apart. Raises ConfigError as build_model
-    does.
+    The real model runs on tensors without values; `sizes` are those of the vocabularies. The decoder's keys and values
+    are not a separate call: their cost is the increase when the memory is twice as long, attention left out. Raises
+    the ConfigError of build_model.
     """
     with without_values(experiment, sizes, torch.device("cpu")) as model, torch.no_grad():
         mask = torch.ones(1, source, dtype=torch.bool)
@@ -67,26 +66,26 @@ def forward_flops(experiment: Experiment, sizes: tuple[int, int], source: int, t
         double = Memory(tuple(torch.cat([s, s], dim=1) for s in memory.states), torch.cat([mask, mask], dim=1))
         longer, _ = _counted(model, lambda: model.decode(ids, double))
         output, _ = _counted(model, lambda: model.logits(hidden))
-    of_memory = longer.apart - decoder.apart
+    of_memory = longer.others - decoder.others
     return TokenFlops(
-        encoder=encoder.apart / source,
+        encoder=encoder.others / source,
         encoder_attention=encoder.attention / source,
         memory=of_memory / source,
-        decoder=(decoder.apart - of_memory) / target,
+        decoder=(decoder.others - of_memory) / target,
         decoder_attention=decoder.attention / target,
-        output=output.apart / target,
+        output=output.others / target,
     )
 
 
 def training_flops(forward: TokenFlops, update: SimulatedUpdate, target_tokens: int) -> TokenFlops:
-    """Return the same for training: forward and backward pass, recomputed layers counted again.
+    """Return the operations of training: forward and backward pass, with recomputed layers counted again.
 
-    Each part takes as many times its forward pass as in `update`, whose batch has so many target tokens.
+    Each part has the ratio of training to forward pass that it has in `update`, whose batch has `target_tokens`.
     """
 
     def times(part: str) -> float:
-        ahead, back = (update.work.get(name, Work()).flops for name in (part, f"{part} backward"))
-        return (ahead + back) / ahead if ahead else 1.0
+        forward_pass, backward_pass = (update.work.get(name, Work()).flops for name in (part, f"{part} backward"))
+        return (forward_pass + backward_pass) / forward_pass if forward_pass else 1.0
 
     encoder, decoder = times("encoder"), times("decoder")
     return TokenFlops(
@@ -101,23 +100,26 @@ def training_flops(forward: TokenFlops, update: SimulatedUpdate, target_tokens: 
 
 @dataclass
 class _Count:
-    apart: int
+    """Operations of attention, and all others."""
+
+    others: int
     attention: int
 
 
 def _counted(model: Seq2Seq, compute: Callable[[], Any]) -> tuple[_Count, Any]:
-    """Return the operations of `compute`, and what it gives."""
+    """Return the operations of `compute`, and its result."""
     ledger = Ledger()
     with _attention_apart(model, ledger), ledger:
         result = compute()
     attention = ledger.work.get("attention", Work()).operations
+    # Batched products are those between positions; the projections inside attention modules are not batched.
     between = sum(count for kind, count in attention.items() if kind.batched)
     return _Count(sum(work.flops for work in ledger.work.values()) - between, between), result
 
 
 @contextmanager
 def _attention_apart(model: nn.Module, ledger: Ledger) -> Iterator[None]:
-    """Context in which the insides of attention have a phase of their own."""
+    """Context in which operators inside attention modules count for a separate phase."""
 
     def enter(module: nn.Module, args: object) -> None:
         ledger.phase = "attention"

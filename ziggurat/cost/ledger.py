@@ -1,30 +1,42 @@
-"""What a computation takes, written down operator by operator: memory alive, arithmetic, memory moved."""
+"""The ledger of a computation: memory alive, arithmetic and memory moved, recorded operator by operator.
+
+It sees torch's operators as they run, also on tensors without values. Arithmetic is that of matrix products alone; all
+other operators count by the bytes that they read and write.
+"""
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+from torch.utils.flop_counter import flop_registry
 
-from ziggurat.cost.products import is_batched, operations
 from ziggurat.nn.recurrence import STEP_BY_STEP
 
-__all__ = ["Ledger", "Product", "Work"]
+__all__ = [
+    "Ledger",
+    "Product",
+    "Work",
+    "is_batched",
+    "operations",
+]
 
 
 class Product(NamedTuple):
-    """A kind of matrix product, which has a speed of its own.
+    """A kind of matrix product; each kind has a different speed.
 
     Attributes:
-        dtype: of the factors.
-        batched: many small ones in one call.
+        dtype: type of the factors and of the result.
+        batched: True for many small products in one call.
     """
 
     dtype: torch.dtype
@@ -33,12 +45,12 @@ class Product(NamedTuple):
 
 @dataclass
 class Work:
-    """What was done.
+    """The work of a computation.
 
     Attributes:
         operations: additions and multiplications, by kind of product.
         moved: bytes that all other operators read and wrote.
-        calls: operators that computed something; views do not.
+        calls: number of operators that computed something, unlike views.
     """
 
     operations: Counter[Product] = field(default_factory=Counter)
@@ -51,34 +63,34 @@ class Work:
         return sum(self.operations.values())
 
     def add(self, other: Work) -> None:
-        """Add what `other` counts."""
+        """Add the work of `other`."""
         self.operations += other.operations
         self.moved += other.moved
         self.calls += other.calls
 
     def scaled(self, share: float) -> Work:
-        """Return the work on a batch `share` times as large: no more calls, each of them with more to do."""
+        """Return the work on a batch `share` times as large: as many calls, each with `share` times the work."""
         operations = Counter({kind: round(share * count) for kind, count in self.operations.items()})
         return Work(operations, round(share * self.moved), self.calls)
 
 
 _inside: dict[Any, tuple[int, Work]] = {}
-"""Operator of ours and shapes -> the most bytes alive inside, and the work: they depend on nothing else."""
+"""One of our operators and its shapes -> peak memory and work inside it, which depend on nothing else."""
 
 
 class Ledger(TorchDispatchMode):
-    """A context that counts what happens in it: with tensors that have no values (FakeTensorMode), or real ones.
+    """A context that counts every operator, on tensors without values (FakeTensorMode) or on real ones.
 
-    Memory is that of tensors, each storage once, from the operator that made it until Python and autograd let go of
-    it. What a kernel takes for itself while it runs is unseen, but for oneDNN's copies of transposed factors.
+    Memory is that of tensors, each storage once, from the operator that creates it until Python and autograd release
+    it. Temporary memory inside a kernel is not seen, except for oneDNN's copies of transposed factors.
 
     Attributes:
-        purpose: what memory that is made now is for, a key of `live`; set by whoever runs the computation.
-        phase: key of `work` for what is done now; likewise.
+        purpose: purpose of memory allocated now, a key of `live`; set by the code that runs the computation.
+        phase: key of `work` for operators that run now; set likewise.
         live: bytes alive, by purpose.
-        peak: the most bytes alive at any time.
-        at_peak: `live` then.
-        work: by phase.
+        peak: largest number of bytes alive at any time.
+        at_peak: `live` at that time.
+        work: work by phase.
     """
 
     def __init__(self) -> None:
@@ -92,7 +104,7 @@ class Ledger(TorchDispatchMode):
         self._storages: dict[int, _Known] = {}
 
     def hold(self, tensors: Iterable[Tensor], purpose: str) -> None:
-        """Count tensors made before, or count those already known as being for `purpose`."""
+        """Count existing tensors for `purpose`; those already counted are moved to it."""
         for tensor in tensors:
             storage = tensor.untyped_storage()
             known = self._storages.get(storage._cdata)
@@ -116,7 +128,7 @@ class Ledger(TorchDispatchMode):
         self._total -= known.size
 
     def _note(self, more: int) -> None:
-        """Compare with the peak; `more` bytes are alive inside the present operator."""
+        """Update the peak; `more` bytes are alive inside the present operator."""
         if self._total + more > self.peak:
             self.peak = self._total + more
             self.at_peak = self.live.copy()
@@ -124,7 +136,7 @@ class Ledger(TorchDispatchMode):
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         options = kwargs or {}
-        if function in STEP_BY_STEP:
+        if function in STEP_BY_STEP:  # a whole recurrence in one operator, which hides its steps from us
             self._look_inside(function, args)
         result = function(*args, **options)
         if function.is_view:
@@ -140,7 +152,7 @@ class Ledger(TorchDispatchMode):
         return result
 
     def _purpose_of(self, function: Any, args: Any) -> str:
-        """Return what the result of an operator is for: copies of weights in another type are for themselves."""
+        """Return the purpose of an operator's result: `copies` for weights in another type, else the present one."""
         if function is torch.ops.aten._to_copy.default:
             known = self._storages.get(args[0].untyped_storage()._cdata)
             if known is not None and known.purpose == "weights":
@@ -157,7 +169,7 @@ class Ledger(TorchDispatchMode):
         work.moved += sum(tensor.numel() * tensor.element_size() for tensor in (*inputs, *outputs))
 
     def _look_inside(self, function: Any, args: Any) -> None:
-        """Count what an operator of ours does inside; once for all calls with the same shapes."""
+        """Count the work inside one of our operators, measured once for all calls with the same shapes."""
         key = (
             function,
             *((value.shape, value.dtype) if isinstance(value, Tensor) else value for value in tree_leaves(args)),
@@ -165,8 +177,8 @@ class Ledger(TorchDispatchMode):
         if key not in _inside:
             ledger = Ledger()
             with ledger:
-                made = STEP_BY_STEP[function](*args)
-            del made
+                result = STEP_BY_STEP[function](*args)
+            del result
             _inside[key] = ledger.peak, ledger.work.get("", Work())
         peak, work = _inside[key]
         self._note(peak)
@@ -174,7 +186,7 @@ class Ledger(TorchDispatchMode):
 
 
 def _copied_inside(function: Any, args: Any) -> int:
-    """Return the bytes of the copy that oneDNN's linear map makes of its input where that is transposed."""
+    """Return the size of the copy that oneDNN's linear map makes of an input that is not contiguous."""
     if function._schema.name != "mkldnn::_linear_pointwise" or args[0].is_contiguous():
         return 0
     return int(args[0].numel() * args[0].element_size())
@@ -185,11 +197,67 @@ class _Known:
     """A storage that is alive.
 
     Attributes:
-        size: in bytes.
-        purpose: what it is for.
-        end: calls when it is gone.
+        size: size in bytes.
+        purpose: its purpose.
+        end: weak reference whose callback removes it from the ledger.
     """
 
     size: int
     purpose: str
     end: weakref.ref[torch.UntypedStorage]
+
+
+# Operations of an operator
+
+Formula = Callable[[Sequence[Any], dict[str, Any], Any], int]
+"""(arguments, options, result) of a call -> number of operations."""
+
+
+def _times_vector(matrix: Tensor) -> int:
+    return 2 * matrix.numel()
+
+
+def _attention(query: Sequence[int], keys: int, products: int) -> int:
+    """Return the operations of `products` matrix products over all pairs of a query [..., d_head] and a key."""
+    return 2 * products * math.prod(query) * keys
+
+
+_OURS: dict[str, Callable[[Sequence[Any]], int]] = {
+    "aten::mv": lambda a: _times_vector(a[0]),
+    "aten::addmv": lambda a: _times_vector(a[1]),
+    "mkldnn::_linear_pointwise": lambda a: 2 * a[0].numel() * a[1].shape[0],
+    # Backward pass: the logits again, and the gradients of weights, values, queries and keys.
+    "aten::_scaled_dot_product_flash_attention_for_cpu": lambda a: _attention(a[0].shape, a[1].shape[-2], 2),
+    "aten::_scaled_dot_product_flash_attention_for_cpu_backward": lambda a: _attention(a[1].shape, a[2].shape[-2], 5),
+    # Queries are [batch * queries, heads, d_head].
+    "torch_attn::_varlen_attn": lambda a: _attention(a[0].shape, a[6], 2),
+    "torch_attn::_varlen_attn_backward": lambda a: _attention(a[1].shape, a[9], 5),
+}
+"""Operator missing in torch's table -> operations, by the arguments of a call."""
+
+
+@cache
+def _formula(function: torch._ops.OpOverload) -> Formula | None:
+    name = function._schema.name.removesuffix("_")  # in-place variants count the same
+    if (ours := _OURS.get(name)) is not None:
+        return lambda args, options, result: ours(args)
+    space, _, plain = name.partition("::")
+    theirs = flop_registry.get(getattr(getattr(torch.ops, space), plain, function.overloadpacket))
+    return theirs and (lambda args, options, result: int(theirs(*args, **options, out_val=result)))
+
+
+def operations(function: torch._ops.OpOverload, args: Sequence[Any], options: dict[str, Any], result: Any) -> int:
+    """Return the additions and multiplications in a call of `function`; 0 if it is not a matrix product.
+
+    A product of [m, k] and [k, n] has 2 m k n. The formulas are torch's (torch.utils.flop_counter), with ours for
+    operators missing there. Only shapes matter, so tensors without values will do.
+    """
+    formula = _formula(function)
+    return 0 if formula is None else formula(args, options, result)
+
+
+@cache
+def is_batched(function: torch._ops.OpOverload) -> bool:
+    """Return True for many small products in one call, as in attention: they are slower than one of the same size."""
+    name = function._schema.name.removesuffix("_")
+    return name in ("aten::bmm", "aten::baddbmm", "aten::mv") or "attention" in name or "attn" in name

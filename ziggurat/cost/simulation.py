@@ -1,4 +1,7 @@
-"""An update of the real model, run on tensors without values: every kind counts itself."""
+"""The simulation of an update: the real model, loss and optimiser, run on tensors without values.
+
+No formula knows an architecture. A ledger counts the operators that run, so new kinds of layers are covered as well.
+"""
 
 from __future__ import annotations
 
@@ -24,20 +27,20 @@ from ziggurat.training.profile import every_branch_present
 __all__ = ["PURPOSES", "BatchShape", "SimulatedUpdate", "full_batch", "simulate_update", "without_values"]
 
 PURPOSES = ("weights", "copies", "gradients", "moments", "encoder", "decoder", "loss", "backward", "step", "batch")
-"""What memory is for: the weights and their copies in bf16, gradients and the optimiser's moments, what encoder and
-decoder keep for the backward pass, logits and gradients of the loss, what a backward pass makes in passing (layers that
-are computed again among it), what the optimiser's step makes in passing, and the batch itself."""
+"""Purposes of memory: the weights and their copies in bf16, gradients and the optimiser's moments, the activations that
+encoder and decoder keep for the backward pass, logits and gradients of the loss, temporary memory of the backward pass
+(recomputed layers included) and of the optimiser's step, and the batch itself."""
 
 _NARROW_STEP = 184
-"""Bytes that a step of NarrowAdam reads and writes per value, random bits and fp32 copies counted."""
+"""Bytes that a step of NarrowAdam reads and writes per value, including random bits and fp32 copies."""
 
 
 class BatchShape(NamedTuple):
     """Size of a padded batch.
 
     Attributes:
-        sentences: pairs.
-        source: padded source length, end-of-sentence counted.
+        sentences: number of pairs.
+        source: padded source length, end-of-sentence included.
         target: padded target length, likewise.
     """
 
@@ -53,13 +56,13 @@ class BatchShape(NamedTuple):
 
 @dataclass(frozen=True)
 class SimulatedUpdate:
-    """What one update on one batch takes, after the first: moments are there.
+    """Memory and work of one update on one batch, after the first update: moments exist.
 
     Attributes:
-        peak: the most bytes alive at any time.
-        at_peak: bytes alive then, by purpose (PURPOSES).
-        work: by phase: `encoder`, `decoder` and `loss`, the same with ` backward` but for the loss, whose gradient is
-            computed with it, and `step`.
+        peak: largest number of bytes alive at any time.
+        at_peak: bytes alive at that time, by purpose (PURPOSES).
+        work: work by phase: `encoder`, `decoder`, `loss`, `decoder backward`, `encoder backward` and `step`. The
+            gradient of the loss is computed with the loss.
     """
 
     peak: int
@@ -69,9 +72,9 @@ class SimulatedUpdate:
 
 @contextmanager
 def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch.device) -> Iterator[Seq2Seq]:
-    """Context in which tensors have no values, with the model in training mode and no branch left out.
+    """Context in which tensors have no values, with the model in training mode and all its branches present.
 
-    `sizes` are those of the source and target vocabularies. Raises ConfigError as build_model does.
+    `sizes` are those of the source and target vocabularies. Raises the ConfigError of build_model.
     """
     with FakeTensorMode(), torch.random.fork_rng(devices=[]):
         with torch.device(device):
@@ -84,11 +87,11 @@ def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch
 def simulate_update(
     experiment: Experiment, sizes: tuple[int, int], shape: BatchShape, device: torch.device
 ) -> SimulatedUpdate:
-    """Return what an update of one process on one batch of `shape` takes on `device`.
+    """Return memory and work of an update of one process on one batch of `shape`, on `device`.
 
     The modules, loss, precision, recomputation and optimiser of training run on tensors without values under a Ledger.
-    With several batches to an update it is one of those behind the first, whose backward pass finds gradients there.
-    Layers are not compiled and passes not recorded. Arguments and errors are those of without_values.
+    With several batches per update, it is one after the first, whose backward pass finds gradients. Compiling and CUDA
+    graphs are left out. Other arguments and errors are those of without_values.
     """
     training = experiment.training
     with without_values(experiment, sizes, device) as model:
@@ -109,7 +112,7 @@ def simulate_update(
             parallel.attempt(batch)
             ledger.purpose = ledger.phase = "step"
             torch.nn.utils.get_total_norm([p.grad for p in optimiser.parameters if p.grad is not None], foreach=True)
-            if narrow:  # goes through every value in chunks, and allocates nothing larger
+            if narrow:  # goes through the values in small chunks, whose memory can be neglected
                 ledger.work["step"].moved += _NARROW_STEP * sum(p.numel() for p in optimiser.parameters)
             else:
                 optimiser.step()
@@ -117,7 +120,7 @@ def simulate_update(
 
 
 def _first_moments(optimiser: Optimiser) -> list[Tensor]:
-    """Take a step, and return the moments that it made; every parameter has a gradient then."""
+    """Take a step, and return the moments that it created; every parameter has a gradient afterwards."""
     for parameter in optimiser.parameters:
         parameter.grad = torch.empty_like(parameter)
     optimiser.step()
@@ -140,10 +143,10 @@ def full_batch(shape: BatchShape, device: torch.device) -> Batch:
 
 
 def _follow(model: Seq2Seq, ledger: Ledger) -> None:
-    """Tell `ledger` where the pass is.
+    """Set the ledger's phase as the pass proceeds.
 
-    The backward pass takes up what was made last first, so it is behind the loss when the decoder's output has its
-    gradient, and behind the decoder when the memory has.
+    The backward pass runs in reverse order: it has left the loss once the decoder's output has its gradient, and the
+    decoder once the memory has.
     """
 
     def enter(phase: str, purpose: str) -> None:

@@ -1,4 +1,7 @@
-"""One Arrow file of a store, mapped: checksum compared before it is parsed, offsets before they are followed."""
+"""One Arrow file of a store, memory-mapped: its checksum is compared before it is parsed, and offsets before use.
+
+Arrow trusts the offsets in a file: one beyond its buffer is a crash, not an error.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +20,89 @@ from ziggurat.errors import DataError, printable
 
 __all__ = ["Shard", "ShardBatch", "refuse_damaged"]
 
+
 _SIDES = ("source", "target")
 _PARSERS_ERRORS = (pa.ArrowException, OSError, ValueError, LookupError, OverflowError, MemoryError, TypeError)
 
 
-def refuse_damaged(path: Path, what: object) -> DataError:
-    """Return the error of a damaged file of a store, with the way out."""
-    said = printable(re.sub(r"\s+", " ", str(what)), 200)
-    return DataError(f"{path}: damaged ({said}); run `ziggurat prepare --force` again")
+class Shard:
+    """One Arrow file, mapped when this object is created and parsed on first use.
+
+    A mapped file stays the same for this process when another store takes its place.
+
+    Args:
+        path: the file.
+        pairs: number of pairs in it.
+        has_text: whether it has the text columns.
+        checksum: its fingerprint; None: not known.
+
+    Attributes:
+        checked_elsewhere: whether other code compares the fingerprint (ziggurat.data.store_checks.Verification), and
+            discards everything computed from damaged pairs; if not, it is compared before the file is first parsed.
+    """
+
+    def __init__(self, path: Path, pairs: int, has_text: bool, checksum: str | None) -> None:
+        self.path = path
+        self.checked_elsewhere = checksum is None
+        self._pairs, self._has_text, self._checksum = pairs, has_text, checksum
+        try:
+            self._file = pa.memory_map(str(path))
+            # Kept open to compare this very file later: the name may belong to another file by then.
+            self._opened = path.open("rb") if checksum is not None else None
+        except (pa.ArrowException, OSError) as error:
+            raise refuse_damaged(path, f"cannot be read: {error}") from None
+
+    def verify(self) -> None:
+        """Compare the file with its fingerprint, once. Raises DataError when they differ or it cannot be read."""
+        if self._opened is None or self._checksum is None:  # already compared, or no fingerprint to compare with
+            return
+        try:
+            whole = is_intact(Path(f"/dev/fd/{self._opened.fileno()}"), self._checksum)
+        except DataError as error:
+            raise refuse_damaged(self.path, error) from None
+        if not whole:
+            raise refuse_damaged(self.path, "wrong checksum")
+        self._opened.close()
+        self._opened = None
+
+    @cached_property
+    def _contents(self) -> tuple[list[ShardBatch], list[int]]:
+        if not self.checked_elsewhere:
+            self.verify()
+        try:
+            reader = pa.ipc.open_file(self._file)
+            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
+            for batch in batches:
+                batch.validate()  # raises for buffers that are too short for the rows
+        except _PARSERS_ERRORS as error:
+            raise refuse_damaged(self.path, error) from None
+        self._refuse_other_columns(batches)
+        starts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        if starts[-1] != self._pairs:
+            raise refuse_damaged(self.path, f"{starts[-1]:,} pairs instead of {self._pairs:,}")
+        return [ShardBatch(self.path, batch) for batch in batches], starts
+
+    def _refuse_other_columns(self, batches: Sequence[pa.RecordBatch]) -> None:
+        wanted = {name: pa.list_(pa.int32()) for name in _SIDES}
+        if self._has_text:
+            wanted |= {f"{name}_text": pa.large_string() for name in _SIDES}
+        for batch in batches:
+            try:
+                types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
+            except UnicodeDecodeError as error:  # Arrow decodes the names of columns only when asked for them
+                raise refuse_damaged(self.path, error) from None
+            if types != wanted or any(column.null_count for column in batch.columns):
+                raise refuse_damaged(self.path, "other columns than a store has")
+
+    def locate(self, row: int) -> tuple[ShardBatch, int]:
+        """Return the batch with `row` of this shard, and the row within it. Raises DataError for a damaged file."""
+        batches, starts = self._contents
+        number = bisect_right(starts, row) - 1
+        return batches[number], row - starts[number]
 
 
 class ShardBatch:
-    """One record batch, its columns as numpy views of the mapped file. Raises DataError where it is damaged.
-
-    Arrow takes offsets as they stand in the file: one beyond its buffer is a crash, not an error.
-    """
+    """One record batch, its columns as numpy views of the mapped file. Raises DataError where it is damaged."""
 
     def __init__(self, path: Path, batch: pa.RecordBatch) -> None:
         self.path = path
@@ -39,7 +110,7 @@ class ShardBatch:
 
     @cached_property
     def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """(offsets [pairs + 1], ids [pieces]) of source and target; offsets never fall and stay within the ids."""
+        """(offsets [pairs + 1], ids [pieces]) of source and target; offsets never decrease and stay within the ids."""
         found = []
         for name in _SIDES:
             column = self._batch.column(name)
@@ -79,74 +150,7 @@ class ShardBatch:
             raise refuse_damaged(self.path, f"offsets of {name} run backwards")
 
 
-class Shard:
-    """One Arrow file, mapped at once and read when it is first asked for.
-
-    A mapped file stays what it is for this process when another store takes its place.
-
-    Args:
-        path: the file.
-        pairs: how many it holds.
-        has_text: whether it has the columns of texts.
-        checksum: its fingerprint; None: not known.
-
-    Attributes:
-        checked_elsewhere: the fingerprint is compared by somebody else, who stops what is built on damaged pairs; else
-            it is compared before the file is first parsed.
-    """
-
-    def __init__(self, path: Path, pairs: int, has_text: bool, checksum: str | None) -> None:
-        self.path = path
-        self.checked_elsewhere = checksum is None
-        self._pairs, self._has_text, self._checksum = pairs, has_text, checksum
-        try:
-            self._file = pa.memory_map(str(path))
-            # What is mapped is to be compared, which need not be what lies under this name by then.
-            self._opened = path.open("rb") if checksum is not None else None
-        except (pa.ArrowException, OSError) as error:
-            raise refuse_damaged(path, f"cannot be read: {error}") from None
-
-    def verify(self) -> None:
-        """Compare the file with its fingerprint, once. Raises DataError when it is another, or cannot be read."""
-        if self._opened is None or self._checksum is None:  # compared, or nothing to compare with
-            return
-        try:
-            whole = is_intact(Path(f"/dev/fd/{self._opened.fileno()}"), self._checksum)
-        except DataError as error:
-            raise refuse_damaged(self.path, error) from None
-        if not whole:
-            raise refuse_damaged(self.path, "wrong checksum")
-        self._opened.close()
-        self._opened = None
-
-    @cached_property
-    def _contents(self) -> tuple[list[ShardBatch], list[int]]:
-        if not self.checked_elsewhere:
-            self.verify()
-        try:
-            reader = pa.ipc.open_file(self._file)
-            batches = [reader.get_batch(number) for number in range(reader.num_record_batches)]
-            for batch in batches:
-                batch.validate()  # buffers that are shorter than the rows need
-        except _PARSERS_ERRORS as error:
-            raise refuse_damaged(self.path, error) from None
-        self._refuse_other_columns(batches)
-        starts = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
-        if starts[-1] != self._pairs:
-            raise refuse_damaged(self.path, f"{starts[-1]:,} pairs instead of {self._pairs:,}")
-        return [ShardBatch(self.path, batch) for batch in batches], starts
-
-    def _refuse_other_columns(self, batches: Sequence[pa.RecordBatch]) -> None:
-        wanted = {name: pa.list_(pa.int32()) for name in _SIDES}
-        if self._has_text:
-            wanted |= {f"{name}_text": pa.large_string() for name in _SIDES}
-        for batch in batches:
-            types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
-            if types != wanted or any(column.null_count for column in batch.columns):
-                raise refuse_damaged(self.path, "other columns than a store has")
-
-    def locate(self, row: int) -> tuple[ShardBatch, int]:
-        """Return the batch that holds `row` of this shard and the row within it. Raises DataError: damaged."""
-        batches, starts = self._contents
-        number = bisect_right(starts, row) - 1
-        return batches[number], row - starts[number]
+def refuse_damaged(path: Path, what: object) -> DataError:
+    """Return the error to raise for a damaged file of a store, with the way out."""
+    said = printable(re.sub(r"\s+", " ", str(what)), 200)
+    return DataError(f"{path}: damaged ({said}); run `ziggurat prepare --force` again")

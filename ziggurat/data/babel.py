@@ -1,10 +1,10 @@
-"""Babel: a small artificial language pair, so that the toolkit can be tried and tested without a download.
+"""Babel: a small artificial language pair, to try and test the toolkit without a download.
 
-Low Babel (`qlo`) keeps verb and object together and marks little; High Babel (`qhi`) puts the verb last and
-agrees in gender, number and case. A translator must move words over a whole clause and look far away for
-their forms, yet every source sentence has exactly one translation. Grammar: docs/embedded-data.md.
+Low Babel (`qlo`) keeps verb and object together and has little inflection; High Babel (`qhi`) puts the verb last and
+has agreement in gender, number and case. A translator must move words across a whole clause and find their forms far
+away, yet every source sentence has exactly one translation. Grammar: docs/embedded-data.md.
 
-Words and rules are constants: `seed` chooses sentences only.
+Words and rules are constants; `seed` chooses only the sentences.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ SOURCE_LANGUAGE = "qlo"
 TARGET_LANGUAGE = "qhi"
 """Code of High Babel."""
 
-SHORTEST, LONGEST = 4, 20  # Words of a source sentence.
+SHORTEST, LONGEST = 4, 20  # words of a source sentence
 
 
 class Phrase(NamedTuple):
-    """A noun phrase in both languages and what its verb must agree with."""
+    """A noun phrase in both languages, with its gender and number for the agreement of verbs."""
 
     low: list[str]
     high: list[str]
@@ -53,7 +53,7 @@ class Phrase(NamedTuple):
 
 
 class _Speaker:
-    """Draws sentences and says them in both languages at once."""
+    """Generator of random sentences in both languages at once."""
 
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
@@ -166,7 +166,7 @@ class _Speaker:
 
 
 def _written(words: list[str]) -> str:
-    """Write words as text: signs joined to the word before, no comma before the final sign, a capital first."""
+    """Return words as text: punctuation attached, no comma before the final sign, a capital at the beginning."""
     sign = words.pop()
     text = " ".join(words).replace(" ,", ",").rstrip(",")
     return text[0].upper() + text[1:] + sign
@@ -181,9 +181,9 @@ def _stream(seed: int) -> Iterator[tuple[str, str]]:
 
 
 def generate(pairs: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Yield `pairs` sentence pairs (Low Babel, High Babel), the same for the same `seed` everywhere.
+    """Yield `pairs` sentence pairs (Low Babel, High Babel), which are the same for a `seed` on every machine.
 
-    Sentences have 4 to 20 source words, signs not counted. A short one may come again, as in real text.
+    Sentences have 4 to 20 source words, not counting punctuation. Short ones may be repeated, as in real text.
     """
     return islice(_stream(seed), pairs)
 
@@ -193,7 +193,7 @@ def write_corpus(
 ) -> dict[str, tuple[Path, Path]]:
     """Write `train`, `dev` and `test` pairs as aligned text files `<split>.qlo` and `<split>.qhi`.
 
-    No two sources of dev and test are equal, and none is in train. A file appears whole or not at all.
+    The sources of dev and test are all different, and none is in train. Each file appears whole or not at all.
 
     Returns: split name -> (source file, target file).
     Raises: DataError when `directory` cannot be written to.

@@ -1,6 +1,6 @@
-"""The words of Babel: the forms and endings of its two languages, and a lexicon coined from their sounds.
+"""The words of Babel: endings of its two languages, and a lexicon invented from their sounds.
 
-See docs/embedded-data.md; ziggurat.data.babel makes sentences of them.
+docs/embedded-data.md describes the languages; ziggurat.data.babel makes the sentences.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = [
     "Verb",
 ]
 
-LEXICON_SEED = 20_000  # Fixes the invented words. Changing it makes another language pair.
+LEXICON_SEED = 20_000  # determines the invented words: another seed is another language pair
 
 MASCULINE, FEMININE, NEUTER = range(3)
 NOMINATIVE, ACCUSATIVE, OBLIQUE = range(3)
@@ -64,7 +64,7 @@ VERB_ENDINGS = (("ek", "ekim"), ("ak", "akim"), ("ok", "okim"))
 DETERMINERS = (("ma", "th"), ("su", "kr"), ("po", "br"), ("vi", "zh"))
 RELATIVE_STEM = "w"
 
-# Syllables: onsets, vowels, codas. The letters of the two languages overlap, as those of real pairs do.
+# Syllables: onsets, vowels, codas. The two languages share letters, as real pairs do.
 LOW_SOUNDS = (list("bdgklmnprstv"), list("aeiou"), ["", "", "n", "l", "r", "s"])
 HIGH_SOUNDS = (
     ["br", "dr", "f", "gr", "h", "kr", "n", "sh", "sk", "st", "t", "th", "tr", "v", "y", "z", "zh"],
@@ -83,7 +83,7 @@ class Noun(NamedTuple):
 
 
 class Homograph(NamedTuple):
-    """A Low Babel noun and its translation by the verb's field; for ordinary nouns both are the same."""
+    """A Low Babel noun and its two translations, chosen by the verb's field; for ordinary nouns they are the same."""
 
     low: str
     senses: tuple[Noun, Noun]
@@ -100,13 +100,13 @@ class Verb(NamedTuple):
     """A Low Babel verb and its six High Babel forms (`gender * 2 + number`)."""
 
     low: str
-    particle: str  # "" for none.
-    field: int  # 0 or 1: settles the meaning of homographs in its clause.
+    particle: str  # "" for none
+    field: int  # 0 or 1: decides the meaning of homographs in its clause
     forms: tuple[str, ...]
 
 
 class Adverb(NamedTuple):
-    """A time adverb in both languages; in Low Babel nothing else tells the tense."""
+    """A time adverb in both languages, the only mark of tense in Low Babel."""
 
     low: str
     high: str
@@ -122,12 +122,13 @@ class Ranked(Generic[Item]):
         self._bounds = [weight / weights[-1] for weight in weights[:-1]]
 
     def draw(self, rng: random.Random) -> Item:
-        """Draw one item; only `rng.random()` is used, whose stream Python guarantees over versions."""
+        """Draw one item."""
+        # By `rng.random()` alone: Python keeps its stream the same in all versions, which it does not for choice().
         return self.items[bisect(self._bounds, rng.random())]
 
 
 class _Coiner:
-    """Invents words that no other word of either language equals."""
+    """Generator of words that differ from all other words of both languages."""
 
     def __init__(self, taken: set[str]) -> None:
         self.rng = random.Random(LEXICON_SEED)
@@ -137,7 +138,7 @@ class _Coiner:
         return options[int(self.rng.random() * len(options))]
 
     def word(self, sounds: tuple[list[str], ...], syllables: int, endings: Sequence[str]) -> str:
-        """Coin a stem whose forms with all of `endings` are new; a syllable inside a word has no coda."""
+        """Invent a stem whose forms with `endings` are all new; only the last syllable has a coda."""
         onsets, vowels, codas = sounds
         while True:
             stem = "".join(self._pick(onsets) + self._pick(vowels) for _ in range(syllables)) + self._pick(codas)
@@ -147,22 +148,22 @@ class _Coiner:
                 return stem
 
     def low(self, *endings: str) -> str:
-        """Coin a Low Babel word of two syllables."""
+        """Invent a Low Babel word of two syllables."""
         return self.word(LOW_SOUNDS, 2, ("", *endings))
 
     def high(self, table: Sequence[Sequence[str]], syllables: int = 1) -> tuple[str, ...]:
-        """Coin a High Babel stem; returns all its forms, row by row."""
+        """Invent a High Babel stem; return all its forms, row by row."""
         endings = [ending for row in table for ending in row]
         stem = self.word(HIGH_SOUNDS, syllables, endings)
         return tuple(stem + ending for ending in endings)
 
     def noun(self) -> Noun:
-        """Coin a High Babel noun; its gender cannot be seen in Low Babel."""
+        """Invent a High Babel noun, whose gender does not show in Low Babel."""
         gender = int(self.rng.random() * 3)
         return Noun(gender, self.high([NOUN_ENDINGS[gender]], 1))
 
     def verbs(self, count: int, phrasal_every: int = 0) -> Ranked[Verb]:
-        """Coin `count` verbs; every `phrasal_every`-th also has one meaning with each particle."""
+        """Invent `count` verbs; every `phrasal_every`-th has another meaning with each particle."""
         verbs: list[Verb] = []
         for rank in range(count):
             low, field = self.low(), rank % 2
@@ -197,7 +198,7 @@ class Lexicon:
         self.ditransitive = coin.verbs(8)
         self.prepositions = Ranked([(coin.low(), coin.high([[""]])[0]) for _ in range(6)])
         self.adverbs = Ranked([Adverb(coin.low(), coin.high([[""]])[0], rank % 3) for rank in range(12)])
-        vowels = ("o", "a")  # By gender: names show it, unlike nouns.
+        vowels = ("o", "a")  # by gender: it shows in names, unlike in nouns
         names = [(coin.word((*LOW_SOUNDS[:2], ["n" + vowels[rank % 2]]), 2, ("",)), rank % 2) for rank in range(150)]
         self.names = Ranked([(name.capitalize(), gender) for name, gender in names])
 

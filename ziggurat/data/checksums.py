@@ -1,10 +1,10 @@
-"""Checksums of a folder's files: written last, compared by every reader before it parses what it reads.
+"""Checksums of a folder's files: written last, and compared by every reader before it parses a file.
 
-checksums.json   format, again (how to get the folder anew), files: name -> {bytes, xxh3_128}, config (content of
+checksums.json   format, again (how to write the folder again), files: name -> {bytes, xxh3_128}, config (content of
                  config.yaml, so that an edit can be named), checksum (of all this)
 
-Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files, or read numbers from
-them that are merely wrong. A folder without the list, written by an earlier version or by somebody else, opens
+Parsers of other projects (Arrow, CTranslate2, ONNX, SentencePiece) may crash on damaged files or silently read wrong
+numbers from them. A folder without checksums.json, written by an earlier version or another program, is opened
 unchecked.
 """
 
@@ -23,7 +23,7 @@ from typing import Any
 import xxhash
 from yaml import YAMLError
 
-from ziggurat.config.changes import changed, shown
+from ziggurat.config.experiment import changed, shown
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.documents import read_bounded
@@ -40,69 +40,30 @@ __all__ = [
     "write_checksums",
 ]
 
+
 CHECKSUMS_FILE = "checksums.json"
 """Name of the file; it lists every other file of its folder, not those in folders within."""
-
 CHECKSUMS_FORMAT = 1
-
-_CONFIG = "config.yaml"  # text that people edit: changes are named by key
-_MOST_BYTES = 1 << 24  # of the list itself; 100,000 files take as much
-_SETTLED_SECONDS = 2.0
-
-_intact: dict[tuple[int, int, int, int, int], str] = {}
-"""Identity of files read in this process -> their fingerprint, so that nothing is read twice for it."""
-
-
-def content_checksum(document: Mapping[str, Any]) -> str:
-    """Return the checksum of a JSON document, its own `checksum` left out."""
-    content = {key: value for key, value in document.items() if key != "checksum"}
-    return str(xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest())
-
-
-def has_checksum(document: Mapping[str, Any]) -> bool:
-    """Whether the `checksum` in a JSON document is that of its content."""
-    return bool(document.get("checksum") == content_checksum(document))
-
-
-def is_intact(path: Path, expected: str) -> bool:
-    """Whether the file's fingerprint is `expected`; a file that has not changed since is not read again.
-
-    Raises DataError when it cannot be read.
-    """
-    try:
-        before = os.stat(path)
-    except OSError as error:
-        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
-    identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns)
-    if identity not in _intact:
-        found = fingerprint(path)
-        # The clock of a file system ticks a few hundred times a second: a file that was written a moment ago can change
-        # once more within the same tick, and its time would not show it.
-        if time.time() - max(before.st_mtime, before.st_ctime) < _SETTLED_SECONDS:
-            return found == expected
-        _intact[identity] = found
-    return _intact[identity] == expected
-
-
-def made_by(*words: object) -> str:
-    """Return the `again` of a folder that a verb of ours writes; `words` are its command, to be pasted."""
-    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder anew"
+_CONFIG = "config.yaml"  # text that people edit, so changes are named by key
+_MOST_BYTES = 1 << 24  # of checksums.json itself: enough for 100,000 files
+_SETTLED_SECONDS = 2.0  # since the last change of a file, until its fingerprint may be remembered
 
 
 def write_checksums(
     folder: Path, again: str, *, only: Pattern[str] | None = None, known: Mapping[str, str] | None = None
 ) -> None:
-    """Write the list of all files in `folder`, or of those whose whole name is `only`, as its last file.
+    """Write checksums.json, the last file of `folder`, with all its files or those whose whole name matches `only`.
 
     Args:
-        folder: finished but for this.
-        again: how to get the folder anew, for messages of damage: `average the run again: ziggurat average runs/a`.
-        only: which names to list; None: every one that does not begin with a dot.
-        known: fingerprints of files that need not be read for it, by name.
+        folder: complete except for this file.
+        again: how to write the folder again, for messages about damage: `average the run again: ziggurat average
+            runs/a`.
+        only: names to list; None: all that do not begin with a dot.
+        known: fingerprints by name, of files that need not be read.
 
-    Raises OSError, DataError: a file cannot be read or the list not be written.
+    Raises OSError, DataError: a file cannot be read, or the list cannot be written.
     """
-    wanted = only or re.compile(r"[^.].*")  # names with a dot are locks, and files on their way to another name
+    wanted = only or re.compile(r"[^.].*")  # names that begin with a dot are locks and temporary files
     present = sorted(path.name for path in folder.iterdir() if path.is_file() and path.name != CHECKSUMS_FILE)
     names = [name for name in present if wanted.fullmatch(name)]
     document: dict[str, Any] = {
@@ -123,10 +84,15 @@ def write_checksums(
     write_atomically(folder / CHECKSUMS_FILE, content)
 
 
-def check_folder(folder: Path) -> frozenset[str]:
-    """Compare every file of `folder` with its list; return the names in the list, none where there is no list.
+def made_by(*words: object) -> str:
+    """Return the `again` of a folder written by a verb of ziggurat; `words` are its command, quoted for the shell."""
+    return f"`{shlex.join(['ziggurat', *map(str, words)])}` writes the folder anew"
 
-    Raises CheckpointError naming the first file that is missing or was changed, and the way out.
+
+def check_folder(folder: Path) -> frozenset[str]:
+    """Compare every file of `folder` with its checksum; return the names listed, none where there is no list.
+
+    Raises CheckpointError naming the first file that is missing or changed, and the way out.
     """
     document = _listed(folder)
     for name in document["files"]:
@@ -135,14 +101,52 @@ def check_folder(folder: Path) -> frozenset[str]:
 
 
 def check_file(path: Path) -> None:
-    """Compare one file with its folder's list, where there is one that names it. Raises as `check_folder` does."""
+    """Compare one file with its checksum, if its folder lists it. Raises CheckpointError as `check_folder` does."""
     document = _listed(path.parent)
     if path.name in document["files"]:
         _check(path, document)
 
 
+def content_checksum(document: Mapping[str, Any]) -> str:
+    """Return the checksum of a JSON document without its key `checksum`."""
+    content = {key: value for key, value in document.items() if key != "checksum"}
+    return str(xxhash.xxh3_128(json.dumps(content, sort_keys=True).encode()).hexdigest())
+
+
+def has_checksum(document: Mapping[str, Any]) -> bool:
+    """Return True if the `checksum` in a JSON document is that of its content."""
+    return bool(document.get("checksum") == content_checksum(document))
+
+
+def is_intact(path: Path, expected: str) -> bool:
+    """Return True if the file's fingerprint is `expected`; an unchanged file is read only once in a process.
+
+    Raises DataError when it cannot be read.
+    """
+    try:
+        before = os.stat(path)
+    except OSError as error:
+        raise DataError(f"{path}: cannot be read: {error.strerror or error}") from None
+    identity = (before.st_dev, before.st_ino, before.st_size, before.st_mtime_ns, before.st_ctime_ns)
+    if identity not in _intact:
+        found = fingerprint(path)
+        # The clock of a file system ticks a few hundred times a second: a file written a moment ago may change again
+        # within the same tick, and its time would not show that.
+        if time.time() - max(before.st_mtime, before.st_ctime) < _SETTLED_SECONDS:
+            return found == expected
+        _intact[identity] = found
+    return _intact[identity] == expected
+
+
+_intact: dict[tuple[int, int, int, int, int], str] = {}
+"""Identity of a file -> its fingerprint, for files read in this process, so that none is read twice."""
+
+
 def _listed(folder: Path) -> dict[str, Any]:
-    """Return the content of a folder's list, of no files where it has none. Raises CheckpointError: it is damaged."""
+    """Return the content of a folder's checksums.json, without it a list of no files.
+
+    Raises CheckpointError: the list itself is damaged.
+    """
     path = folder / CHECKSUMS_FILE
     try:
         content = read_bounded(path, _MOST_BYTES, error=CheckpointError)
@@ -151,7 +155,7 @@ def _listed(folder: Path) -> dict[str, Any]:
     try:
         document: dict[str, Any] = json.loads(content)
         if not {"again", "files", "checksum"} & document.keys():
-            return {"files": {}}  # somebody else's file of this name
+            return {"files": {}}  # another program's file of this name
         whole = has_checksum(document)
         newer = whole and document["format"] != CHECKSUMS_FORMAT
         if whole and not newer:
@@ -169,13 +173,13 @@ def _listed(folder: Path) -> dict[str, Any]:
 
 
 def _is_entry(name: str, entry: Mapping[str, Any]) -> bool:
-    """Whether an entry of the list is of a file in the folder itself."""
+    """Return True if an entry of the list is well-formed and names a file in the folder itself."""
     inside = name == Path(name).name and name not in ("", ".", "..") and "\0" not in name
     return inside and type(entry["bytes"]) is int and isinstance(entry["xxh3_128"], str)
 
 
 def _check(path: Path, document: Mapping[str, Any]) -> None:
-    """Raise CheckpointError unless `path` is what the list says."""
+    """Raise CheckpointError unless the size and content of `path` are those in the list."""
     entry, again = document["files"][path.name], f"; {printable(str(document['again']), 400)}"
     try:
         size = os.stat(path).st_size
@@ -196,7 +200,7 @@ def _check(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
-    """Raise CheckpointError naming the keys that an edit of the configuration changed; comments may change."""
+    """Raise CheckpointError naming the keys that an edit of the configuration changed; edited comments are allowed."""
     try:
         found = parse_yaml(read_bounded(path, MAX_YAML_BYTES).decode("utf-8"), str(path))[0]
     except (ZigguratError, YAMLError, OSError, ValueError, RecursionError) as error:
@@ -204,6 +208,8 @@ def _refuse_edit(path: Path, document: Mapping[str, Any]) -> None:
         raise CheckpointError(f"{said}; the file was changed since it was written; {document['again']}") from None
     if not (changes := changed(document.get("config"), found)):
         return
+    # The way out depends on what was edited: the search can be set on the command line, the sections of the weights and
+    # the vocabularies cannot be changed at all, anything else may stay.
     ways = "put the old values back"
     searched = [change for change in changes if change.startswith("decoding.")]
     if searched:

@@ -1,4 +1,7 @@
-"""Which sentence pairs are dropped, and why: pure predicates over blocks of pairs, one counter each."""
+"""Filters of sentence pairs: pure predicates over blocks of pairs, with a counter of dropped pairs for each.
+
+`Cleaner` applies the filters of a configuration; the predicates follow, then `HashSet`, which finds duplicates.
+"""
 
 from __future__ import annotations
 
@@ -29,167 +32,17 @@ __all__ = [
     "wrong_script",
 ]
 
+
 Mask = NDArray[np.bool_]
 Predicate = Callable[[Sequence[str], Sequence[str]], Mask]
 """From source and target texts to a mask `[pairs]`, True where the pair is to be dropped."""
 
-_CONTROL = regex.compile(r"[\p{Cc}--\t]", flags=regex.V1)
-
-
-def _mask(values: object, count: int) -> Mask:
-    return np.fromiter(values, np.bool_, count)  # type: ignore[call-overload]
-
-
-def empty(source: Sequence[str], target: Sequence[str]) -> Mask:
-    """Either side holds nothing but white space (in the sense of Unicode, U+00A0 and U+3000 included)."""
-    return _mask(
-        (not s or not t or s.isspace() or t.isspace() for s, t in zip(source, target, strict=True)),
-        len(source),
-    )
-
-
-def nul(source: Sequence[str], target: Sequence[str]) -> Mask:
-    """Either side holds U+0000: binary data, or text of another encoding."""
-    return _either(source, target, lambda text: "\0" in text)
-
-
-def too_long(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mask:
-    """Either side has more than `limit` characters."""
-    lengths = np.maximum(_lengths(map(len, source), len(source)), _lengths(map(len, target), len(source)))
-    return lengths > limit
-
-
-def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) -> Mask:
-    """The longer side has more than `limit` times the words of the shorter.
-
-    Words are what white space separates; where a side has none (one word, or a script without blanks) both
-    sides are counted in characters.
-    """
-    words = [_lengths((len(text.split()) for text in side), len(side)) for side in (source, target)]
-    characters = [_lengths(map(len, side), len(side)) for side in (source, target)]
-    by_words = (words[0] > 1) & (words[1] > 1)
-    first, second = (np.where(by_words, w, c) for w, c in zip(words, characters, strict=True))
-    return np.maximum(first, second) > limit * np.minimum(first, second)
-
-
-def identical(source: Sequence[str], target: Sequence[str]) -> Mask:
-    """Both sides are the same text."""
-    return _mask((s == t for s, t in zip(source, target, strict=True)), len(source))
-
-
-def control_characters(source: Sequence[str], target: Sequence[str]) -> Mask:
-    """Either side holds a character of Unicode category Cc other than tab."""
-    return _either(source, target, lambda text: _CONTROL.search(text) is not None)
-
-
-def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
-    """Compile the letters of `scripts`: one Unicode script name or several joined by `+` (`Han+Hiragana`).
-
-    Raises:
-        ConfigError: a name that Unicode does not have; `key` is where it was configured.
-    """
-    try:
-        return regex.compile("[" + "".join(rf"\p{{Script={name}}}" for name in scripts.split("+")) + "]")
-    except regex.error as error:
-        raise ConfigError(
-            f"{key}: {scripts!r} is not a Unicode script ({error}); examples: Latin, Cyrillic, Han+Hiragana+Katakana"
-        ) from None
-
-
-_LETTER = regex.compile(r"\p{L}")
-
-
-def wrong_script(
-    source: Sequence[str],
-    target: Sequence[str],
-    *,
-    source_pattern: regex.Pattern[str] | None,
-    target_pattern: regex.Pattern[str] | None,
-    share: float,
-) -> Mask:
-    """Less than `share` of a side's letters are in its script; a side without letters passes."""
-    drop = np.zeros(len(source), np.bool_)
-    for side, pattern in ((source, source_pattern), (target, target_pattern)):
-        if pattern is not None:
-            drop |= _mask((_script_share(text, pattern) < share for text in side), len(side))
-    return drop
-
-
-def _script_filter(filters: FilterConfig) -> Predicate:
-    """Return `wrong_script` with the patterns that `filters` asks for."""
-    source, target = (
-        script_pattern(scripts, f"data.filters.{side}_script") if scripts else None
-        for side, scripts in (("source", filters.source_script), ("target", filters.target_script))
-    )
-    return partial(wrong_script, source_pattern=source, target_pattern=target, share=filters.min_script_share)
-
-
-def _script_share(text: str, pattern: regex.Pattern[str]) -> float:
-    letters = _LETTER.findall(text)
-    return sum(1 for letter in letters if pattern.match(letter)) / len(letters) if letters else 1.0
-
-
-def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], bool]) -> Mask:
-    """Apply `test` to both sides; a whole block is tested first, since the common answer is no."""
-    drop = np.zeros(len(source), np.bool_)
-    for side in (source, target):
-        if test("".join(side)):
-            drop |= _mask(map(test, side), len(side))
-    return drop
-
-
-def _lengths(values: object, count: int) -> NDArray[np.int64]:
-    return np.fromiter(values, np.int64, count)  # type: ignore[call-overload]
-
-
-def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint64]:
-    """Return a 64-bit xxHash per pair; texts hold no line feed, so joining by one is unambiguous."""
-    digest = xxhash.xxh3_64_intdigest
-    pairs = zip(source, target, strict=True)
-    return np.fromiter((digest(f"{s}\n{t}".encode()) for s, t in pairs), np.uint64, len(source))
-
-
-class HashSet:
-    """A growing set of 64-bit hashes in sorted runs whose sizes double up to a limit: 8 bytes per element.
-
-    40 million pairs take 320 MB, and merging up to 100 MB for a moment. Two different pairs among n share a hash
-    with probability about n^2 / 2^65 (4e-5 at 40 million).
-    """
-
-    _MOST_MERGED = 1 << 22
-    """A run of more elements is not merged again, which bounds what merging takes."""
-
-    def __init__(self) -> None:
-        self._runs: list[NDArray[np.uint64]] = []
-
-    def __len__(self) -> int:
-        return sum(map(len, self._runs))
-
-    def add(self, hashes: NDArray[np.uint64]) -> Mask:
-        """Add `hashes` [n]; return a mask [n], True where an element was there already or came earlier in `hashes`."""
-        unique, first = np.unique(hashes, return_index=True)
-        known = np.zeros(len(unique), np.bool_)
-        for run in self._runs:
-            places = np.minimum(np.searchsorted(run, unique), len(run) - 1)
-            known |= run[places] == unique
-        seen = np.ones(len(hashes), np.bool_)
-        seen[first[~known]] = False
-        self._insert(unique[~known])
-        return seen
-
-    def _insert(self, run: NDArray[np.uint64]) -> None:
-        if not len(run):
-            return
-        while self._runs and len(self._runs[-1]) <= min(2 * len(run), self._MOST_MERGED):
-            run = np.concatenate([self._runs.pop(), run])
-            run.sort()
-        self._runs.append(run)
-
 
 class Cleaner:
-    """The filters of a configuration in a fixed order; a pair is counted under the first that drops it."""
+    """The filters of a configuration; a dropped pair is counted under the first filter that applies."""
 
     def __init__(self, filters: FilterConfig) -> None:
+        # The order decides under which reason a pair with several faults is counted.
         named: list[tuple[str, Predicate]] = [("empty", empty), ("nul", nul)]
         if filters.max_characters is not None:
             named.append(("too_long", partial(too_long, limit=filters.max_characters)))
@@ -206,16 +59,17 @@ class Cleaner:
 
     @classmethod
     def only_empty(cls) -> Cleaner:
-        """Return the cleaner of development corpora."""
+        """Return the cleaner for development corpora, which drops only pairs with an empty side."""
         cleaner = cls(FilterConfig(max_characters=None))
         cleaner._filters = [("empty", empty)]
         return cleaner
 
     def clean(self, source: list[str], target: list[str], counts: Counter[str]) -> tuple[list[str], list[str], Mask]:
-        """Return the pairs that stay and a mask [pairs] of them; add the dropped ones to `counts` by reason."""
+        """Return the remaining pairs and their mask over the block [pairs]; count dropped pairs in `counts`."""
         kept = np.ones(len(source), np.bool_)
         for reason, predicate in self._filters:
             source, target, kept = _drop(source, target, kept, predicate(source, target), reason, counts)
+        # Last, so that the set of hashes takes memory only for pairs that passed all other filters.
         if self._seen is not None and source:
             drop = self._seen.add(pair_hashes(source, target))
             source, target, kept = _drop(source, target, kept, drop, "duplicate", counts)
@@ -225,7 +79,7 @@ class Cleaner:
 def _drop(
     source: list[str], target: list[str], kept: Mask, drop: Mask, reason: str, counts: Counter[str]
 ) -> tuple[list[str], list[str], Mask]:
-    """Take the pairs of `drop` out of the two lists; `kept` is the mask over the block they came from."""
+    """Remove the pairs of the mask `drop` from the two lists, and from `kept`, the mask over the whole block."""
     dropped = int(drop.sum())
     if not dropped:
         return source, target, kept
@@ -234,3 +88,158 @@ def _drop(
     kept = kept.copy()
     kept[kept] = stay
     return list(compress(source, stay)), list(compress(target, stay)), kept
+
+
+def empty(source: Sequence[str], target: Sequence[str]) -> Mask:
+    """Either side has nothing but white space (as defined by Unicode, U+00A0 and U+3000 included)."""
+    return _mask(
+        (not s or not t or s.isspace() or t.isspace() for s, t in zip(source, target, strict=True)),
+        len(source),
+    )
+
+
+def nul(source: Sequence[str], target: Sequence[str]) -> Mask:
+    """Either side contains U+0000: it is binary data, or text in another encoding."""
+    return _either(source, target, lambda text: "\0" in text)
+
+
+def too_long(source: Sequence[str], target: Sequence[str], *, limit: int) -> Mask:
+    """Either side has more than `limit` characters."""
+    lengths = np.maximum(_lengths(map(len, source), len(source)), _lengths(map(len, target), len(source)))
+    return lengths > limit
+
+
+def length_ratio(source: Sequence[str], target: Sequence[str], *, limit: float) -> Mask:
+    """The longer side has more than `limit` times as many words as the shorter.
+
+    Words are separated by white space. Where a side has only one (or a script without blanks), both sides are counted
+    in characters.
+    """
+    words = [_lengths((len(text.split()) for text in side), len(side)) for side in (source, target)]
+    characters = [_lengths(map(len, side), len(side)) for side in (source, target)]
+    by_words = (words[0] > 1) & (words[1] > 1)
+    first, second = (np.where(by_words, w, c) for w, c in zip(words, characters, strict=True))
+    return np.maximum(first, second) > limit * np.minimum(first, second)
+
+
+def identical(source: Sequence[str], target: Sequence[str]) -> Mask:
+    """Both sides are the same text."""
+    return _mask((s == t for s, t in zip(source, target, strict=True)), len(source))
+
+
+def control_characters(source: Sequence[str], target: Sequence[str]) -> Mask:
+    """Either side contains a character of Unicode category Cc other than tab."""
+    return _either(source, target, lambda text: _CONTROL.search(text) is not None)
+
+
+_CONTROL = regex.compile(r"[\p{Cc}--\t]", flags=regex.V1)
+
+
+def wrong_script(
+    source: Sequence[str],
+    target: Sequence[str],
+    *,
+    source_pattern: regex.Pattern[str] | None,
+    target_pattern: regex.Pattern[str] | None,
+    share: float,
+) -> Mask:
+    """Less than `share` of a side's letters are in its script; sides without letters are kept."""
+    drop = np.zeros(len(source), np.bool_)
+    for side, pattern in ((source, source_pattern), (target, target_pattern)):
+        if pattern is not None:
+            drop |= _mask((_script_share(text, pattern) < share for text in side), len(side))
+    return drop
+
+
+def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
+    """Return a pattern for the characters of `scripts`: one Unicode script name, or several joined by `+`.
+
+    Raises:
+        ConfigError: a name that Unicode does not have; `key` is its key in the configuration.
+    """
+    try:
+        return regex.compile("[" + "".join(rf"\p{{Script={name}}}" for name in scripts.split("+")) + "]")
+    except regex.error as error:
+        raise ConfigError(
+            f"{key}: {scripts!r} is not a Unicode script ({error}); examples: Latin, Cyrillic, Han+Hiragana+Katakana"
+        ) from None
+
+
+_LETTER = regex.compile(r"\p{L}")
+
+
+def _script_filter(filters: FilterConfig) -> Predicate:
+    """Return `wrong_script` with the patterns of `filters`."""
+    source, target = (
+        script_pattern(scripts, f"data.filters.{side}_script") if scripts else None
+        for side, scripts in (("source", filters.source_script), ("target", filters.target_script))
+    )
+    return partial(wrong_script, source_pattern=source, target_pattern=target, share=filters.min_script_share)
+
+
+def _script_share(text: str, pattern: regex.Pattern[str]) -> float:
+    letters = _LETTER.findall(text)
+    return sum(1 for letter in letters if pattern.match(letter)) / len(letters) if letters else 1.0
+
+
+def _mask(values: object, count: int) -> Mask:
+    return np.fromiter(values, np.bool_, count)  # type: ignore[call-overload]
+
+
+def _lengths(values: object, count: int) -> NDArray[np.int64]:
+    return np.fromiter(values, np.int64, count)  # type: ignore[call-overload]
+
+
+def _either(source: Sequence[str], target: Sequence[str], test: Callable[[str], bool]) -> Mask:
+    """Return a mask of the pairs where `test` is true of either side."""
+    drop = np.zeros(len(source), np.bool_)
+    for side in (source, target):
+        if test("".join(side)):  # once on the whole block, since it is rarely true of any text
+            drop |= _mask(map(test, side), len(side))
+    return drop
+
+
+def pair_hashes(source: Sequence[str], target: Sequence[str]) -> NDArray[np.uint64]:
+    """Return a 64-bit xxHash for each pair, uint64 [pairs]."""
+    # Texts contain no line feed, so no two different pairs are joined to the same text.
+    digest = xxhash.xxh3_64_intdigest
+    pairs = zip(source, target, strict=True)
+    return np.fromiter((digest(f"{s}\n{t}".encode()) for s, t in pairs), np.uint64, len(source))
+
+
+class HashSet:
+    """A growing set of 64-bit hashes, kept as sorted runs whose sizes double up to a limit: 8 bytes per element.
+
+    40 million pairs take 320 MB, and up to 100 MB more while runs are merged. The probability that any two of n
+    different pairs share a hash is about n^2 / 2^65 (4e-5 for 40 million).
+    """
+
+    _MOST_MERGED = 1 << 22
+    """Most elements of a run that is merged again; this bounds the memory of merging."""
+
+    def __init__(self) -> None:
+        self._runs: list[NDArray[np.uint64]] = []
+
+    def __len__(self) -> int:
+        return sum(map(len, self._runs))
+
+    def add(self, hashes: NDArray[np.uint64]) -> Mask:
+        """Add `hashes` [n]; return a mask [n], True where a hash was in the set or occurs earlier in `hashes`."""
+        unique, first = np.unique(hashes, return_index=True)
+        known = np.zeros(len(unique), np.bool_)
+        for run in self._runs:
+            places = np.minimum(np.searchsorted(run, unique), len(run) - 1)
+            known |= run[places] == unique
+        seen = np.ones(len(hashes), np.bool_)
+        seen[first[~known]] = False
+        self._insert(unique[~known])
+        return seen
+
+    def _insert(self, run: NDArray[np.uint64]) -> None:
+        if not len(run):
+            return
+        # Merging runs of similar size keeps their number logarithmic, and every hash is merged only that often.
+        while self._runs and len(self._runs[-1]) <= min(2 * len(run), self._MOST_MERGED):
+            run = np.concatenate([self._runs.pop(), run])
+            run.sort()
+        self._runs.append(run)

@@ -1,13 +1,17 @@
-"""Sentence pairs as padded tensors.
+"""Padded tensors from sentence pairs, and the thread that prepares them ahead.
 
-Only this module and ziggurat.data.loader of ziggurat.data need torch.
+`collate` makes a `Batch`; `Background` runs any iterator in a thread. In ziggurat.data, only this module and
+ziggurat.data.loader import torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import weakref
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from queue import Empty, Queue
+from threading import Event, Thread, current_thread
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -16,49 +20,41 @@ from numpy.typing import NDArray
 from ziggurat.data.batching import round_up
 from ziggurat.data.subword import Tokenizer
 
-__all__ = ["Batch", "Ids", "SpecialIds", "collate"]
+__all__ = [
+    "Background",
+    "Batch",
+    "Ids",
+    "SpecialIds",
+    "collate",
+]
+
 
 Ids = NDArray[np.int32]
 
 
-class SpecialIds(NamedTuple):
-    """The ids that frame and fill sentences."""
-
-    source_pad: int
-    source_eos: int
-    target_pad: int
-    target_bos: int
-    target_eos: int
-
-    @classmethod
-    def of(cls, source: Tokenizer, target: Tokenizer) -> SpecialIds:
-        """Take them from the tokenizers of the two sides."""
-        return cls(source.pad, source.eos, target.pad, target.bos, target.eos)
-
-
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """Sentence pairs as padded tensors. Masks are True where there is a token; S and T are padded lengths."""
+    """Sentence pairs as padded tensors. Masks are True where there is a token; S and T are the padded lengths."""
 
     source: torch.Tensor
     """`[batch, S]` int64: ids, end-of-sentence, padding."""
     source_mask: torch.Tensor
     """`[batch, S]` bool."""
     target_in: torch.Tensor
-    """`[batch, T]` int64, what the decoder reads: begin-of-sentence, ids, padding."""
+    """`[batch, T]` int64, the decoder's input: begin-of-sentence, ids, padding."""
     target_out: torch.Tensor
-    """`[batch, T]` int64, what it should say: ids, end-of-sentence, padding."""
+    """`[batch, T]` int64, the expected output: ids, end-of-sentence, padding."""
     target_mask: torch.Tensor
     """`[batch, T]` bool, the same for `target_in` and `target_out`."""
     indices: NDArray[np.int64]
-    """`[batch]` which pairs of the table these are."""
+    """`[batch]` int64, indices of the pairs in the table."""
     source_tokens: int
-    """Source tokens, end-of-sentence counted, padding not; known without asking a device."""
+    """Source tokens, end-of-sentence included, padding not; kept here so that no device has to be asked."""
     target_tokens: int
     """Target tokens, likewise."""
     seed: int = 0
-    """Of the random numbers that training draws on this batch (dropout): a function of `training.seed` and the batch's
-    place in the data, so that they are the same whichever process has it, and after a resume."""
+    """Seed of the random numbers that training draws on this batch (dropout): a function of `training.seed` and the
+    batch's position in the data, so that they are the same in any process and after a resume."""
 
     @property
     def sentences(self) -> int:
@@ -72,15 +68,30 @@ class Batch:
         return replace(self, **moved)
 
     def idle(self) -> Batch:
-        """Return two sentence pairs of it, or its only one, that count for nothing: no target token is real.
+        """Return up to two pairs of this batch with every target token masked, so loss and gradients are 0.
 
-        Their loss is 0 and so is every gradient; for a process that has nothing to do while others have.
+        For a process that has no batch in an update where others have one: it must take part in their collectives.
         """
         few: dict[str, Any] = {
             name: getattr(self, name)[:2] for name in ("source", "source_mask", "target_in", "target_out")
         }
         hidden = torch.zeros_like(self.target_mask[:2])
         return replace(self, **few, target_mask=hidden, indices=self.indices[:0], source_tokens=0, target_tokens=0)
+
+
+class SpecialIds(NamedTuple):
+    """Ids of padding, begin- and end-of-sentence on the two sides."""
+
+    source_pad: int
+    source_eos: int
+    target_pad: int
+    target_bos: int
+    target_eos: int
+
+    @classmethod
+    def of(cls, source: Tokenizer, target: Tokenizer) -> SpecialIds:
+        """Return the ids of the two sides' tokenizers."""
+        return cls(source.pad, source.eos, target.pad, target.bos, target.eos)
 
 
 def collate(
@@ -92,11 +103,11 @@ def collate(
 ) -> Batch:
     """Pad sentence pairs, given without begin- and end-of-sentence, into a batch.
 
-    `indices` `[batch]` are kept for reference; padded lengths are rounded up to a multiple of `length_multiple`.
+    `indices` `[batch]` become those of the batch; padded lengths are rounded up to a multiple of `length_multiple`.
     """
     source, source_mask = _padded(sources, special.source_pad, special.source_eos, length_multiple)
     target_out, target_mask = _padded(targets, special.target_pad, special.target_eos, length_multiple)
-    # One to the right, with the end replaced by padding: what is known before each token of target_out.
+    # target_out shifted right by one, without its end-of-sentence: the tokens known before each one to predict.
     target_in = np.full_like(target_out, special.target_pad)
     target_in[:, 0] = special.target_bos
     target_in[:, 1:] = np.where(target_mask[:, 1:], target_out[:, :-1], special.target_pad)
@@ -115,7 +126,7 @@ def collate(
 def _padded(
     sentences: Sequence[Ids], pad: int, eos: int, length_multiple: int
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-    """Stack sentences `[batch, width]`, each followed by `eos` and padding, and say where the tokens are."""
+    """Return the sentences, each followed by `eos` and padding, and the mask of their tokens, both `[batch, width]`."""
     lengths = np.fromiter(map(len, sentences), dtype=np.int32, count=len(sentences))
     width = int(round_up(lengths.max() + 1, length_multiple))
     places = np.arange(width)
@@ -123,3 +134,50 @@ def _padded(
     padded[places < lengths[:, None]] = np.concatenate(sentences)
     padded[np.arange(len(sentences)), lengths] = eos
     return padded, places <= lengths[:, None]
+
+
+Item = TypeVar("Item")
+
+
+class _Failure(NamedTuple):
+    error: BaseException
+
+
+class Background(Generic[Item]):
+    """Iterator that runs another one in a thread, at most `depth` items ahead, in the same order."""
+
+    def __init__(self, items: Iterator[Item], depth: int) -> None:
+        self._queue: Queue[Item | _Failure] = Queue(depth)
+        stop = Event()
+        # Neither the thread nor the finaliser refers to this object, so dropping the last reference ends the thread.
+        # The finaliser also runs at exit: a thread that is inside torch while the interpreter shuts down can crash it.
+        thread = Thread(target=_fill, args=(items, self._queue, stop), name="ziggurat-loader", daemon=True)
+        thread.start()
+        self.close = weakref.finalize(self, _end, self._queue, stop, thread)
+
+    def __next__(self) -> Item:
+        item = self._queue.get()
+        if isinstance(item, _Failure):
+            self.close()
+            raise item.error
+        return item
+
+
+def _fill(items: Iterator[Item], queue: Queue[Item | _Failure], stop: Event) -> None:
+    try:
+        while not stop.is_set():
+            queue.put(next(items))
+    except BaseException as error:  # of any kind: the consumer would otherwise wait for ever
+        queue.put(_Failure(error))
+
+
+def _end(queue: Queue[Any], stop: Event, thread: Thread) -> None:
+    """End the thread."""
+    stop.set()
+    while True:  # emptying the queue unblocks a waiting `put`, after which the thread sees `stop`
+        try:
+            queue.get_nowait()
+        except Empty:
+            break
+    if thread is not current_thread():  # the garbage collector may call this in any thread
+        thread.join()

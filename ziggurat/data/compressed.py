@@ -1,9 +1,12 @@
-"""Compressed streams in bounded memory: .gz, .xz and .zst, in pieces, with limits for files made to fill a disk."""
+"""Compressed streams in bounded memory: .gz, .xz and .zst, with limits against files made to fill memory or disk.
+
+`byte_blocks` is the core: `byte_stream` and `uncompressed_file` are built on it. One decompressor loop serves .gz and
+.xz; .zst goes through Arrow.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import io
 import lzma
 import shutil
@@ -15,56 +18,63 @@ from typing import Any, BinaryIO
 
 import pyarrow as pa
 
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, is_full_disk
 
 __all__ = ["COMPRESSIONS", "MAX_RATIO", "byte_blocks", "byte_stream", "compression_of", "uncompressed_file"]
 
+
 _BLOCK_BYTES = 1 << 18
-_XZ_MEMORY = 1 << 27  # a decompressor's; `xz -9` needs 65 MiB. zstd's own limit is a window of 128 MiB (`--long=27`)
+# Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has such a limit itself, a window of 128 MiB (`--long=27`).
+_XZ_MEMORY = 1 << 27
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
 COMPRESSIONS = tuple(_MAGIC)
 """File name endings that mean a compressed stream."""
 
 MAX_RATIO = 200
-"""Most bytes that a byte of a compressed file may become, once it has become 16 MiB. Text becomes 3 to 8, one sentence
-repeated for ever some hundreds by gzip; zeros become 1,030 by gzip, 7,000 by xz, 32,000 by zstd."""
+"""Most bytes that one byte of a compressed file may expand to, checked from 16 MiB of output on.
 
-_RATIO_FREE = 1 << 24
-_SPARE_BYTES = 1 << 26  # of a disk, left to others when a file is unpacked to it
+Text expands 3 to 8 times, one sentence repeated for ever some hundred times (gzip), zeros 1,030 times (gzip), 7,000
+times (xz) or 32,000 times (zstd).
+"""
+
+_RATIO_FREE = 1 << 24  # bytes of output that are not checked: memory and disk have room for them
+_SPARE_BYTES = 1 << 26  # left free on a disk where a file is unpacked
 _UNPACK = "unpack it yourself and give the unpacked file, if you trust it"
 
 
 def compression_of(path: Path) -> str | None:
-    """Return `.gz`, `.xz` or `.zst` where the file name ends so, else None."""
+    """Return `.gz`, `.xz` or `.zst` if the file name ends in it, else None."""
     return path.suffix.lower() if path.suffix.lower() in _MAGIC else None
 
 
-def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
-    """Refuse content that is not what the file name says."""
-    actual = next((suffix for suffix, magic in _MAGIC.items() if head.startswith(magic)), None)
-    if actual == compression:
-        return
-    if compression is None:
-        raise DataError(f"{path}: this is {actual} data although the name does not say so; name it {path.name}{actual}")
-    what = f"{actual} data" if actual else "not compressed data of that kind"
-    raise DataError(f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again")
+def byte_stream(path: Path) -> BinaryIO:
+    """Open a file as a stream of bytes, decompressed according to the ending of its name.
+
+    Reading raises the errors of `byte_blocks`.
+    """
+    if not path.is_file():  # a pipe can be read only once, so its first bytes cannot be checked: read it as it is
+        try:
+            return path.open("rb")
+        except OSError as error:
+            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
+    return io.BufferedReader(_Blocks(path))
 
 
 def byte_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of `path` in blocks of at most 256 KiB, decompressed by its name's ending.
+    """Yield the content of `path` in blocks of at most 256 KiB, decompressed according to the ending of its name.
 
-    Members (frames) that follow each other are one stream, as `cat a.gz b.gz` makes them. Memory is bounded whatever
-    the file holds: by the blocks, and by what a decompressor may ask for.
+    Several members (frames), as from `cat a.gz b.gz`, are read as one stream. Memory is bounded whatever the file
+    contains: by the blocks, and by the limit of the decompressor's own memory.
 
     Raises:
-        DataError: unreadable, content of another kind than the name says, data that ends early, a wrong
-            checksum, bytes after the compressed data, or more than MAX_RATIO times the bytes of the file.
+        DataError: the file is unreadable; its content is not of the kind that the name says, ends early, has a wrong
+            checksum, or is followed by other bytes; or it expands more than MAX_RATIO times.
     """
     compression = compression_of(path)
     try:
         with path.open("rb") as file:
             head = file.read(16)
-            if not head:  # an empty file is an empty corpus whatever its name: refused later, with its count
+            if not head:  # empty whatever its name; the count of pairs refuses it later
                 return
             _check_magic(path, head, compression)
             file.seek(0)
@@ -77,15 +87,42 @@ def byte_blocks(path: Path) -> Iterator[bytes]:
         raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
 
 
+@contextlib.contextmanager
+def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
+    """Open `path` for random access; a compressed file is first unpacked to a temporary file (in `TMPDIR`).
+
+    Raises DataError: as byte_blocks, or the disk has too little room.
+    """
+    if compression_of(path) is None:
+        with path.open("rb") as file:
+            yield file
+        return
+    with tempfile.TemporaryFile() as file:
+        _unpack(path, file)
+        file.seek(0)
+        yield file
+
+
+def _check_magic(path: Path, head: bytes, compression: str | None) -> None:
+    """Raise DataError unless the first bytes fit the ending of the file's name."""
+    actual = next((suffix for suffix, magic in _MAGIC.items() if head.startswith(magic)), None)
+    if actual == compression:
+        return
+    if compression is None:
+        raise DataError(f"{path}: this is {actual} data although the name does not say so; name it {path.name}{actual}")
+    what = f"{actual} data" if actual else "not compressed data of that kind"
+    raise DataError(f"{path}: the name ends in {compression} but the content is {what}; rename or compress it again")
+
+
 def _within_ratio(path: Path, blocks: Iterator[bytes], file: BinaryIO) -> Iterator[bytes]:
-    """Yield `blocks` until they are out of all proportion to what was read of `file` for them."""
+    """Yield `blocks`. Raises DataError once they exceed MAX_RATIO times the bytes read from `file`."""
     unpacked = 0
     for block in blocks:
         unpacked += len(block)
         if unpacked > _RATIO_FREE and unpacked > MAX_RATIO * file.tell():
             raise DataError(
-                f"{path}: {file.tell():,} bytes become more than {unpacked:,}, {MAX_RATIO} times as many; text does "
-                f"not compress so well, such files are made to fill memory or disk; {_UNPACK}"
+                f"{path}: {file.tell():,} bytes expand to {unpacked:,} and more, over {MAX_RATIO} times as many; text "
+                f"does not compress so well, such files are made to fill memory or disk; {_UNPACK}"
             )
         yield block
 
@@ -105,16 +142,17 @@ def _decompressed(path: Path, file: BinaryIO, compression: str) -> Iterator[byte
 
 
 class _BytesFollowError(Exception):
-    """Behind the last member is something that is none."""
+    """The bytes after the last member are not another member."""
 
 
 def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]:
     """Yield the pieces of all members of a .gz or .xz file, none larger than _BLOCK_BYTES.
 
-    lzma's file object does not do: it ignores bytes after the stream. Raises EOFError: the last member has no end.
+    Python's lzma.LZMAFile cannot be used, since it ignores bytes after the stream. Raises EOFError if the last member
+    has no end.
     """
-    member, members, begun = decompressor(), 0, False
-    data, full, ended = b"", False, False
+    member, members, begun = decompressor(), 0, False  # begun: the current member has taken some input
+    data, full, ended = b"", False, False  # full: the decompressor has more output without more input
     while True:
         if not data and not full:
             data = file.read(_BLOCK_BYTES)
@@ -128,7 +166,7 @@ def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]
         try:
             block = member.decompress(data, _BLOCK_BYTES)
         except (zlib.error, lzma.LZMAError) as error:
-            if members and not begun:
+            if members and not begun:  # after a whole member, this is not the beginning of another
                 raise _BytesFollowError(str(error)) from None
             raise
         begun = True
@@ -139,7 +177,7 @@ def _members(file: BinaryIO, decompressor: Callable[[], Any]) -> Iterator[bytes]
             member, members, begun = decompressor(), members + 1, False
         elif not block and ended:
             raise EOFError
-        else:  # zlib gives back what it did not come to, lzma keeps it
+        else:  # input beyond the output limit: zlib gives it back (unconsumed_tail), lzma keeps it (needs_input)
             data = getattr(member, "unconsumed_tail", b"")
             full = not getattr(member, "needs_input", True)
 
@@ -153,7 +191,8 @@ _DECOMPRESSORS: dict[str, Callable[[], Any]] = {
 def _zstd(file: BinaryIO) -> Iterator[bytes]:
     """Yield the blocks of all frames of a .zst file.
 
-    By Arrow, whose blocks are bounded: the package zstandard takes a truncated frame for its end where it bounds them.
+    Arrow reads them, in bounded blocks. The package zstandard would take a truncated frame for the end of the stream
+    when its blocks are bounded.
     """
     stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
     while True:
@@ -162,31 +201,19 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
         except OSError as error:
             if "Truncated" in str(error):
                 raise EOFError from None
-            if "Unknown frame descriptor" in str(error):  # the first frame's was looked at before
+            if "Unknown frame descriptor" in str(error):  # not the first frame's, which _check_magic has checked
                 raise _BytesFollowError(str(error)) from None
-            if error.errno is not None:  # of the file, not of what is in it
+            if error.errno is not None:  # the system's error, not one about the content
                 raise
+            # _decompressed tells errors about memory by the word "limit", which lzma uses.
             raise zlib.error(str(error).replace("requires too much memory", "limit of memory")) from None
         if not block:
             return
         yield block
 
 
-def byte_stream(path: Path) -> BinaryIO:
-    """Open a file as a stream of bytes, decompressed by its name's ending: the one way in which text is opened.
-
-    Reading raises what `byte_blocks` does.
-    """
-    if not path.is_file():  # a pipe: it can be read only once, so it is taken as it comes
-        try:
-            return path.open("rb")
-        except OSError as error:
-            raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return io.BufferedReader(_Blocks(path))
-
-
 class _Blocks(io.RawIOBase):
-    """The blocks of a (compressed) file as a raw stream."""
+    """Raw stream over the blocks of a file, for io.BufferedReader."""
 
     def __init__(self, path: Path) -> None:
         self._blocks = byte_blocks(path)
@@ -206,29 +233,11 @@ class _Blocks(io.RawIOBase):
         return len(part)
 
 
-@contextlib.contextmanager
-def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
-    """Open `path` for random access; a compressed one is first unpacked to a temporary file (`TMPDIR`).
-
-    Raises DataError: what byte_blocks raises, or a disk that is too small.
-    """
-    if compression_of(path) is None:
-        with path.open("rb") as file:
-            yield file
-        return
-    with tempfile.TemporaryFile() as file:
-        _unpack(path, file)
-        file.seek(0)
-        yield file
-
-
 def _unpack(path: Path, file: BinaryIO) -> None:
-    """Write the content of `path` to the temporary `file`, while its disk has room."""
+    """Write the content of `path` to the temporary `file`. Raises DataError before its disk is full."""
     folder = tempfile.gettempdir()
-    too_large = (
-        f"{path}: does not fit into {folder}, where it is unpacked to; set TMPDIR to a larger disk, or {_UNPACK}"
-    )
-    unchecked = 0
+    too_large = f"{path}: does not fit into {folder}, where it is unpacked; set TMPDIR to a larger disk, or {_UNPACK}"
+    unchecked = 0  # bytes that may be written before the room is checked again
     for block in byte_blocks(path):
         try:
             if unchecked <= 0:
@@ -237,7 +246,7 @@ def _unpack(path: Path, file: BinaryIO) -> None:
                 unchecked = _SPARE_BYTES // 2
             file.write(block)
         except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            if is_full_disk(error):
                 raise DataError(too_large) from None
             raise
         unchecked -= len(block)

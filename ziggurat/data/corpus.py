@@ -1,7 +1,7 @@
 """The store: prepared pairs on disk, with their vocabularies and a manifest.
 
 store/
-manifest.json               written last: a folder without it is no store
+manifest.json               written last: a folder without it is not a store
 joint.spm | source.spm target.spm | *.vocab, vocabulary.json
 train-*, dev-*              see `ziggurat.data.table`; development pairs always have text
 """
@@ -27,20 +27,20 @@ from ziggurat.errors import DataError
 __all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
 
 STORE_FORMAT = 1
-"""Version of everything in the folder; another one is refused."""
+"""Version of all files in the folder; other versions are refused."""
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a store."""
 
 
 class Store:
-    """A prepared data set. `Store.open(path)` compares its files with their checksums before anything reads them."""
+    """A prepared data set. `Store.open(path)` compares its files with their checksums before they are used."""
 
     def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
         self.path = path
         self.manifest = manifest
         self.fingerprint = str(manifest["fingerprint"])
-        """Identity of the content (pairs, vocabularies, weights, tags): equal for equal data wherever it lies."""
+        """Identity of the content (pairs, vocabularies, weights, tags), independent of the folder's path."""
         self.source, self.target = load_tokenizers(path)
         tables, corpora = manifest["tables"], manifest["corpora"]
         checksums = {name: str(entry["xxh3_128"]) for name, entry in manifest["files"].items()}
@@ -53,15 +53,16 @@ class Store:
         self.dev = table("dev") if tables.get("dev") else None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Reopen in another process instead of sending the mapped arrays there; what was verified here is not again."""
+        """Pickle as a path: another process maps the files itself. They are not verified a second time."""
         return _reopened, (str(self.path),)
 
     @classmethod
     def open(cls, path: Path | str) -> Store:
         """Open the store in folder `path`.
 
-        Everything but the training pairs is compared with its checksum now; of those each file before it is first
-        parsed, or all beside other work: see `Verification`. A file is read for that once in a process.
+        Everything but the training pairs is compared with its checksum now. Files of training pairs are compared before
+        they are first parsed, or all in the background (ziggurat.data.store_checks.Verification). A process reads each
+        file only once for this.
 
         Raises:
             DataError: no store, one of another format version, or one with missing or damaged files.
@@ -71,13 +72,14 @@ class Store:
         manifest = read_manifest(path)
         with _described_in(path):
             later = {shard["file"] for shard in manifest["tables"]["train"]["shards"]}
+            # All sizes before any content: a truncated or missing file is then found without reading the others.
             for name, entry in manifest["files"].items():
                 _check_size(path / name, entry["bytes"])
             for name in manifest["files"].keys() - later:
                 _check_content(path / name, manifest["files"][name]["xxh3_128"])
             store = cls(path, manifest)
         for shard in store.dev.shards if store.dev is not None else []:
-            shard.checked_elsewhere = True  # just now
+            shard.checked_elsewhere = True  # by _check_content just now
         return store
 
     def verify(self) -> None:
@@ -91,7 +93,7 @@ class Store:
 
 
 def _reopened(path: str) -> Store:
-    """Return a store that another process has open."""
+    """Open a store that the process it was pickled in has verified."""
     store = Store(Path(path), read_manifest(Path(path)))
     for table in (store.train, store.dev):
         for shard in table.shards if table is not None else []:
@@ -101,7 +103,8 @@ def _reopened(path: str) -> Store:
 
 @contextlib.contextmanager
 def _described_in(path: Path) -> Iterator[None]:
-    """Turn what a manifest without sense leads to into an error that names it; one with a checksum has sense."""
+    """Turn errors from a nonsensical manifest into a DataError that names it."""
+    # Only possible in manifests of earlier versions, which have no checksum, or in forged ones.
     try:
         yield
     except (KeyError, TypeError, ValueError, AttributeError, IndexError, OverflowError):
@@ -123,9 +126,9 @@ def _check_content(path: Path, expected: str) -> None:
 
 
 def read_manifest(path: Path) -> dict[str, Any]:
-    """Return the manifest of the store in folder `path`; refuse what is not a whole store of this format.
+    """Return the manifest of the store in folder `path`, checked against its own checksum, if it has one, and its form.
 
-    The manifest has a checksum of its own, but for those of earlier versions.
+    Raises DataError: no store, an unfinished one, a damaged manifest, or another format version.
     """
     file = path / MANIFEST
     try:
@@ -203,7 +206,7 @@ class _Vocabulary(Form):
 
 
 class _Manifest(Form):
-    """What readers need of `manifest.json`."""
+    """Form of `manifest.json`: the keys that readers rely on."""
 
     fingerprint: str
     files: dict[_Name, _File]

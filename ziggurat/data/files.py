@@ -1,4 +1,8 @@
-"""Files below the corpora: which ones a pattern names, fingerprints, atomic writes."""
+"""Files: finding them by pattern, fingerprints, and writes that appear whole or not at all.
+
+Among the modules about files and folders, in order of use: compressed (reading), temporary (names and locks), files,
+staging and workspace (the same for folders), checksums, folder_kinds.
+"""
 
 from __future__ import annotations
 
@@ -26,24 +30,14 @@ __all__ = [
 ]
 
 
-def _umask() -> int:
-    """Return the process's file mode mask, which can only be read by setting it."""
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask
-
-
-_UMASK = _umask()  # once: setting it in one thread would change what another is creating
-
-
 def find_files(pattern: str, key: str) -> list[Path]:
-    """Return the files that `pattern` (a path or a glob, `**` included) names, sorted.
+    """Return the files that match `pattern` (a path or a glob, `**` included), sorted.
 
-    `key` is the configuration key that holds the pattern, for the message.
+    `key` is the configuration key of the pattern, for messages.
 
     Raises:
-        DataError: nothing there, something that is not a regular file, or a file both packed and unpacked, which
-            would be read twice.
+        DataError: no file, something that is not a regular file, or one file both compressed and not, which would be
+            read twice.
     """
     plain = Path(pattern).expanduser()
     if plain.exists() or not glob.has_magic(pattern):
@@ -66,7 +60,7 @@ def find_files(pattern: str, key: str) -> list[Path]:
 def fingerprint(path: Path) -> str:
     """Return the 128-bit xxHash of the file's bytes in hexadecimal (an identity, not a signature).
 
-    Raises DataError: there is none, or it cannot be read; a pipe or device, which might never end, is not.
+    Raises DataError: there is no such file, it cannot be read, or it is a pipe or device, which might never end.
     """
     digest = xxhash.xxh3_128()
     try:
@@ -80,10 +74,15 @@ def fingerprint(path: Path) -> str:
     return str(digest.hexdigest())
 
 
+def holds_only(folder: Path, names: Pattern[str]) -> bool:
+    """Return True if `folder` is a folder whose entries are all files with such names (or that is empty)."""
+    return folder.is_dir() and all(entry.is_file() and names.fullmatch(entry.name) for entry in folder.iterdir())
+
+
 def write_atomically(path: Path, content: bytes, *, sweeps: bool = True) -> None:
     """Write `content` so that `path` has either its old content or all of the new, even after a power cut.
 
-    `sweeps` is as in atomic_file.
+    `sweeps`: see atomic_file.
     """
     with atomic_file(path, sweeps=sweeps) as file:
         file.write(content)
@@ -91,36 +90,39 @@ def write_atomically(path: Path, content: bytes, *, sweeps: bool = True) -> None
 
 @contextlib.contextmanager
 def atomic_file(path: Path, *, sweeps: bool = True) -> Iterator[BinaryIO]:
-    """Open a file that takes the place of `path` at the end of the block; after an error there is no trace of it.
+    """Open a file that replaces `path` at the end of the block; after an error no trace of it is left.
 
-    A killed process leaves a temporary file, which the next one to write `path` removes; `sweeps` is False where it
-    would have to look through very many files, and ziggurat.data.workspace.sweep does it once for all.
+    A killed process leaves a temporary file, which the next writer of `path` removes. `sweeps` is False in folders with
+    very many files, where looking for it would take long; there ziggurat.data.workspace.sweep does so once.
     """
     if sweeps:
         remove_dead(path)
     with written_whole(path):
-        yield from _atomic_file(path)
+        descriptor, temporary = make_temporary(path)
+        try:
+            # Closed only after the rename: until then the lock tells others that the writer lives.
+            with os.fdopen(descriptor, "wb") as file:
+                yield file
+                file.flush()
+                os.fchmod(file.fileno(), 0o666 & ~_UMASK)
+                # Content before name: otherwise a power cut could leave an empty file under the name.
+                os.fsync(file.fileno())
+                os.replace(temporary, path)
+            # Without this the name may reach the disk seconds later. Until then a power cut would bring back the old
+            # content, while files written afterwards may already be on the disk.
+            sync_folder(path.parent)
+        except BaseException:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
+            raise
 
 
-def _atomic_file(path: Path) -> Iterator[BinaryIO]:
-    descriptor, temporary = make_temporary(path)
-    try:
-        # Closed after the rename: until then the lock says that the writer lives.
-        with os.fdopen(descriptor, "wb") as file:
-            yield file
-            file.flush()
-            os.fchmod(file.fileno(), 0o666 & ~_UMASK)
-            os.fsync(file.fileno())  # before it has its name: else a power cut could leave an empty file under it
-            os.replace(temporary, path)
-        # Without this the new name may come to the disk seconds later. Until then a power cut would bring the old
-        # content back, though we have said that we wrote it, and what was written after it may be there already.
-        sync_folder(path.parent)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(temporary)
-        raise
+def _umask() -> int:
+    """Return the process's file mode mask, which can only be read by setting it."""
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
 
 
-def holds_only(folder: Path, names: Pattern[str]) -> bool:
-    """Whether `folder` is a folder with nothing in it but files called so (an empty one is)."""
-    return folder.is_dir() and all(entry.is_file() and names.fullmatch(entry.name) for entry in folder.iterdir())
+# Read once, at import: setting the mask affects files that other threads create meanwhile.
+_UMASK = _umask()

@@ -1,4 +1,4 @@
-"""What a folder is that was given in the place of another one, and what reads it: for error messages."""
+"""Recognition of folders that were given in place of others, for error messages: their kind, and what reads them."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _READ_BY = {
 
 
 def folder_kind(path: Path) -> str | None:
-    """Return what the folder is and what reads it, as a part of a sentence; None: nothing that is known here.
+    """Return the kind of the folder and what reads it, as a part of a sentence; None for an unknown kind.
 
-    Only names of files are looked at, and a few fields of small JSON files.
+    Only file names and a few fields of small JSON files are looked at.
     """
     found = _exported(path) or _foreign(path)
     if found:
@@ -39,15 +39,15 @@ def folder_kind(path: Path) -> str | None:
 
 
 def _exported(path: Path) -> str | None:
-    """Return what `ziggurat export` wrote, and of which model."""
+    """Recognise a folder that `ziggurat export` wrote."""
     fields = _fields(path / "export.json", "target", "model")
     if fields is None or fields[0] not in _READ_BY:
         return None
-    return f"{_READ_BY[fields[0]].format(path)} (it was made of {printable(fields[1], 200)})"
+    return f"{_READ_BY[fields[0]].format(path)} (it was made from {printable(fields[1], 200)})"
 
 
 def _foreign(path: Path) -> str | None:
-    """Return what another toolkit wrote."""
+    """Recognise a folder that another toolkit wrote."""
     if _fields(path / "config.json", "model_type"):
         return f"a directory of transformers; `ziggurat import {path} --out FOLDER` makes a model directory of it"
     if (path / "model.bin").is_file() and not (path / "config.yaml").is_file():
@@ -56,7 +56,7 @@ def _foreign(path: Path) -> str | None:
 
 
 def _parent(path: Path) -> str | None:
-    """Return of a folder of runs which they are."""
+    """Recognise a folder of runs, and name the first ones."""
     try:
         runs = sorted(entry for entry in path.iterdir() if (entry / "checkpoints").is_dir())
     except OSError:
@@ -68,7 +68,7 @@ def _parent(path: Path) -> str | None:
 
 
 def _fields(file: Path, *names: str) -> Sequence[str] | None:
-    """Return the fields `names` of a small JSON object as text, None where one is missing."""
+    """Return the fields `names` of a small JSON object as text; None if one is missing."""
     try:
         document = parse_json(read_bounded(file, _LARGEST), str(file))
         return [str(document[name]) for name in names]
@@ -76,4 +76,4 @@ def _fields(file: Path, *names: str) -> Sequence[str] | None:
         return None
 
 
-_LARGEST = 1 << 20  # bytes; the manifest of a store of thousands of files stays below
+_LARGEST = 1 << 20  # bytes; even the manifest of a store with thousands of files is smaller

@@ -1,8 +1,15 @@
-"""UTF-8 lines of a text file, compressed or not, many at a time, with the place of every fault."""
+"""Lines of text: read from UTF-8 files in blocks, with the position of every fault, and normalised.
+
+First of the text modules, in order of use: lines, readers, clean, sides; then from text to ids: vocabulary,
+segmentation, subword, subword_training. The normalisation is the same for training and for translation.
+"""
 
 from __future__ import annotations
 
+import unicodedata
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,23 +17,28 @@ from numpy.typing import NDArray
 from ziggurat.data.compressed import byte_blocks, compression_of
 from ziggurat.errors import DataError
 
-__all__ = ["MAX_LINE_BYTES", "LineStream"]
+__all__ = [
+    "MAX_LINE_BYTES",
+    "LineStream",
+    "UnicodeForm",
+    "normalise",
+]
+
 
 MAX_LINE_BYTES = 1 << 26
-"""A longer line (64 MiB) is refused: memory stays bounded, and such a file is not line-separated text."""
-
+"""Longest line, 64 MiB. It bounds the memory; a file with longer lines is not line-separated text."""
 _BLOCK_BYTES = 1 << 20
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 _LINE_FEED = 10
 
 
 class LineStream:
-    """Reads lines in blocks. Only LF ends a line; a carriage return before it is removed and counted.
+    """Reader of a file's lines in blocks. Only LF ends a line; a carriage return before it is removed and counted.
 
     A UTF-8 byte order mark at the start of the file is removed. The last line may lack its LF.
 
-    Raises (from any method): DataError naming file, line (from 1) and byte (from 0) for bytes that are not
-    UTF-8, and what `byte_blocks` raises.
+    Raises (from any method): DataError naming file, line (from 1) and byte (from 0) of bytes that are not UTF-8, and
+    the errors of `byte_blocks`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -36,25 +48,25 @@ class LineStream:
         self.carriage_returns = 0
         """Lines so far that ended in CR LF."""
         self.byte_order_mark = False
-        """Whether the file began with a byte order mark."""
+        """True if the file began with a byte order mark."""
         self.last_line_empty = False
-        """Whether the last line taken was empty."""
+        """True if the last line taken was empty."""
         self._source = byte_blocks(path)
         self._buffer = b""
-        self._start = 0  # first byte of the buffer that was not taken
-        self._offset = 0  # of the buffer's first byte in the uncompressed file
-        self._ends: NDArray[np.int64] = np.zeros(0, np.int64)  # where lines in the buffer end (exclusive, LF left out)
-        self._next_end = 0
+        self._start = 0  # index in the buffer of the first byte not taken yet
+        self._offset = 0  # position of the buffer's first byte in the uncompressed file
+        self._ends: NDArray[np.int64] = np.zeros(0, np.int64)  # positions of the line feeds in the buffer
+        self._next_end = 0  # index in _ends of the first line not taken yet
         self._at_start = True
 
     def available(self) -> int:
-        """Return how many whole lines are in memory, reading on if there is none; 0 at the end of the file."""
+        """Return the number of whole lines in memory, reading on if there is none; 0 at the end of the file."""
         if self._next_end == len(self._ends):
             self._fill()
         return len(self._ends) - self._next_end
 
     def take(self, count: int) -> list[str]:
-        """Return the next `count` lines; no more than `available()` said."""
+        """Return the next `count` lines, at most as many as `available()` returned."""
         last = self._next_end + count - 1
         end = int(self._ends[last])
         piece = self._buffer[self._start : end]
@@ -95,7 +107,7 @@ class LineStream:
                     "is this text with LF at the end of each line?"
                 )
         else:
-            found = False  # end of file: whatever is there is complete
+            found = False  # end of the file: the rest is a complete line even without LF
         self._buffer, self._start = b"".join(parts), 0
         if self._at_start:
             self._at_start = False
@@ -107,7 +119,7 @@ class LineStream:
             self._ends = np.append(self._ends, len(self._buffer))
 
     def _encoding_message(self, piece: bytes, error: UnicodeDecodeError) -> str:
-        """Say where in the file `error` lies and what may be the matter."""
+        """Return the message for an encoding error: its position in the file, and the likely cause."""
         line = self.lines + piece.count(b"\n", 0, error.start) + 1
         in_line = error.start - (piece.rfind(b"\n", 0, error.start) + 1)
         in_file = self._offset + self._start + error.start
@@ -118,3 +130,46 @@ class LineStream:
         whole = "uncompressed file" if compression_of(self.path) else "file"
         place = f"byte {in_line} of the line, {in_file} of the {whole}, from 0"
         return f"{self.path}, line {line}: not valid UTF-8: {found} ({place}); {hint}"
+
+
+UnicodeForm = Literal["none", "nfc", "nfkc"]
+
+
+def normalise(texts: Sequence[str], form: UnicodeForm) -> list[str]:
+    """Return each text on one line, trimmed, with runs of blanks collapsed, in Unicode form `form`.
+
+    Blanks are U+0020, tab, carriage return and line feed: they would otherwise become stray pieces of the vocabulary or
+    break files with one sentence per line. All other white space (U+00A0, U+3000, U+2028, ...) has a meaning in some
+    script and is kept; `nfkc` turns some of it into blanks, which are then collapsed.
+    """
+    # On the whole list at once, since in the common case nothing has to change.
+    joined = "\n".join(texts)
+    if joined.count("\n") != max(len(texts) - 1, 0):
+        texts = [text.replace("\n", " ") for text in texts]
+        joined = "\n".join(texts)
+    changed = False
+    if form != "none" and not joined.isascii():
+        name = cast(Literal["NFC", "NFKC"], form.upper())
+        # No character composes with a line feed or decomposes to one, so the lines stay the same.
+        if not unicodedata.is_normalized(name, joined):
+            joined, changed = unicodedata.normalize(name, joined), True
+    if _has_spare_blanks(joined):
+        joined = joined.replace("\t", " ").replace("\r", " ")
+        while "  " in joined:  # each round halves the runs of blanks; many times faster than a regular expression
+            joined = joined.replace("  ", " ")
+        joined = joined.replace(" \n", "\n").replace("\n ", "\n").strip(" ")
+        changed = True
+    return joined.split("\n") if changed else list(texts)
+
+
+def _has_spare_blanks(joined: str) -> bool:
+    """Return True if any line has a tab, a carriage return, two blanks in a row, or a blank at either end."""
+    return (
+        "  " in joined
+        or "\t" in joined
+        or "\r" in joined
+        or " \n" in joined
+        or "\n " in joined
+        or joined.startswith(" ")
+        or joined.endswith(" ")
+    )

@@ -1,4 +1,7 @@
-"""Batches for training, resumable at every update and shared out among processes, and for validation."""
+"""Loader of batches: for training, resumable at every update and split among processes, and for validation.
+
+Last of the batch modules: ziggurat.data.batching plans an epoch, ziggurat.data.collate makes the tensors.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,8 @@ from xxhash import xxh32_intdigest
 
 from ziggurat.config.data import RegularisationConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.background import Background
 from ziggurat.data.batching import check_fits, epoch_indices, make_batches, round_up, sorted_batches
-from ziggurat.data.collate import Batch, Ids, SpecialIds, collate
+from ziggurat.data.collate import Background, Batch, Ids, SpecialIds, collate
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.errors import DataError
@@ -24,41 +26,41 @@ __all__ = ["Group", "Loader", "LoaderState", "fixed_batches"]
 
 
 class LoaderState(NamedTuple):
-    """A place in the order of the data: `batch` batches of epoch `epoch` are behind it."""
+    """A position in the order of the data: after the first `batch` batches of epoch `epoch`."""
 
     epoch: int = 0
     batch: int = 0
 
 
 class Group(NamedTuple):
-    """What one update is made of."""
+    """The batches of one update, in this process."""
 
     batches: list[Batch]
-    """This process's part of `accumulate` batches, at least one: an idle one where there are fewer batches than
-    processes. Fewer at the end of an epoch, more where sampled segmentations had to be split."""
+    """This process's part of the `accumulate` batches. At least one, an idle one where there are fewer batches than
+    processes; fewer than usual at the end of an epoch, more where sampled segmentations had to be split."""
     state_after: LoaderState
-    """Where to go on after this update."""
+    """Position in the data after this update."""
 
 
 class Loader:
-    """Batches for training: endless, prepared ahead in a background thread, resumable at every update.
+    """Endless batches for training, prepared ahead in a background thread and resumable at every update.
 
-    The order depends on the lengths, the corpora, the settings here and `seed`; not on time, threads, devices or the
-    number of processes: of the batches of an update, process r of n has number r, r + n, and so on.
+    The order depends on the lengths, the corpora, the settings here and `seed`, but not on time, threads, devices or
+    the number of processes: of the batches of an update, process r of n has numbers r, r + n, and so on.
 
     Args:
         table: training pairs.
         source_tokenizer: tokenizer of the source side.
         target_tokenizer: tokenizer of the target side.
         batch: section `training.batch`.
-        seed: fixes order and sampled segmentations.
+        seed: determines the order and the sampled segmentations.
         temperature: `data.sampling_temperature`.
-        regularisation: sample segmentations anew in every epoch; None: take the stored ones.
+        regularisation: sample new segmentations in every epoch; None: use the stored ones.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
-        count: processes that share the batches.
+        count: number of processes that share the batches.
 
-    Raises: DataError when there is no pair, a pair does not fit into a batch, or there is no text to sample from.
+    Raises: DataError when there are no pairs, a pair does not fit into a batch, or there is no text to sample from.
     """
 
     def __init__(
@@ -80,9 +82,9 @@ class Loader:
         limits = {"max_tokens": batch.max_tokens, "length_multiple": batch.length_multiple}
         check_fits(table.source_lengths, table.target_lengths, **limits)
         if regularisation is not None:
-            table.texts(np.zeros(0, dtype=np.int64))  # Refuses here, not in the middle of the first epoch.
+            table.texts(np.zeros(0, dtype=np.int64))  # raises here, not in the middle of the first epoch
         self.waited_seconds = 0.0
-        """Time the consumer has spent waiting for data, in all."""
+        """Total time that the consumer has waited for data."""
         self._table = table
         self._tokenizers = (source_tokenizer, target_tokenizer)
         self._special = SpecialIds.of(source_tokenizer, target_tokenizer)
@@ -94,7 +96,7 @@ class Loader:
         self._planned: tuple[int, list[NDArray[np.int64]]] | None = None
 
     def plan(self, epoch: int) -> list[NDArray[np.int64]]:
-        """The batches of `epoch`, as indices of pairs, in order; the plan asked for last is kept."""
+        """Return the batches of `epoch` in order, as indices of pairs; the latest plan is cached."""
         if self._planned is None or self._planned[0] != epoch:
             self._planned = epoch, self._plan(epoch)
         return self._planned[1]
@@ -116,11 +118,12 @@ class Loader:
     def groups(
         self, state: LoaderState | None = None, prepare: Callable[[Group], Group] = lambda group: group
     ) -> Iterator[Group]:
-        """Yield what each update is made of, for ever, from `state` (default: the beginning) on, as `prepare` gives it.
+        """Yield `prepare(group)` for the group of each update, for ever, from `state` on (default: the beginning).
 
-        `prepare` runs in the thread. Close the iterator (or let it go) to end it; what goes wrong there is raised here.
+        `prepare` runs in the background thread, whose errors are raised here. Close the iterator, or drop the last
+        reference to it, to end the thread.
 
-        Raises: DataError when `state` is behind the end of its epoch (other data or settings than it came from).
+        Raises: DataError when `state` lies beyond the end of its epoch: it is from other data or settings.
         """
         ahead = Background(map(prepare, self._groups(state or LoaderState())), self._prefetch)
         try:
@@ -153,7 +156,7 @@ class Loader:
             epoch, position = epoch + 1, 0
 
     def load(self, epoch: int, position: int) -> list[Batch]:
-        """Read and collate batch `position` of `epoch`; sampled segmentations may need several to keep the budget."""
+        """Read and collate batch `position` of `epoch`; sampled segmentations may take several to stay in budget."""
         parts = self._collated(self.plan(epoch)[position], epoch)
         seeds = [xxh32_intdigest(f"{self._seed} {epoch} {position} {part}".encode()) for part in range(len(parts))]
         return [replace(part, seed=seed) for part, seed in zip(parts, seeds, strict=True)]
@@ -168,6 +171,7 @@ class Loader:
             sources = self._sampled(0, sources, source_texts, indices, epoch, sampling)
         if sampling.target:
             targets = self._sampled(1, targets, target_texts, indices, epoch, sampling)
+        # Samples can be longer than the stored segmentations that the batch was planned with, so it may need splitting.
         lengths = [np.array([len(ids) for ids in side]) for side in (sources, targets)]
         parts = sorted_batches(*lengths, max_tokens=self._batch.max_tokens, length_multiple=multiple)
         return [
@@ -184,17 +188,18 @@ class Loader:
         epoch: int,
         regularisation: RegularisationConfig,
     ) -> list[Ids]:
-        """Sample segmentations of one side; a tag stays, and a sample too long for any batch is not taken."""
+        """Sample segmentations of one side; tags stay, and the stored one is used where a sample fits no batch."""
         tokenizer = self._tokenizers[side]
         tags = set(tokenizer.tags.values())
+        # Padded lengths are multiples of `length_multiple`, so a budget that is none cannot be used to the end.
         room = self._batch.max_tokens // self._batch.length_multiple * self._batch.length_multiple
-        # From nothing but these four numbers, so that a resumed run draws what the uninterrupted one drew.
+        # A function of these four numbers only, so that a resumed run draws the same as an uninterrupted one.
         seeds = [xxh32_intdigest(f"{self._seed} {epoch} {side} {index}".encode()) for index in indices.tolist()]
         sentences: list[Ids] = []
         for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):
             tag = [first for first in old[:1].tolist() if first in tags]
             new = np.array([*tag, *ids], dtype=np.int32)
-            sentences.append(new if len(new) < room else old)  # `<`: end-of-sentence comes on top.
+            sentences.append(new if len(new) < room else old)  # not `<=`: end-of-sentence is still to be added
         return sentences
 
 
@@ -203,7 +208,8 @@ def fixed_batches(
 ) -> Iterator[Batch]:
     """Yield all pairs once, shortest first, always in the same batches (validation loss).
 
-    A pair too long for `batch.max_tokens` does not stop a run at its first validation: the budget grows to hold it.
+    The budget grows to hold the longest pair, so that a pair too long for `batch.max_tokens` does not end a run at its
+    first validation.
     """
     if len(table) == 0:
         return

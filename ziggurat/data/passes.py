@@ -1,105 +1,46 @@
-"""The three passes of `prepare` over its corpora: count and check, sample, encode."""
+"""The second and third pass of `prepare` over its corpora: sampling for the subword model, and encoding.
+
+The first pass, counting, is in ziggurat.data.inputs. Every pass streams the files again, so memory does not grow with
+the corpora.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import chain, compress
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Cleaner
 from ziggurat.data.corpus import TableWriter
-from ziggurat.data.normalise import UnicodeForm, normalise
-from ziggurat.data.readers import CorpusReader
-from ziggurat.data.resemblance import Sides
+from ziggurat.data.inputs import Corpus, Progress, nothing_left
+from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import DataError
 
-__all__ = [
-    "Corpus",
-    "Progress",
-    "count_pairs",
-    "encode_corpora",
-    "find_corpora",
-    "nothing_left",
-    "sample_sentences",
-]
+__all__ = ["encode_corpora", "sample_sentences"]
 
-Progress = Callable[[str, int, int | None], None]
-"""Called with the phase, how much is done and of how much (None: not known)."""
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
 
-@dataclass
-class Corpus:
-    """One corpus of one split and what happened to it."""
-
-    split: str
-    key: str
-    """Where it stands in the configuration, such as `data.train.0`."""
-    config: CorpusConfig
-    reader: CorpusReader
-    read: int = 0
-    """Pairs in the files."""
-    kept: int = 0
-    """Pairs in the store."""
-    dropped: Counter[str] = field(default_factory=Counter)
-    """Pairs dropped, by reason."""
-    sides: Sides = field(default_factory=Sides)
-    """What its sides look like."""
-
-
-def find_corpora(config: DataConfig) -> list[Corpus]:
-    """Return all corpora with their files found: training, then development.
-
-    Raises:
-        ConfigError, DataError: see `CorpusReader.of`; no training corpus.
-    """
-    if not config.train:
-        raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
-    languages = (config.source_language, config.target_language)
-    return [
-        Corpus(split, key, corpus, CorpusReader.of(corpus, key, languages))
-        for split, corpora in (("train", config.train), ("dev", config.dev))
-        for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
-    ]
-
-
-def count_pairs(corpora: Sequence[Corpus], progress: Progress) -> None:
-    """Read everything once: files that cannot be used are refused before anything is trained or encoded.
-
-    Raises:
-        DataError: a file of a fault (encoding, alignment, columns, compression), or a corpus without pairs.
-    """
-    done = 0
-    for corpus in corpora:
-        for source, target in corpus.reader.blocks():
-            corpus.sides.see(source, target)
-            corpus.read += len(source)
-            done += len(source)
-            progress("read", done, None)
-        if not corpus.read:
-            raise DataError(f"{corpus.key}: no sentence pairs in {corpus.reader.described()}")
-
-
 def sample_sentences(corpora: Sequence[Corpus], config: DataConfig, side: str, progress: Progress) -> Iterator[str]:
-    """Yield the normalised sentences that the subword model is trained on, in file order; nothing is held in memory.
+    """Yield the normalised sentences that the subword model is trained on, in file order, in constant memory.
 
-    At most `subword.sample_pairs` pairs, equally many of each corpus as far as it has them, at random (a function
-    of the counts alone). Pairs that the filters drop are left out, duplicates apart.
+    A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
+    corpus as far as it has them. Pairs that the filters drop are left out, except that duplicates stay.
 
     Args:
         corpora: Training corpora with their counts.
         config: The data section.
         side: `source`, `target`, or `joint` for both.
-        progress: Told how many pairs were read.
+        progress: Called with the number of pairs read.
 
     Raises:
         DataError: the filters leave none of the sampled pairs.
@@ -124,10 +65,10 @@ def sample_sentences(corpora: Sequence[Corpus], config: DataConfig, side: str, p
 
 
 class _Picks:
-    """A random choice of `wanted` of `total` things without replacement, told in order, in constant memory.
+    """A random choice of `wanted` out of `total` items without replacement, revealed in order, in constant memory.
 
-    Things come in windows of fixed size, the number chosen in each being hypergeometric, so that the choice does
-    not depend on how many are asked for at a time.
+    Items are drawn in windows of fixed size, with a hypergeometric number of chosen items in each, so the choice does
+    not depend on how many items are asked for at a time.
     """
 
     _WINDOW = 8192
@@ -139,7 +80,7 @@ class _Picks:
         self._mask = np.zeros(0, np.bool_)
 
     def take(self, count: int) -> NDArray[np.bool_]:
-        """Return for the next `count` things whether they are chosen."""
+        """Return the mask of the chosen items among the next `count`, bool [count]."""
         while len(self._mask) < count and self._total:
             size = min(self._WINDOW, self._total)
             chosen = int(self._generator.hypergeometric(self._wanted, self._total - self._wanted, size))
@@ -153,36 +94,14 @@ class _Picks:
 
 
 def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Split `total` evenly over corpora of `sizes` pairs; what a small one cannot fill goes to the others."""
+    """Split `total` evenly over corpora of `sizes` pairs; the shares that small ones cannot fill go to the others."""
     shares = [0] * len(sizes)
     left = min(total, sum(sizes))
+    # From the smallest: what it leaves is then shared by all larger ones.
     for position, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
         shares[number] = min(sizes[number], left // (len(sizes) - position))
         left -= shares[number]
     return shares
-
-
-def nothing_left(pairs: int, counts: Counter[str], corpora: Sequence[Corpus]) -> DataError:
-    """Return the error of filters that drop everything."""
-    reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common())
-    names = "; ".join(corpus.reader.described() for corpus in corpora[:3])
-    return DataError(
-        f"{names}: {sum(counts.values()):,} of {pairs:,} pairs skipped ({reasons}), nothing left to train on; "
-        "see data.filters"
-    )
-
-
-@dataclass
-class _Segmented:
-    """A cleaned block on its way into the store."""
-
-    corpus: Corpus
-    number: int
-    source: list[str]
-    target: list[str]
-    reference: list[str]
-    """Target texts as they are to be stored."""
-    ids: Future[list[list[list[int]]]]
 
 
 def encode_corpora(
@@ -195,8 +114,8 @@ def encode_corpora(
 ) -> None:
     """Clean, segment and write the corpora of one split.
 
-    One block is segmented (on `threads` threads, outside Python's lock) while the next is read and cleaned and
-    the one before is written.
+    A pipeline of three stages: while one block is segmented (on `threads` threads, outside Python's lock), the next is
+    read and cleaned, and the one before is written.
 
     Raises:
         DataError: a file changed since it was counted.
@@ -224,6 +143,19 @@ def encode_corpora(
             _write(waiting, tokenizers[0], config, writer)
 
 
+@dataclass
+class _Segmented:
+    """A cleaned block that is being segmented, on its way into the store."""
+
+    corpus: Corpus
+    number: int
+    source: list[str]
+    target: list[str]
+    reference: list[str]
+    """Target texts as they will be stored."""
+    ids: Future[list[list[list[int]]]]
+
+
 def _cleaned(
     corpus: Corpus,
     number: int,
@@ -233,8 +165,9 @@ def _cleaned(
     form: UnicodeForm,
     training: bool,
 ) -> _Segmented:
-    """Normalise and filter a block; training pairs are stored as segmented, a development target untouched."""
+    """Normalise and filter a block."""
     sources, targets, kept = cleaner.clean(normalise(source, form), normalise(target, form), corpus.dropped)
+    # A development target is the reference of scores, so it is stored as it stands in the file.
     reference = targets if training else list(compress(target, kept))
     return _Segmented(corpus, number, sources, targets, reference, Future())
 
@@ -249,11 +182,12 @@ def _segment(
 
 
 def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: TableWriter) -> None:
-    """Drop what is too long in pieces and hand the rest to the writer."""
+    """Drop pairs that are too long in pieces, and pass the others to the writer."""
     training = block.corpus.split == "train"
     source, target = block.ids.result()
     texts = (block.source, block.reference)
     lengths = [np.fromiter(map(len, side), np.int32, len(side)) for side in (source, target)]
+    # (1) Filter by pieces, which could not be done before segmentation.
     vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
     drop = vanished
     limit = config.filters.max_pieces
@@ -271,24 +205,26 @@ def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: 
         texts = (list(compress(texts[0], stay)), list(compress(texts[1], stay)))
         lengths = [side[stay] for side in lengths]
     block.corpus.kept += len(source)
+    # (2) Lay out the ids as the store has them, with the corpus's tag in front: it does not count for max_pieces.
     first, second = (_flat(side, n) for side, n in zip((source, target), lengths, strict=True))
     if block.corpus.config.tag is not None:
         first, lengths[0] = _tagged(first, lengths[0], tokenizer.tags[block.corpus.config.tag])
+    # (3) Store text for development and where training samples segmentations. Pre-segmented references are joined,
+    # because they are compared with joined output.
     if not training and isinstance(tokenizer, VocabularyTokenizer):
-        # The reference is compared with joined output, so pre-segmented text is joined too.
         texts = (texts[0], [VocabularyTokenizer.joined(text) for text in texts[1]])
     stored = texts if not training or config.subword.regularisation is not None else None
     writer.write(block.number, (first, lengths[0]), (second, lengths[1]), stored)
 
 
 def _flat(ids: Sequence[Sequence[int]], lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return all ids behind each other, int32 [sum of lengths]."""
+    """Return the concatenated ids, int32 [sum of lengths]."""
     return np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum()))
 
 
 def _tagged(
     ids: NDArray[np.int32], lengths: NDArray[np.int32], tag: int
 ) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Put `tag` in front of each sentence."""
+    """Return ids and lengths with `tag` in front of each sentence."""
     starts = np.cumsum(lengths) - lengths
     return np.insert(ids, starts, tag), lengths + 1

@@ -1,4 +1,8 @@
-"""`ziggurat prepare`: parallel text in, store out."""
+"""`ziggurat prepare`: from parallel text to a store, in three passes over the files.
+
+It counts and checks (ziggurat.data.inputs), trains or loads tokenizers, and encodes (ziggurat.data.passes). A store
+made from the same settings and inputs is reused. The reports come first, then `prepare`, then the manifest.
+"""
 
 from __future__ import annotations
 
@@ -18,21 +22,12 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, TableWriter
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
-from ziggurat.data.passes import (
-    Corpus,
-    Progress,
-    count_pairs,
-    encode_corpora,
-    find_corpora,
-    nothing_left,
-    sample_sentences,
-)
-from ziggurat.data.provenance import differences, provenance
-from ziggurat.data.sides import side_notices
+from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, nothing_left, side_notices
+from ziggurat.data.passes import encode_corpora, sample_sentences
+from ziggurat.data.store_checks import InputWatch, differences, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.temporary import TEMPORARY
-from ziggurat.data.watch import InputWatch
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
@@ -41,7 +36,7 @@ __all__ = ["CorpusReport", "PrepareReport", "prepare"]
 
 @dataclass(frozen=True)
 class CorpusReport:
-    """What became of one corpus."""
+    """Counts of one corpus: pairs read, kept and dropped, and corrections."""
 
     split: str
     """`train` or `dev`."""
@@ -55,28 +50,28 @@ class CorpusReport:
     carriage_returns: int
     """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
-    """Files whose byte order mark was removed."""
+    """Files with a byte order mark, which was removed."""
 
 
 @dataclass(frozen=True)
 class PrepareReport:
-    """What `prepare` did."""
+    """Result of `prepare`."""
 
     store: str
     reused: bool
-    """Whether the store was there already, of the same settings and inputs, and nothing was done."""
+    """True if a store of the same settings and inputs existed already, so nothing was done."""
     seconds: float
     source_vocabulary: int
     """Ids of the source side, control symbols and tags included."""
     target_vocabulary: int
     joint_vocabulary: bool
-    """Whether both sides share one."""
+    """True if both sides share one vocabulary."""
     source_pieces: int
     """Pieces of all training sources."""
     target_pieces: int
     corpora: list[CorpusReport] = field(default_factory=list)
     notices: list[str] = field(default_factory=list)
-    """What looks wrong without being so for certain, such as sides that were swapped."""
+    """Suspicious findings that need not be faults, such as sides that look swapped."""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the report as a JSON document."""
@@ -93,31 +88,28 @@ class PrepareReport:
         return sum((Counter(c.dropped) for c in self.corpora if c.split == "train"), Counter())
 
 
-def _silent(phase: str, done: int, total: int | None) -> None:
-    """Show no progress."""
-
-
 def prepare(
     config: DataConfig, *, force: bool = False, progress: Progress | None = None, threads: int | None = None
 ) -> PrepareReport:
     """Clean, segment and store the corpora of `config`.
 
-    The folder `config.store` appears whole or not at all. If it is there already, from the same settings and
-    the same content of the input files, nothing is done (a changed weight or name of a corpus is taken over).
+    The folder `config.store` appears whole or not at all. If it exists already, made from the same settings and the
+    same content of the input files, nothing is done, except that changed weights and names of corpora are updated.
 
     Args:
         config: The `data` section.
         force: Replace a store of other settings or inputs, or a damaged one.
         progress: Called with (phase, done, total or None).
-        threads: Threads that segment text; default: the processors this process may use. Changes no result.
+        threads: Threads for segmentation, without influence on the result; default: all available processors.
 
     Raises:
         ConfigError: settings that cannot be met.
-        DataError: inputs that cannot be used, or a store in the way.
+        DataError: unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
     progress = progress or _silent
     corpora = find_corpora(config)
+    # Fingerprints are taken before the passes and compared after them: the files are read several times.
     inputs = InputWatch()
     settings = provenance(config, corpora, progress, inputs.fingerprint)
     store = Path(config.store).expanduser().absolute()
@@ -130,6 +122,48 @@ def prepare(
         manifest = _build(config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress)
         inputs.check()
     return _report(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
+
+
+def _silent(phase: str, done: int, total: int | None) -> None:
+    """Ignore progress."""
+
+
+def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
+    """Return the manifest of an intact store of the same settings, or None if a store must be built.
+
+    Raises:
+        DataError: something else is in the way.
+    """
+    if not store.exists():
+        return None
+    if not holds_only(store, _STORE_FILES):  # never replace anything but a store
+        raise DataError(f"{store}: exists and holds other things than a store; set data.store to another folder")
+    sweep(store)  # temporary files of a process that was killed while it updated the manifest
+    if not any(store.iterdir()):
+        return None
+    try:
+        opened = Store.open(store)
+        opened.verify()  # every file: running `prepare` again is how users check that a store is intact
+        manifest = dict(opened.manifest)
+    except DataError as error:
+        if force:
+            return None
+        raise DataError(f"{error} (the store is in the way: `--force` rebuilds it)") from None
+    changed = differences(manifest["prepared_from"], settings)
+    if not changed:
+        return manifest
+    if force:
+        return None
+    shown = "; ".join(changed[:4]) + (f"; and {len(changed) - 4} more" if len(changed) > 4 else "")
+    raise DataError(
+        f"{store}: was prepared from other settings or files: {shown}. Set data.store to another folder, or rebuild "
+        "it with `--force`"
+    )
+
+
+_STORE_FILES = re.compile(
+    r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|" + TEMPORARY.pattern
+)
 
 
 def _build(
@@ -146,7 +180,8 @@ def _build(
     subword = config.subword
     tokenizers: tuple[Tokenizer, Tokenizer]
     if subword.kind in ("existing", "vocabulary"):
-        tokenizers = existing_tokenizers(subword, config.unicode, tags)  # cheap: refused before the long passes
+        # Before the long passes, since errors here are cheap to find.
+        tokenizers = existing_tokenizers(subword, config.unicode, tags)
         count_pairs(corpora, progress)
     else:
         count_pairs(corpora, progress)
@@ -205,7 +240,8 @@ def _files(directory: Path) -> dict[str, dict[str, Any]]:
 
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
-    """Write `manifest` with the store's fingerprint: of the files, and of what else decides on training."""
+    """Write `manifest` with the store's fingerprint."""
+    # Besides the files, weights and tags of the corpora decide about training; names and paths do not.
     decisive = [
         manifest["files"],
         [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]],
@@ -216,48 +252,10 @@ def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     write_atomically(directory / MANIFEST, content)
 
 
-def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
-    """Return the manifest of a whole store of the same settings, or None if a new one is to be built.
-
-    Raises:
-        DataError: something else is in the way.
-    """
-    if not store.exists():
-        return None
-    if not holds_only(store, _STORE_FILES):  # nothing else is ever replaced
-        raise DataError(f"{store}: exists and holds other things than a store; set data.store to another folder")
-    sweep(store)
-    if not any(store.iterdir()):
-        return None
-    try:
-        opened = Store.open(store)
-        opened.verify()  # all of it: who prepares again wants to know that the data are there
-        manifest = dict(opened.manifest)
-    except DataError as error:
-        if force:
-            return None
-        raise DataError(f"{error} (the store is in the way: `--force` builds it anew)") from None
-    changed = differences(manifest["prepared_from"], settings)
-    if not changed:
-        return manifest
-    if force:
-        return None
-    shown = "; ".join(changed[:4]) + (f"; and {len(changed) - 4} more" if len(changed) > 4 else "")
-    raise DataError(
-        f"{store}: was prepared from other settings or files: {shown}. Set data.store to another folder, or build "
-        "it anew with `--force`"
-    )
-
-
-_STORE_FILES = re.compile(
-    r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|" + TEMPORARY.pattern
-)
-
-
 def _with_labels(
     store: Path, manifest: dict[str, Any], config: DataConfig, corpora: Sequence[Corpus]
 ) -> dict[str, Any]:
-    """Take over weights and names of the corpora, which change no stored pair."""
+    """Update weights and names of the corpora in the manifest; they change no stored pair."""
     changed = False
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
@@ -272,7 +270,7 @@ def _with_labels(
 
 
 def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: float) -> PrepareReport:
-    """Tell what is in the store."""
+    """Return the report on the store that `manifest` describes."""
     names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
     return PrepareReport(
         store=store,

@@ -1,4 +1,7 @@
-"""Parallel corpora in any accepted format as blocks of aligned lines."""
+"""Readers of parallel corpora: text, TSV, JSON lines and Parquet as blocks of aligned lines.
+
+`CorpusReader.of` finds files, format and columns; `blocks` streams them. One generator per format follows.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +23,17 @@ from ziggurat.errors import ConfigError, DataError, printable
 __all__ = ["BLOCK_PAIRS", "CorpusReader", "PairBlock", "ReadNotes"]
 
 BLOCK_PAIRS = 16_384
-"""Most pairs in a block; text files also end a block after about 1 MiB."""
+"""Most pairs in a block; blocks of text files also end after about 1 MiB."""
 
 PairBlock = tuple[list[str], list[str]]
-"""Source and target lines, equally many; without line ends, otherwise as in the file."""
+"""Source and target lines of a block, equally many: as in the file, without line ends."""
 
 _FORMATS = {".tsv": "tsv", ".jsonl": "jsonl", ".parquet": "parquet"}
 
 
 @dataclass
 class ReadNotes:
-    """What a reader put right without asking; reported once per corpus."""
+    """Counts of small faults that a reader corrects by itself; reported once per corpus."""
 
     carriage_returns: int = 0
     """Lines that ended in CR LF instead of LF."""
@@ -38,14 +41,14 @@ class ReadNotes:
     """Files that began with a byte order mark."""
 
     def add(self, stream: LineStream) -> None:
-        """Count what `stream` met."""
+        """Add the counts of `stream`."""
         self.carriage_returns += stream.carriage_returns
         self.byte_order_marks += stream.byte_order_mark
 
 
 @dataclass(frozen=True)
 class _Columns:
-    """Where the two sides are inside a file of both."""
+    """The columns or fields of the two sides in a file with both."""
 
     source: str | int
     target: str | int
@@ -53,11 +56,11 @@ class _Columns:
 
 @dataclass
 class CorpusReader:
-    """Streams one corpus as often as asked; memory does not grow with its size."""
+    """Reader of one corpus, which can be streamed any number of times in bounded memory."""
 
     name: str
     files: list[tuple[Path, ...]]
-    """Per part: (source file, target file), or (file of both sides,)."""
+    """For each part (source file, target file), or (file with both sides,)."""
     kind: str
     """`text`, `tsv`, `jsonl` or `parquet`."""
     columns: _Columns
@@ -69,12 +72,12 @@ class CorpusReader:
 
         Args:
             config: The corpus.
-            key: Where it stands in the configuration, such as `data.train.0`; used in messages.
+            key: Its key in the configuration, such as `data.train.0`, for messages.
             languages: Codes of source and target language: the default columns of JSON lines and Parquet.
 
         Raises:
-            ConfigError: format or columns that cannot be.
-            DataError: files that are not there, or not equally many on both sides.
+            ConfigError: impossible format or columns.
+            DataError: missing files, or different numbers of files on the two sides.
         """
         name = config.name or Path(config.path or config.source or "").name
         if config.path is not None:
@@ -98,10 +101,10 @@ class CorpusReader:
         return " and ".join(names) if len(names) <= 2 else f"{names[0]} and {len(names) - 1} more files"
 
     def blocks(self) -> Iterator[PairBlock]:
-        """Yield aligned blocks in file order; `notes` then tells what this pass met.
+        """Yield aligned blocks in file order; `notes` counts the corrections of this pass.
 
         Raises:
-            DataError: whatever is wrong with a file, naming it and the line.
+            DataError: any fault of a file, with its name and line.
         """
         self.notes = ReadNotes()
         for part in self.files:
@@ -116,13 +119,13 @@ class CorpusReader:
 
 
 def _format_of(config: CorpusConfig, key: str, found: Sequence[Path]) -> str:
-    """Return the format of files of both sides, from the configuration or the names of those that were found."""
+    """Return the format of files with both sides, by the configuration or the names of the files found."""
     if config.format == "text":
         raise ConfigError(f"{key}.format: plain text has one file per side; give `source` and `target` instead")
     if config.format != "auto":
         return config.format
     formats: dict[str, Path] = {}
-    for path in found:  # not the pattern: `web-*.tsv*` has no ending of its own
+    for path in found:  # by the files, not the pattern: `web-*.tsv*` ends in no known suffix
         suffix = Path(path.stem).suffix if compression_of(path) else path.suffix
         if suffix.lower() not in _FORMATS:
             raise ConfigError(
@@ -137,7 +140,7 @@ def _format_of(config: CorpusConfig, key: str, found: Sequence[Path]) -> str:
 
 
 def _columns_of(config: CorpusConfig, key: str, kind: str, languages: tuple[str, str]) -> _Columns:
-    """Return the two columns, checked against the format."""
+    """Return the two columns, checked for the format."""
     source, target = config.columns or ((0, 1) if kind == "tsv" else languages)
     wanted: type = int if kind == "tsv" else str
     if not isinstance(source, wanted) or not isinstance(target, wanted):
@@ -149,7 +152,7 @@ def _columns_of(config: CorpusConfig, key: str, kind: str, languages: tuple[str,
 
 
 def _text_blocks(source_path: Path, target_path: Path, notes: ReadNotes) -> Iterator[PairBlock]:
-    """Yield line i of one file with line i of the other; refuse files of unequal length."""
+    """Yield line i of one file with line i of the other. Raises DataError for files of unequal length."""
     source, target = LineStream(source_path), LineStream(target_path)
     while True:
         count = min(source.available(), target.available(), BLOCK_PAIRS)
@@ -157,6 +160,7 @@ def _text_blocks(source_path: Path, target_path: Path, notes: ReadNotes) -> Iter
             break
         yield source.take(count), target.take(count)
     pairs = source.lines
+    # One side has ended. The other is read to its end as well, so that the message can name both counts.
     if source.drain() != target.drain():
         longer = source if source.lines > target.lines else target
         one_blank = longer.lines == pairs + 1 and longer.last_line_empty
@@ -180,7 +184,7 @@ def _line_blocks(path: Path, notes: ReadNotes) -> Iterator[tuple[int, list[str]]
 
 
 def _tsv_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[PairBlock]:
-    """Yield two columns of tab-separated lines. Quotes and backslashes are text; every line has the same columns."""
+    """Yield two columns of tab-separated lines, all with equally many columns; quotes and backslashes are text."""
     source, target = int(columns.source), int(columns.target)
     expected = 0
     for first, lines in _line_blocks(path, notes):
@@ -202,7 +206,7 @@ def _tsv_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[Pai
 
 
 def _jsonl_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[PairBlock]:
-    """Yield two fields of each line's JSON object; `a.b` goes into nested objects; null is an empty text."""
+    """Yield two fields of each line's JSON object. `a.b` is field b of the object a; null is an empty text."""
     pick_source, pick_target = _picker(str(columns.source)), _picker(str(columns.target))
     for first, lines in _line_blocks(path, notes):
         sides: PairBlock = ([], [])
@@ -221,11 +225,11 @@ def _jsonl_blocks(path: Path, columns: _Columns, notes: ReadNotes) -> Iterator[P
 
 
 def _picker(name: str) -> Callable[[Any], str]:
-    """Return a function that takes the text at dotted `name` out of a parsed JSON line."""
+    """Return a function that gets the text at the dotted `name` from a parsed JSON line."""
     path = name.split(".")
 
     def pick(record: Any) -> str:
-        # A key that itself holds dots wins over nesting.
+        # A key that itself contains dots wins over nesting.
         steps: Sequence[str] = [name] if isinstance(record, dict) and name in record else path
         for step in steps:
             if not isinstance(record, dict):
@@ -237,7 +241,7 @@ def _picker(name: str) -> Callable[[Any], str]:
 
 
 def _checked_text(value: Any, name: str) -> str:
-    """Return `value` as one line of valid Unicode text."""
+    """Return `value` as one line of valid Unicode text. Raises TypeError or ValueError where it is none."""
     if value is None:
         return ""
     if not isinstance(value, str):
@@ -248,11 +252,12 @@ def _checked_text(value: Any, name: str) -> str:
 
 
 def _parquet_blocks(path: Path, columns: _Columns) -> Iterator[PairBlock]:
-    """Yield two string columns, one row group's batches at a time; `a.b` names a field of a struct column."""
+    """Yield two string columns, a batch of rows at a time; `a.b` is field b of the struct column a."""
     names = [str(columns.source), str(columns.target)]
     row = 0
     try:
         with uncompressed_file(path) as file, pq.ParquetFile(file) as table:
+            # Arrow reads whole top-level columns; _parquet_texts then takes the field.
             tops = [name if name in table.schema_arrow.names else name.split(".")[0] for name in names]
             for name, top in zip(names, tops, strict=True):
                 if top not in table.schema_arrow.names:
@@ -269,7 +274,7 @@ def _parquet_blocks(path: Path, columns: _Columns) -> Iterator[PairBlock]:
 
 
 def _parquet_texts(batch: pa.RecordBatch, name: str, path: Path) -> list[str]:
-    """Return the texts of column `name` of `batch`; null is an empty text."""
+    """Return the texts in column `name` of `batch`; null is an empty text."""
     steps = [name] if name in batch.schema.names else name.split(".")
     column = batch.column(steps[0])
     for step in steps[1:]:

@@ -1,4 +1,8 @@
-"""Random segmentations of a sentence as a function of (text, seed): BPE-dropout and unigram sampling."""
+"""Random segmentations of a sentence as a function of (text, seed): BPE-dropout and unigram sampling.
+
+SentencePiece has both methods, but draws from thread-local generators that cannot be reseeded, so a resumed run could
+not repeat what an uninterrupted one draws.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +25,9 @@ _UNKNOWN_PENALTY = 10.0
 class BpeDropout:
     """BPE-dropout (Provilkov, Emelianenko and Voita 2020, algorithm 1) over the merges of a SentencePiece model.
 
-    A SentencePiece BPE model has no list of merges: two neighbours merge if their concatenation is a piece, the
-    best score first, the leftmost among equals. Each time a merge comes to the front it is dropped with
-    probability alpha. As in SentencePiece a dropped merge returns only if one of its sides changes; alpha = 0
-    gives exactly the model's own segmentation.
+    A SentencePiece BPE model has no list of merges: two neighbours merge if their concatenation is a piece, best score
+    first, leftmost among equals. Each merge is dropped with probability alpha when its turn comes. As in SentencePiece,
+    a dropped merge returns only if one of its sides changes; alpha = 0 gives exactly the model's own segmentation.
     """
 
     def __init__(self, processor: Any) -> None:
@@ -37,10 +40,10 @@ class BpeDropout:
             if not special and not processor.is_unused(index):
                 self._ids[piece] = index
         scores = {piece: float(processor.get_score(index)) for piece, index in self._ids.items()}
-        # SentencePiece does not say which pieces are user-defined symbols. They stand before the trained ones
-        # and have score 0; trained ones have 0, -1, -2, ... as they were merged: the last 0 is the first merge.
+        # SentencePiece does not tell which pieces are user-defined symbols. They precede the trained pieces and have
+        # score 0; the trained ones have 0, -1, -2, ... in the order of merging. So the last 0 is the first merge.
         frozen = [piece for piece, score in scores.items() if score == 0.0][:-1]
-        frozen.sort(key=len, reverse=True)  # matched before all merges, the longest first
+        frozen.sort(key=len, reverse=True)  # user-defined symbols match before all merges, the longest first
         self._frozen = frozenset(frozen)
         self._scores = scores
         self._symbols = re.compile("|".join([*map(re.escape, frozen), "."]), flags=re.DOTALL)
@@ -55,6 +58,7 @@ class BpeDropout:
 
     def _merge(self, symbols: list[str], generator: random.Random, alpha: float) -> list[str]:
         """Merge neighbours, best first, dropping each candidate with probability `alpha`."""
+        # A doubly linked list over the symbols: a merged symbol stays at its left end, the right end becomes empty.
         left = list(range(-1, len(symbols) - 1))
         right = [*range(1, len(symbols)), -1]
         scores, frozen = self._scores, self._frozen
@@ -72,7 +76,7 @@ class BpeDropout:
             consider(position, position + 1)
         while agenda:
             _, first, second, piece = heapq.heappop(agenda)
-            # A side that was merged into something else meanwhile no longer makes up this piece.
+            # Stale entry: one side has been merged into another symbol since.
             if not symbols[first] or not symbols[second] or symbols[first] + symbols[second] != piece:
                 continue
             if alpha and generator.random() < alpha:
@@ -86,7 +90,7 @@ class BpeDropout:
         return [symbol for symbol in symbols if symbol]
 
     def _to_ids(self, symbols: list[str]) -> list[int]:
-        """Look up symbols; what is no piece becomes bytes or, in a row, one unknown id (as SentencePiece does)."""
+        """Look up symbols; unknown ones become bytes, or without byte pieces one unknown id per run."""
         ids: list[int] = []
         unknown_before = False
         for symbol in symbols:
@@ -111,7 +115,7 @@ class UnigramSampler:
         tests = (processor.is_control, processor.is_byte, processor.is_unknown)
         special = np.array([any(test(index) for test in tests) for index in range(count)])
         unknown = float(scores[~special].min()) - _UNKNOWN_PENALTY
-        # Bytes spell unknown characters: the same in every segmentation of a sentence, so any equal score will do.
+        # Bytes spell unknown characters, the same ones in every segmentation, so any common score will do.
         self._scores = np.where(special, unknown, scores)
 
     def sample(self, text: str, seed: int, regularisation: RegularisationConfig) -> list[int]:
@@ -126,8 +130,8 @@ class UnigramSampler:
 
 
 def make_sampler(processor: Any) -> BpeDropout | UnigramSampler:
-    """Return the sampler of the model's kind (SentencePiece offers n-best segmentation for unigram models only)."""
-    try:
+    """Return the sampler for the model's kind."""
+    try:  # SentencePiece does not tell the kind, but has n-best segmentation for unigram models only
         processor.nbest_encode("a", nbest_size=2, out_type=int)
     except RuntimeError:
         return BpeDropout(processor)

@@ -1,14 +1,16 @@
-"""The place beside a folder where its next content is built by one process; it gets the name when all is on the disk.
+"""Building of folders: one process builds the next content beside a folder, which gets its name when all is on disk.
 
-While NAME is built there lies beside it `.NAME.building.tmp`:
+While NAME is built, `.NAME.building.tmp` lies beside it:
 
-    lock    held by the process that builds; a file, since on NFS the lock of a folder does not reach other machines
-    new/    what will be NAME
-    old/    what was NAME until new/ takes its place: the whole journal; found while there is no NAME, it is put back
-    gone/   what was NAME and is being deleted
+    lock    held by the building process; a file, since on NFS the lock of a folder does not reach other machines
+    new/    the future NAME
+    old/    the former NAME, until new/ has taken its place. This is the whole journal: if there is no NAME, old/ is
+            put back
+    gone/   the former NAME, being deleted
 
-Two renames replace a folder. renameat2(RENAME_EXCHANGE) would be one, but NFS does not have it: the journal would be
-needed all the same.
+`.NAME.deleting.tmp` is a folder that is being deleted without a successor. Two renames replace a folder;
+renameat2(RENAME_EXCHANGE) would take one, but NFS lacks it, so the journal would be needed anyway. The functions at the
+end deal with the names that earlier versions used, `NAME.partial` and `NAME.replaced`.
 """
 
 from __future__ import annotations
@@ -30,50 +32,42 @@ __all__ = [
     "BeingBuiltError",
     "Staging",
     "beside",
-    "half_built_earlier",
-    "of_earlier_versions",
+    "cannot_be_made",
+    "partial_earlier",
     "real_path",
     "remove",
-    "set_aside_earlier",
+    "replaced_earlier",
     "staged",
-    "unmade",
 ]
 
 BUILDING, DELETING = "building", "deleting"
-"""Kinds of folders on their way in and out, of eight letters as in the names of temporary files."""
-
-_OF_WHOLE_ONES = ("manifest.json", "model.safetensors", "export.json", "checkpoints")
-_OF_EARLIER_VERSIONS = re.compile(
-    r"(train|dev)-.*\.(arrow|npy)|(config|generation_config|tokenizer_config|manifest|export|onnx|meta)\.json"
-    r"|(source_|target_|shared_)?vocab(ulary)?\.json|config\.yaml|model\.(safetensors|bin)|.*\.(onnx|spm|vocab)"
-)
-"""What earlier versions wrote into folders that they built beside their place."""
+"""Kinds of folders on their way in and out: words of eight letters, to fit the names of temporary files."""
 
 
 class BeingBuiltError(DataError):
-    """Another process is building the folder, so it may help to wait."""
+    """Another process is building the folder; waiting may help."""
 
 
 def staged(target: Path) -> Path:
-    """Return where the next content of `target` is made; for processes that fill one folder together."""
+    """Return the folder where the next content of `target` is built, for processes that fill it together."""
     return beside(real_path(target), BUILDING) / "new"
 
 
 class Staging:
-    """The place where a folder is built, held by this process until `close`; `building` is this as a context.
+    """The right of this process to build a folder, held until `close`; workspace.building is the same as a context.
 
-    What an earlier process left there is removed; a folder that it had set aside is put back.
+    Remains of an earlier process are removed; a folder that it had set aside is put back.
 
     Args:
-        target: the folder; where it is a link, the folder that it points to.
+        target: the folder; for a link, the folder that it points to.
 
-    Raises DataError when another process is building the same folder or there are no locks, ConfigError for
-    a name that is not UTF-8, OSError when the place cannot be made.
+    Raises DataError when another process is building the same folder or there are no locks, ConfigError for a name that
+    is not UTF-8, OSError when the folder beside it cannot be created.
     """
 
     def __init__(self, target: Path) -> None:
         self.target = real_path(target)
-        check_name(self.target)  # now, not when what is in it has taken hours and cannot be read
+        check_name(self.target)  # now, not after hours of filling a folder that other libraries cannot open
         self._place = beside(self.target, BUILDING)
         self._new, self._old, self._gone = (self._place / name for name in ("new", "old", "gone"))
         self.target.parent.mkdir(parents=True, exist_ok=True)
@@ -86,15 +80,15 @@ class Staging:
             raise
 
     def _enter(self) -> int:
-        """Make the place and lock it; return the descriptor that holds the lock."""
+        """Create the folder beside the target and lock it; return the descriptor that holds the lock."""
         file = self._place / "lock"
         while True:
             self._place.mkdir(exist_ok=True)
             try:
                 descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # its owner finished just now
+            except FileNotFoundError:  # the former owner just finished and removed the folder
                 continue
-            except OSError:  # too many open files, a full disk
+            except OSError:  # for example too many open files, or a full disk
                 with contextlib.suppress(OSError):
                     self._place.rmdir()
                 raise
@@ -109,17 +103,17 @@ class Staging:
                 raise _busy(self.target)
             if is_same(file, descriptor):
                 return descriptor
-            os.close(descriptor)  # its owner finished between opening and locking
+            os.close(descriptor)  # the former owner removed the file between our opening and our locking it
 
     def _leave_unlocked(self) -> None:
-        """Leave no trace where there are no locks, and touch nothing of what others may have there."""
+        """Leave no trace on a file system without locks, but touch nothing that another process may have there."""
         with contextlib.suppress(OSError):
             if os.listdir(self._place) == ["lock"]:
                 os.unlink(self._place / "lock")
                 os.rmdir(self._place)
 
     def _tidy(self) -> None:
-        """Put back what was set aside, and remove all else but the lock."""
+        """Put back a folder that was set aside; remove everything else but the lock."""
         if self._old.exists():
             if os.path.lexists(self.target):
                 self._forget_old()
@@ -132,28 +126,29 @@ class Staging:
         remove(beside(self.target, DELETING))
 
     def _forget_old(self) -> None:
-        # Renamed before it is deleted: a half deleted one must never be put back.
+        # Renamed before it is deleted: a half-deleted folder must never be put back.
         remove(self._gone)
         os.rename(self._old, self._gone)
 
     def begin(self) -> Path:
-        """Make the empty folder to fill, and return it. Raises OSError."""
+        """Create the empty folder to fill, and return it. Raises OSError."""
         self._new.mkdir()
         return self._new
 
     def put_in_place(self) -> None:
-        """Give the folder its name. Raises OSError: it could not be done, and nothing has changed; DataError: a mount.
+        """Give the folder its name.
 
-        Content comes to the disk before the name, the name before the old content goes.
+        Raises OSError when it cannot be done, and nothing has changed; DataError for a file or a mount point.
         """
+        # Content must be on the disk before the name, and the name before the old content is deleted.
         sync_tree(self._new)
         if self.target.exists() and not self.target.is_dir():
             raise DataError(f"{self.target}: is a file, expected a folder to write; give another one")
         try:
-            os.rename(self._new, self.target)  # nothing there, or an empty folder: one rename does
+            os.rename(self._new, self.target)  # enough where there is nothing, or an empty folder
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise unmade(self.target, error) from None
+                raise cannot_be_made(self.target, error) from None
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
             self._replace()
@@ -167,7 +162,7 @@ class Staging:
             os.rename(self.target, self._old)
         except OSError as error:
             if error.errno == errno.EBUSY:
-                raise unmade(self.target, error) from None
+                raise cannot_be_made(self.target, error) from None
             raise
         try:
             os.rename(self._new, self.target)
@@ -176,66 +171,71 @@ class Staging:
             raise
 
     def close(self) -> None:
-        """Remove what is left of the place, and let others in."""
+        """Remove what is left beside the target, and release the lock."""
         try:
-            if self._old.exists():  # an error right after it was set aside
+            if self._old.exists():  # there was an error right after the target was set aside
                 self._tidy()
             for entry in list(os.scandir(self._place)):
                 if entry.name != "lock":
                     shutil.rmtree(entry.path, ignore_errors=True)
             (self._place / "lock").unlink()
             self._place.rmdir()
-        except OSError:  # not ours to remove any more, or a disk in trouble: the next one here tries again
+        except OSError:  # no longer ours to remove, or a failing disk: the next process here tries again
             pass
         finally:
             os.close(self._lock)
 
 
 def real_path(target: str | Path) -> Path:
-    """Return the absolute path without links: what is renamed is the folder itself."""
+    """Return the absolute path without links, since the folder itself is renamed and not a link to it."""
     return Path(os.path.realpath(target))
 
 
 def beside(target: Path, kind: str) -> Path:
-    """Return the name of a folder of this kind on its way to or from being `target`."""
+    """Return the path beside `target` for a folder of this kind (BUILDING, DELETING)."""
     return target.with_name(f".{target.name}.{kind}.tmp")
 
 
-def of_earlier_versions(target: Path, ending: str) -> Path:
-    """Return what earlier versions called the new (`partial`) and the old folder (`replaced`)."""
-    return target.with_name(f"{target.name}.{ending}")
+_WHOLE_FOLDERS_HAVE = ("manifest.json", "model.safetensors", "export.json", "checkpoints")
+_PARTIAL_FOLDERS_HAVE = re.compile(
+    r"(train|dev)-.*\.(arrow|npy)|(config|generation_config|tokenizer_config|manifest|export|onnx|meta)\.json"
+    r"|(source_|target_|shared_)?vocab(ulary)?\.json|config\.yaml|model\.(safetensors|bin)|.*\.(onnx|spm|vocab)"
+)
+"""Names of the files in a folder that an earlier version was building."""
 
 
-def set_aside_earlier(target: Path) -> Path | None:
-    """Return `NAME.replaced` where an earlier version set it aside; None where there is none, or it is somebody's own.
+def replaced_earlier(target: Path) -> Path | None:
+    """Return `NAME.replaced` if an earlier version set it aside; None if it does not exist or belongs to the user.
 
-    People call folders so too, so it must hold what we write.
+    Users give folders such names as well, so it must contain one of our files.
     """
-    folder = of_earlier_versions(target, "replaced")
-    return folder if any((folder / name).exists() for name in _OF_WHOLE_ONES) else None
+    folder = target.with_name(f"{target.name}.replaced")
+    return folder if any((folder / name).exists() for name in _WHOLE_FOLDERS_HAVE) else None
 
 
-def half_built_earlier(target: Path) -> Path | None:
-    """Return `NAME.partial` where an earlier version began it; None where there is none, or it is somebody's own."""
-    folder = of_earlier_versions(target, "partial")
+def partial_earlier(target: Path) -> Path | None:
+    """Return `NAME.partial` if an earlier version began it; None if it does not exist or belongs to the user."""
+    folder = target.with_name(f"{target.name}.partial")
     try:
-        ours = not folder.is_symlink() and all(map(_OF_EARLIER_VERSIONS.fullmatch, os.listdir(folder)))
+        ours = not folder.is_symlink() and all(map(_PARTIAL_FOLDERS_HAVE.fullmatch, os.listdir(folder)))
     except OSError:
         return None
     return folder if ours else None
 
 
 def _take_over(target: Path) -> None:
-    """Put back what earlier versions called `NAME.replaced`, and remove their `NAME.partial`, a folder locked itself.
+    """Put back an earlier version's `NAME.replaced` if there is no NAME, and remove its `NAME.partial`.
 
-    A `NAME.replaced` beside `target` stays: they would have deleted it, but it may be a copy that somebody keeps.
+    A `NAME.replaced` beside an existing `target` stays: the earlier version would have deleted it, but it may be a copy
+    that the user keeps.
     """
-    replaced = None if os.path.lexists(target) else set_aside_earlier(target)
-    partial = half_built_earlier(target)
+    replaced = None if os.path.lexists(target) else replaced_earlier(target)
+    partial = partial_earlier(target)
     if partial is None:
         if replaced is not None:
             os.rename(replaced, target)
         return
+    # Earlier versions locked the folder itself, not a file in it.
     descriptor = os.open(partial, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
         if not try_lock(descriptor):
@@ -249,7 +249,7 @@ def _take_over(target: Path) -> None:
 
 
 def remove(path: Path) -> None:
-    """Remove a folder with all in it, or a file; nothing there is well too."""
+    """Remove a folder with everything in it, or a file; it may be missing."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -260,11 +260,11 @@ def _busy(target: Path) -> BeingBuiltError:
     return BeingBuiltError(f"{target}: another process of ziggurat is building this folder; wait for it to end")
 
 
-def unmade(target: Path, error: OSError) -> DataError:
-    """Return what to say of a folder that cannot be made, and the way out."""
+def cannot_be_made(target: Path, error: OSError) -> DataError:
+    """Return the error to raise for a folder that cannot be created or replaced, with the way out."""
     parent = real_path(target).parent
     where = ""
-    if error.errno == errno.EBUSY:  # where a container has its volume, say
+    if error.errno == errno.EBUSY:  # for example the volume of a container
         where = f". A file system is mounted there, so it cannot be replaced: name a folder inside, such as {target}/1"
     elif error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
         where = f". Folders are built beside their place, so {parent} must be writable"

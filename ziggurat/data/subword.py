@@ -1,4 +1,8 @@
-"""Text to subword ids and back: the tokenizer protocol, SentencePiece, and the files beside a store or model."""
+"""Text to subword ids and back: the tokenizer protocol, SentencePiece, and the vocabulary files of a store or model.
+
+The other tokenizer, for text that is already segmented, is in ziggurat.data.vocabulary; models are trained in
+ziggurat.data.subword_training.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ import sentencepiece
 from ziggurat.config.data import RegularisationConfig
 from ziggurat.data.checksums import check_file
 from ziggurat.data.files import write_atomically
-from ziggurat.data.normalise import UnicodeForm, normalise
+from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler, make_sampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.documents import Form, inside, parse_json, read_bounded, shaped
@@ -36,23 +40,25 @@ VOCABULARY_FORMAT = 1
 """Version of `vocabulary.json`."""
 
 MAX_MODEL_BYTES = 1 << 25
-"""Largest SentencePiece model or vocabulary file, 32 MiB: seven times that of NLLB's 256,000 pieces."""
+"""Largest SentencePiece model or vocabulary file, 32 MiB: seven times the size of NLLB's with 256,000 pieces."""
+
 VOCABULARY_FILE = "vocabulary.json"
 _AGAIN = "run `ziggurat prepare` again"
-# SentencePiece writes a blank as U+2581, so a U+2581 of the text would come back as a blank. It is spelt with
-# an escape character, a noncharacter that Unicode reserves for use inside programs; text that holds the
-# escape character itself is escaped too, so that decode(encode(text)) is the text whatever it holds.
+
+# SentencePiece writes a blank as U+2581, so a U+2581 in the text would come back as a blank. It is spelt with an escape
+# character, a noncharacter that Unicode reserves for use inside programs. The escape character itself is escaped as
+# well, so that decode(encode(text)) is the text, whatever it contains.
 _ESCAPE = "\ufdd0"
 _BLANK_MARK = "\u2581"
 _ESCAPED = re.compile(f"{_ESCAPE}(.?)", flags=re.DOTALL)
 
 
 class Tokenizer(Protocol):
-    """One side's text <-> ids. Ids run from 0 to `size - 1`; text never yields a control id or a tag."""
+    """Tokenizer of one side. Ids run from 0 to `size - 1`; no text can produce the id of a control symbol or tag."""
 
     @property
     def size(self) -> int:
-        """Number of ids, control symbols and tags included: rows of the embedding."""
+        """Number of ids, control symbols and tags included; also the number of rows of the embedding."""
 
     @property
     def pad(self) -> int:
@@ -60,15 +66,15 @@ class Tokenizer(Protocol):
 
     @property
     def unk(self) -> int:
-        """Id of what the vocabulary cannot spell."""
+        """Id of the unknown piece, for text that the vocabulary cannot spell."""
 
     @property
     def bos(self) -> int:
-        """Id of the beginning of a sentence."""
+        """Id of begin-of-sentence."""
 
     @property
     def eos(self) -> int:
-        """Id of the end of a sentence."""
+        """Id of end-of-sentence."""
 
     @property
     def tags(self) -> Mapping[str, int]:
@@ -82,10 +88,10 @@ class Tokenizer(Protocol):
         """Normalise and segment each text; no bos, no eos."""
 
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Segment texts that `normalise` has seen already."""
+        """Segment texts that are already normalised (ziggurat.data.lines.normalise)."""
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text on one line; control ids and tags vanish."""
+        """Return the text on one line, without control symbols and tags."""
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Return the written form of each id, control ids and tags included."""
@@ -97,12 +103,12 @@ class Tokenizer(Protocol):
 
 
 class SentencePieceTokenizer:
-    """A SentencePiece model (Kudo and Richardson 2018), with control symbols it may lack and tags behind its pieces.
+    """A SentencePiece model (Kudo and Richardson 2018). Control symbols that it lacks and tags follow its pieces.
 
     Args:
         model: The serialised model.
         unicode: Normalisation of text before the model sees it.
-        tags: Tokens that only `prepare` and the translator set, never text.
+        tags: Tokens that only `prepare` and the translator set; text cannot produce them.
 
     Raises:
         DataError: `model` is not a SentencePiece model.
@@ -121,9 +127,9 @@ class SentencePieceTokenizer:
             raise DataError("not a SentencePiece model (no pieces)")
         try:
             self._processor.id_to_piece(list(range(self._model_size)))
-        except UnicodeDecodeError as error:  # which the model takes, and every use of the piece would raise
+        except UnicodeDecodeError as error:  # SentencePiece loads such a model, but every use of the piece would raise
             raise DataError(f"damaged SentencePiece model (a piece is not valid UTF-8: {error.reason})") from None
-        self._names: list[str] = []  # of the ids behind the model's
+        self._names: list[str] = []  # of the ids that follow the model's own
         self.unk = int(self._processor.unk_id())
         self.pad = self._control(self._processor.pad_id(), "<pad>")
         self.bos = self._control(self._processor.bos_id(), "<s>")
@@ -135,7 +141,7 @@ class SentencePieceTokenizer:
         self._sampler: BpeDropout | UnigramSampler | None = None
 
     def _control(self, model_id: int, name: str) -> int:
-        """Return the model's id where text cannot yield it, else one behind the model's ids."""
+        """Return the model's id of a control symbol if text cannot produce it, else a new id after the model's own."""
         if model_id >= 0 and self._processor.is_control(model_id):
             return int(model_id)
         self._names.append(name)
@@ -143,6 +149,7 @@ class SentencePieceTokenizer:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Normalise and segment each text; no bos, no eos. Lone surrogates become U+FFFD."""
+        # Through UTF-16, so that two halves in a row become the character they stand for.
         texts = [
             text if _is_valid(text) else text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
             for text in texts
@@ -150,14 +157,14 @@ class SentencePieceTokenizer:
         return self.encode_normalised(normalise(texts, self.unicode))
 
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Segment texts that `normalise` has seen already, on `threads` threads."""
+        """Segment texts that are already normalised, on `threads` threads."""
         escaped = escape_blank_marks(list(texts))
         return cast(list[list[int]], self._processor.encode(escaped, out_type=int, num_threads=threads))
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Return the text on one line; control ids and tags vanish, an unknown piece is shown as ` ⁇ `.
+        """Return the text on one line, without control symbols and tags; an unknown piece is shown as ` ⁇ `.
 
-        Line ends, which a model may spell in bytes although no training text holds them, become blanks.
+        Line ends become blanks: a model may spell them in bytes, although no training text contains them.
         """
         known = [int(index) for index in ids if 0 <= index < self._model_size]
         text = self._processor.decode(known) if known else ""
@@ -173,12 +180,7 @@ class SentencePieceTokenizer:
     def sample(
         self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
     ) -> list[list[int]]:
-        """Segment each text at random, as a function of (text, seed).
-
-        BPE models: BPE-dropout (Provilkov et al. 2020). Unigram models: a draw from the n best segmentations,
-        P(segmentation)^alpha (Kudo 2018). SentencePiece has both, but draws from a generator of each thread
-        that cannot be seeded again, so that a resumed training run could not be equal to an uninterrupted one.
-        """
+        """Segment each text at random, as a function of (text, seed); see ziggurat.data.segmentation."""
         if self._sampler is None:
             self._sampler = make_sampler(self._processor)
         escaped = escape_blank_marks(normalise(texts, self.unicode))
@@ -186,7 +188,7 @@ class SentencePieceTokenizer:
 
 
 def _is_valid(text: str) -> bool:
-    """Whether `text` can be written as UTF-8 (no lone surrogates)."""
+    """Return True if `text` can be encoded as UTF-8, that is, has no lone surrogates."""
     if not text.isascii():
         try:
             text.encode()
@@ -196,7 +198,7 @@ def _is_valid(text: str) -> bool:
 
 
 def escape_blank_marks(texts: list[str]) -> list[str]:
-    """Spell U+2581, SentencePiece's sign for a blank, so that it survives training, encoding and decoding."""
+    """Escape U+2581, SentencePiece's sign for a blank, so that it survives training, encoding and decoding."""
     joined = "".join(texts)
     if _BLANK_MARK not in joined and _ESCAPE not in joined:
         return texts
@@ -204,7 +206,7 @@ def escape_blank_marks(texts: list[str]) -> list[str]:
 
 
 def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> None:
-    """Write the model files and, last, `vocabulary.json`; `source is target` makes a joint vocabulary."""
+    """Write the model files and, last, `vocabulary.json`. If `source is target`, the vocabulary is joint."""
     joint = source is target
     sides = {"joint": source} if joint else {"source": source, "target": target}
     described: dict[str, Any] = {}
@@ -222,11 +224,11 @@ def save_tokenizers(directory: Path, source: Tokenizer, target: Tokenizer) -> No
 
 
 def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
-    """Return the source and the target tokenizer of a store, run or model directory; one object where joint.
+    """Return the source and target tokenizer of a store, run or model directory: the same object if they are joint.
 
     Raises:
         DataError: missing or damaged files, or another format version.
-        CheckpointError: a file is not what the folder's checksums say.
+        CheckpointError: a file differs from its checksum.
     """
     directory = Path(directory)
     described = _description(directory)
@@ -238,14 +240,14 @@ def load_tokenizers(directory: Path | str) -> tuple[Tokenizer, Tokenizer]:
 
 
 def same_vocabulary(one: Tokenizer, other: Tokenizer) -> bool:
-    """Whether ids mean the same in both: equal pieces and tags in equal order."""
+    """Return True if ids mean the same in both: equal pieces and tags in equal order."""
     ids = range(one.size)
     return one.size == other.size and one.tags == other.tags and one.pieces(ids) == other.pieces(ids)
 
 
 def copy_tokenizers(from_directory: Path | str, to_directory: Path | str) -> None:
     """Copy the tokenizers' files; each appears whole or not at all, `vocabulary.json` last."""
-    source, target = load_tokenizers(from_directory)  # a damaged original is refused here, not in the copy
+    source, target = load_tokenizers(from_directory)  # loaded, so that a damaged original is refused, not copied
     Path(to_directory).mkdir(parents=True, exist_ok=True)
     save_tokenizers(Path(to_directory), source, target)
 
@@ -280,7 +282,7 @@ def _description(directory: Path) -> _Description:
 
 def _load(directory: Path, described: _Side) -> Tokenizer:
     path = inside(directory, described.file)
-    check_file(path)  # first: SentencePiece parses what it is given, and a flipped score is a model as good as another
+    check_file(path)  # before parsing: SentencePiece notices no changed score
     make = SentencePieceTokenizer if described.kind == "sentencepiece" else VocabularyTokenizer
     try:
         content = read_bounded(path, MAX_MODEL_BYTES)

@@ -1,4 +1,4 @@
-"""Training a SentencePiece model, and the tokenizers that a configuration asks for."""
+"""Training of SentencePiece models, and loading of the existing tokenizers that a configuration names."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import sentencepiece
 from ziggurat.config.data import SubwordConfig
 from ziggurat.data.checksums import check_file
 from ziggurat.data.files import find_files
-from ziggurat.data.normalise import UnicodeForm
+from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.subword import (
     MAX_MODEL_BYTES,
     SentencePieceTokenizer,
@@ -27,21 +27,21 @@ from ziggurat.errors import ConfigError, DataError
 
 __all__ = ["existing_tokenizers", "train_tokenizers"]
 
-# SentencePiece sums unigram counts per thread: a fixed number makes the model the same on every machine.
+# SentencePiece sums unigram counts per thread: with a fixed number the model is the same on every machine.
 _TRAINING_THREADS = 4
-_LARGE_SAMPLE = 2_000_000  # pairs above which SentencePiece needs 64-bit text positions
+_LARGE_SAMPLE = 2_000_000  # with more pairs SentencePiece needs 64-bit text positions
 
 Sample = Callable[[str], Iterator[str]]
-"""From `source`, `target` or `joint` to normalised sentences (not escaped)."""
+"""Function from `source`, `target` or `joint` to normalised sentences (not escaped)."""
 
 
 def train_tokenizers(
     config: SubwordConfig, unicode: UnicodeForm, tags: list[str], sample: Sample
 ) -> tuple[Tokenizer, Tokenizer]:
-    """Train one model for both sides or one each (`kind: bpe` or `unigram`); deterministic.
+    """Train one model for both sides, or one each (`kind: bpe` or `unigram`); deterministic.
 
     Raises:
-        DataError: no vocabulary of the wanted size can be made.
+        DataError: SentencePiece cannot make a vocabulary of this size.
     """
     size = config.vocabulary_size
     if config.joint:
@@ -55,12 +55,12 @@ def train_tokenizers(
 
 
 def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str) -> bytes:
-    """Return a serialised model. Fewer pieces than asked for are accepted: a small corpus has no more."""
+    """Return a serialised model. It may have fewer pieces than asked for, if the corpus is small."""
     writer = io.BytesIO()
     failed: list[BaseException] = []
 
     def guarded() -> Iterator[str]:
-        # SentencePiece would wrap an exception of the iterator in one of its own.
+        # SentencePiece would turn an exception of the iterator into a RuntimeError, so it is kept and raised below.
         try:
             for sentence in sentences:
                 yield from escape_blank_marks([sentence])
@@ -74,9 +74,10 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
             model_writer=writer,
             model_type=config.kind,
             vocab_size=size,
-            hard_vocab_limit=False,
+            hard_vocab_limit=False,  # a small corpus may have fewer pieces
             byte_fallback=config.byte_fallback,
             character_coverage=config.character_coverage,
+            # Text is normalised already (ziggurat.data.lines); SentencePiece's NFKC could not be undone when decoding.
             normalization_rule_name="identity",
             remove_extra_whitespaces=False,
             pad_id=0,
@@ -103,7 +104,7 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
 
 
 def _said(error: str, config: SubwordConfig, key: str) -> str:
-    """Return SentencePiece's reason in terms of this package's keys; `key` is that of the size."""
+    """Return SentencePiece's reason in terms of our keys; `key` is that of the vocabulary's size."""
     if "sentences_.empty()" in error:
         return "there is no text to train it on"
     if found := re.search(r"smaller than required_chars\. \d+ vs (\d+)", error):
@@ -117,7 +118,7 @@ def _said(error: str, config: SubwordConfig, key: str) -> str:
 
 
 def _demand_threads(count: int) -> None:
-    """Raise RuntimeError unless so many threads can be had: SentencePiece, which gets only some, ends the process."""
+    """Raise RuntimeError unless `count` threads can be started: with fewer, SentencePiece would abort the process."""
     gate, threads = Event(), []
     try:
         for _ in range(count):
@@ -133,11 +134,11 @@ def _demand_threads(count: int) -> None:
 def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
     """Load the models (`kind: existing`) or vocabularies (`kind: vocabulary`) that the configuration names.
 
-    A folder of a model, run or store stands for its vocabularies as they are, tags included.
+    The folder of a model, run or store stands for its vocabularies, tags included.
 
     Raises:
-        DataError: a file is missing or not what it should be.
-        ConfigError: a folder's vocabularies have not all of `tags`, or another normalisation than `unicode`.
+        DataError: a file is missing, or is not a model or vocabulary.
+        ConfigError: a folder's vocabularies lack some of `tags`, or have another normalisation than `unicode`.
     """
     kind = "model" if config.kind == "existing" else "vocabulary"
     source = config.source_model if kind == "model" else config.source_vocabulary
@@ -145,15 +146,15 @@ def existing_tokenizers(config: SubwordConfig, unicode: UnicodeForm, tags: list[
     if source is None:
         raise ConfigError(f"data.subword.source_{kind}: `kind: {config.kind}` needs it")
     if kind == "model" and (folder := Path(source).expanduser()).is_dir():
-        return _whole(folder, target, unicode, tags)
+        return _of_folder(folder, target, unicode, tags)
     first = _read(source, f"data.subword.source_{kind}", kind, unicode, tags)
     if target is None or target == source:
         return first, first
     return first, _read(target, f"data.subword.target_{kind}", kind, unicode, [])
 
 
-def _whole(folder: Path, target: str | None, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
-    """Return both tokenizers of a folder. Raises ConfigError: they are not what the configuration asks for."""
+def _of_folder(folder: Path, target: str | None, unicode: UnicodeForm, tags: list[str]) -> tuple[Tokenizer, Tokenizer]:
+    """Return both tokenizers of a folder. Raises ConfigError unless they fit the configuration."""
     if target is not None:
         raise ConfigError(f"data.subword.target_model: leave it out; {folder} has the vocabularies of both sides")
     tokenizers = load_tokenizers(folder)

@@ -1,8 +1,8 @@
-"""One split (`train` or `dev`) of a store: Arrow shards and arrays of lengths, writer and memory-mapped reader.
+"""One split (`train` or `dev`) of a store: Arrow shards and arrays of lengths, with a writer and a mapped reader.
 
 train-00000.arrow ...       record batches: source, target (lists of int32 ids), with text: source_text, target_text
-train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag counted, without eos
-train-corpora.npy           uint16 [pairs]: number of the corpus a pair came from
+train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
+train-corpora.npy           uint16 [pairs]: number of each pair's corpus
 """
 
 from __future__ import annotations
@@ -23,46 +23,16 @@ from ziggurat.errors import DataError, refuse_passing
 
 __all__ = ["SHARD_PAIRS", "PairTable", "TableWriter"]
 
+
 SHARD_PAIRS = 1_000_000
-"""A shard is closed at the first batch that brings it to so many pairs."""
+"""Size of a shard, which is closed after the first batch that brings it to this many pairs."""
 
 _LENGTH_TYPE = np.dtype("<i4")
 _CORPUS_TYPE = np.dtype("<u2")
 
 
-class _ArrayWriter:
-    """Streams a one-dimensional array to a `.npy` file; the header gets the final length on closing."""
-
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        self._file: BinaryIO = path.open("wb")
-        self._dtype = dtype
-        self._count = 0
-        self._header()
-
-    def _header(self) -> None:
-        # numpy pads this header to a multiple of 64 bytes with room for a longer shape: its size does not change.
-        description = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._count,)}
-        self._file.seek(0)
-        np.lib.format.write_array_header_1_0(self._file, description)
-
-    def write(self, values: NDArray[Any]) -> None:
-        self._file.write(values.astype(self._dtype).tobytes())
-        self._count += len(values)
-
-    def close(self) -> None:
-        self._header()
-        _sync(self._file)
-
-
-def _sync(file: BinaryIO) -> None:
-    """Close `file` with its content on the disk."""
-    file.flush()
-    os.fsync(file.fileno())
-    file.close()
-
-
 class TableWriter:
-    """Writes the pairs of one split (`train` or `dev`) batch by batch; memory does not grow with their number."""
+    """Writer of one split (`train` or `dev`), batch by batch; memory does not grow with the number of pairs."""
 
     def __init__(self, directory: Path, split: str, *, has_text: bool, shard_pairs: int = SHARD_PAIRS) -> None:
         self._directory = directory
@@ -92,10 +62,10 @@ class TableWriter:
         """Append pairs of corpus number `corpus`.
 
         Args:
-            corpus: Number within the split.
-            source: All ids behind each other [pieces] and the lengths [pairs].
+            corpus: Number of the corpus within the split.
+            source: The concatenated ids [pieces] and the lengths [pairs].
             target: The same for the other side.
-            texts: Both sides as text [pairs]; needed if and only if the table has text.
+            texts: Both sides as text [pairs]; required if and only if the table has text.
         """
         pairs = len(source[1])
         if not pairs:
@@ -144,18 +114,49 @@ def _list_array(ids: NDArray[np.int32], lengths: NDArray[np.int32]) -> pa.ListAr
     return pa.ListArray.from_arrays(pa.array(offsets), pa.array(ids, pa.int32()))
 
 
+class _ArrayWriter:
+    """Streaming writer of a one-dimensional array to a `.npy` file; `close` writes the final length to the header."""
+
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
+        self._file: BinaryIO = path.open("wb")
+        self._dtype = dtype
+        self._count = 0
+        self._header()
+
+    def _header(self) -> None:
+        # numpy pads this header to a multiple of 64 bytes with room for a longer shape, so its size stays the same.
+        description = {"descr": self._dtype.str, "fortran_order": False, "shape": (self._count,)}
+        self._file.seek(0)
+        np.lib.format.write_array_header_1_0(self._file, description)
+
+    def write(self, values: NDArray[Any]) -> None:
+        self._file.write(values.astype(self._dtype).tobytes())
+        self._count += len(values)
+
+    def close(self) -> None:
+        self._header()
+        _sync(self._file)
+
+
+def _sync(file: BinaryIO) -> None:
+    """Write the content of `file` to the disk and close it."""
+    file.flush()
+    os.fsync(file.fileno())
+    file.close()
+
+
 class PairTable:
-    """The pairs of one split, memory-mapped: they take no memory, whatever their number.
+    """The pairs of one split, memory-mapped: they take no memory, however many there are.
 
     Args:
         directory: folder of the store.
         split: `train` or `dev`.
         entry: the table's entry in the manifest.
-        corpora: the split's entries of corpora there.
+        corpora: the manifest's entries of the split's corpora.
         checksums: fingerprints of its files, by name: each shard is compared before it is first parsed.
-        vocabulary: how many ids source and target have.
+        vocabulary: number of source and target ids.
 
-    Raises DataError: a file is missing or damaged, or not what the manifest says.
+    Raises DataError: a file is missing or damaged, or differs from its description in the manifest.
     """
 
     def __init__(
@@ -169,15 +170,15 @@ class PairTable:
         vocabulary: tuple[int, int] | None = None,
     ) -> None:
         self.has_text = bool(entry["has_text"])
-        """Whether `texts` can be asked for."""
+        """True if the table has text, so that `texts` can be called."""
         lengths = [directory / f"{split}-{side}-lengths.npy" for side in ("source", "target")]
         self.source_lengths = _mapped(lengths[0], entry["pairs"], _LENGTH_TYPE)
-        """Pieces of each source, int32 [pairs]; a tag counts, eos does not."""
+        """Pieces of each source, int32 [pairs], tag included, eos not."""
         self.target_lengths = _mapped(lengths[1], entry["pairs"], _LENGTH_TYPE)
-        """Pieces of each target, int32 [pairs]; eos does not count."""
+        """Pieces of each target, int32 [pairs], without eos."""
         numbers = directory / f"{split}-corpora.npy"
         self.corpora = _mapped(numbers, entry["pairs"], _CORPUS_TYPE)
-        """Number of the corpus each pair came from, uint16 [pairs]."""
+        """Number of each pair's corpus, uint16 [pairs]."""
         self.corpus_names = [str(corpus["name"]) for corpus in corpora]
         self.corpus_weights = [float(corpus["weight"]) for corpus in corpora]
         self.corpus_pairs = [int(corpus["kept"]) for corpus in corpora]
@@ -210,10 +211,10 @@ class PairTable:
         """Return the ids of the pairs at `indices` [n], in that order, as read-only views of the mapped files.
 
         Returns:
-            Sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus' tag in front of the source.
+            Sources and targets, each n arrays int32 [pieces]; no bos, no eos; the corpus's tag in front of the source.
 
         Raises:
-            DataError: a shard is damaged: ids that are none, or pairs of another length than was written down.
+            DataError: a shard is damaged: ids outside the vocabulary, or lengths that differ from those stored.
         """
         sources, targets = [], []
         found = list(self._locate(indices))
@@ -227,7 +228,7 @@ class PairTable:
         return sources, targets
 
     def _check(self, side: int, ids: list[NDArray[np.int32]], lengths: NDArray[Any], found: list[ShardBatch]) -> None:
-        """Raise DataError unless `ids` have these lengths and are ids; a model would fail on them without a reason."""
+        """Raise DataError unless `ids` have these lengths and are in the vocabulary: the model could not say why."""
         name = ("source", "target")[side]
         for row in np.flatnonzero(np.fromiter(map(len, ids), np.int64, len(ids)) != lengths)[:1]:
             raise refuse_damaged(found[row].path, f"a {name} of {len(ids[row])} pieces instead of {lengths[row]}")
@@ -241,8 +242,8 @@ class PairTable:
     def texts(self, indices: ArrayLike) -> tuple[list[str], list[str]]:
         """Return source and target texts of the pairs at `indices`, without tags.
 
-        Training pairs: as segmented (normalised). Development pairs: the target as it stands in the file, since
-        it is the reference of scores (pre-segmented text with `@@ ` joined).
+        Training pairs: the normalised text that was segmented. Development pairs: the target as in the file, since it
+        is the reference of scores (pre-segmented text with `@@ ` joined).
 
         Raises:
             DataError: the table was written without text, or a shard is damaged.
@@ -256,7 +257,7 @@ class PairTable:
 
 
 def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Map a `.npy` file of the expected shape and type."""
+    """Map a `.npy` file of the expected shape and type. Raises DataError for a damaged one."""
     if not pairs:
         return np.zeros(0, dtype)
     try:
@@ -264,7 +265,7 @@ def _mapped(path: Path, pairs: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     except OSError as error:
         refuse_passing(path, error)
         raise refuse_damaged(path, error) from None
-    # numpy reads the header as Python text, and lets out what Python says of broken text.
+    # numpy parses the header as Python source, and passes on Python's errors about broken source.
     except (ValueError, SyntaxError, TokenError, OverflowError, MemoryError, RecursionError) as error:
         raise refuse_damaged(path, error) from None
     if array.shape != (pairs,) or array.dtype != dtype:

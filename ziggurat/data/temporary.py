@@ -1,8 +1,8 @@
-"""Temporary files: one way to name them, a lock that says whose writer lives, and what to do where locks are missing.
+"""Temporary files: their names, and a lock that tells whether the writer lives.
 
-`.NAME.<8 letters>.tmp` beside NAME is made by nobody else, and locked (flock) as long as its writer lives: the kernel
-lets go of the lock when the process dies, however it dies. Who can lock such a file may remove it. Folders go by the
-same pattern: ziggurat.data.workspace.
+A file on its way to NAME is called `.NAME.<8 letters>.tmp` and locked (flock) while its writer lives: the kernel
+releases the lock when the process dies, however it dies. Whoever can lock such a file may remove it. Folders follow
+the same pattern (ziggurat.data.staging). In order: locks, temporary files, putting content on the disk.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ __all__ = [
 ]
 
 TEMPORARY = re.compile(r"\.(?P<name>.+)\.(?P<kind>[a-z0-9_]{8})\.tmp", re.DOTALL)
-"""Names of temporary files (`kind` as tempfile.mkstemp makes it up) and folders."""
+"""Names of temporary files (`kind` is tempfile.mkstemp's random part) and folders (`kind` is a word)."""
 
 _WITHOUT_LOCKS = {errno.ENOLCK, errno.EOPNOTSUPP, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL}
 
 
 def try_lock(descriptor: int) -> bool:
-    """Lock an open file until its last descriptor is closed; False when another process holds it.
+    """Lock an open file until its last descriptor is closed; return False when another process holds it.
 
-    Raises OSError where the file system has no locks (lock_missing). The file is to be open for writing: NFS turns
-    flock into locks of bytes, which it gives on such files alone, and on folders within one machine alone.
+    Raises OSError where the file system has no locks (lock_missing). The file must be open for writing: NFS implements
+    flock by byte-range locks, which need that, and which do not lock folders across machines.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -50,7 +50,7 @@ def try_lock(descriptor: int) -> bool:
 
 
 def lock_missing(path: Path, error: OSError) -> DataError:
-    """Return what to say when `path` cannot be locked: that nobody holds it, and what to do."""
+    """Return the error to raise when `path` cannot be locked although no process holds it, with the way out."""
     if error.errno in _WITHOUT_LOCKS:
         return DataError(
             f"{path}: the file system there cannot lock files ({error.strerror}); without locks two processes could "
@@ -61,7 +61,7 @@ def lock_missing(path: Path, error: OSError) -> DataError:
 
 
 def is_same(path: Path, descriptor: int) -> bool:
-    """Whether `path` is (still) the file or folder that `descriptor` was opened on."""
+    """Return True if `path` is (still) the file or folder that `descriptor` refers to."""
     try:
         return os.path.samestat(os.lstat(path), os.fstat(descriptor))
     except FileNotFoundError:
@@ -69,24 +69,24 @@ def is_same(path: Path, descriptor: int) -> bool:
 
 
 def make_temporary(path: Path) -> tuple[int, Path]:
-    """Make a temporary file beside `path` and lock it; return its descriptor, open for writing, and its name.
+    """Create a temporary file beside `path` and lock it; return its descriptor, open for writing, and its name.
 
-    Raises OSError when it cannot be made.
+    Raises OSError when it cannot be created.
     """
     while True:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
         try:
             held = try_lock(descriptor)
-        except OSError:  # no locks here: nobody can lock it to remove it either
+        except OSError:  # no locks here, so no other process can lock it and remove it either
             return descriptor, Path(name)
-        # Between its making and its locking another process may have taken it for a dead one's.
+        # Between creation and locking, another process may have taken it for a dead writer's and removed it.
         if held and is_same(Path(name), descriptor):
             return descriptor, Path(name)
         os.close(descriptor)
 
 
 def remove_dead(path: Path) -> None:
-    """Remove the temporary files of `path` that no living process writes."""
+    """Remove the temporary files of `path` whose writers are dead."""
     with contextlib.suppress(OSError), os.scandir(path.parent) as entries:
         for entry in entries:
             match = TEMPORARY.fullmatch(entry.name)
@@ -95,41 +95,42 @@ def remove_dead(path: Path) -> None:
 
 
 def remove_if_dead(file: Path) -> None:
-    """Remove a temporary file that no living process writes; what cannot be locked, or is no regular file, stays."""
+    """Remove a temporary file whose writer is dead; anything that cannot be locked or is not a regular file stays."""
     try:
         if not stat.S_ISREG(os.lstat(file).st_mode):
             return
-        # Not through a link, not waiting at a pipe: anybody can give a file such a name.
+        # Anybody can give a link or a pipe such a name: do not follow the one, do not wait for the other.
         descriptor = os.open(file, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return
     try:
-        # Under the same name another file may lie by now, and not be locked yet.
+        # The name may belong to a new file by now, which its writer has not locked yet.
         if try_lock(descriptor) and is_same(file, descriptor):
             file.unlink()
-    except OSError:  # no locks, or no right to remove it
+    except OSError:  # no locks, or no permission to remove it
         pass
     finally:
         os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:
-    """Put the folder's entries on the disk, where its file system can and its rights allow it. Raises OSError (EIO)."""
+    """Write the folder's entries to the disk, where file system and permissions allow it. Raises OSError (EIO)."""
     try:
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except PermissionError:  # a folder that may be written and not read
+    except PermissionError:  # a folder with permission to write but not to read
         return
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _WITHOUT_LOCKS | {errno.EBADF}:  # file systems over networks sync no folders
+        # Network file systems that cannot sync folders answer with these numbers, as they do for locks.
+        if error.errno not in _WITHOUT_LOCKS | {errno.EBADF}:
             raise
     finally:
         os.close(descriptor)
 
 
 def sync_tree(folder: Path) -> None:
-    """Put all files under `folder`, and its folders, on the disk, whoever wrote them. Raises OSError."""
+    """Write all files and folders under `folder` to the disk, whoever wrote them. Raises OSError."""
     for place, _, files in os.walk(folder):
         for name in files:
             path = Path(place, name)

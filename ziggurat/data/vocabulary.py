@@ -1,4 +1,7 @@
-"""Text that is segmented already (subword-nmt) and a plain vocabulary file, to reproduce published set-ups."""
+"""Tokenizer for text that is already segmented (subword-nmt), with a plain vocabulary file.
+
+It exists to reproduce published set-ups; see ziggurat.data.subword for the protocol.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from ziggurat.config.data import RegularisationConfig
-from ziggurat.data.normalise import UnicodeForm, normalise
+from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.errors import DataError, printable
 
 __all__ = ["VocabularyTokenizer"]
@@ -16,17 +19,17 @@ _CONTROL_NAMES = ("<pad>", "<unk>", "<s>", "</s>")
 
 
 class VocabularyTokenizer:
-    """Blank-separated tokens <-> ids by a plain list. `@@` at a token's end joins it to the next when decoding.
+    """Tokenizer by a plain list of tokens, which blanks separate. Decoding joins a token that ends in `@@` to the next.
 
     Args:
         content: The vocabulary file: UTF-8, one token per line; anything after the first blank or tab (a count)
-            is ignored. `<pad>`, `<unk>`, `<s>` and `</s>` keep their place as control symbols where they are
-            listed and come after the last token where they are not. Text never yields them.
+            is ignored. `<pad>`, `<unk>`, `<s>` and `</s>` are control symbols, which text cannot produce; those that
+            are not listed follow the last token.
         unicode: Normalisation of text before it is looked up.
-        tags: Tokens that only `prepare` and the translator set, never text.
+        tags: Tokens that only `prepare` and the translator set; text cannot produce them.
 
     Raises:
-        DataError: not UTF-8, an empty line, or a token that is listed twice; names the line.
+        DataError: not UTF-8, an empty line, or a token listed twice; names the line.
     """
 
     def __init__(self, content: bytes, unicode: UnicodeForm = "none", tags: Sequence[str] = ()) -> None:
@@ -36,7 +39,7 @@ class VocabularyTokenizer:
         first_tag = len(self._names)
         ids = {name: number for number, name in enumerate(self._names)}
         self.pad, self.unk, self.bos, self.eos = (ids.pop(name) for name in _CONTROL_NAMES)
-        self._ids = ids  # what text may become
+        self._ids = ids  # without the control symbols: text cannot produce them
         self._control = frozenset((self.pad, self.bos, self.eos))
         self._first_tag = first_tag
         self.tags: Mapping[str, int] = {tag: first_tag + number for number, tag in enumerate(tags)}
@@ -44,7 +47,7 @@ class VocabularyTokenizer:
         self.size = len(self._names)
 
     def content(self) -> bytes:
-        """Return the vocabulary file this tokenizer can be made from again."""
+        """Return a vocabulary file that gives the same tokenizer."""
         return "".join(f"{token}\n" for token in self._listed).encode()
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -52,7 +55,7 @@ class VocabularyTokenizer:
         return self.encode_normalised(normalise(texts, self.unicode))
 
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
-        """Look up the tokens of texts that `normalise` has seen already (`threads` changes nothing here)."""
+        """Look up the tokens of texts that are already normalised (`threads` has no effect here)."""
         get, unk = self._ids.get, self.unk
         return [[get(token, unk) for token in text.split(" ")] if text else [] for text in texts]
 
@@ -73,8 +76,8 @@ class VocabularyTokenizer:
     def sample(
         self, texts: Sequence[str], seeds: Sequence[int], regularisation: RegularisationConfig
     ) -> list[list[int]]:
-        """Refuse: text that is segmented already cannot be segmented anew."""
-        raise DataError("pre-segmented text (`data.subword.kind: vocabulary`) cannot be segmented anew")
+        """Raise DataError: text that is already segmented cannot be segmented again."""
+        raise DataError("pre-segmented text (`data.subword.kind: vocabulary`) cannot be segmented again")
 
 
 def _tokens(content: bytes) -> list[str]:

@@ -1,7 +1,8 @@
-"""Folders that appear whole or not at all, written by one process at a time, and the sweep of what the dead left.
+"""Folders that appear whole or not at all, written by one process at a time, and the clean-up after killed processes.
 
-How a folder is built, and what lies beside it meanwhile: ziggurat.data.staging. `.NAME.deleting.tmp` is a folder on its
-way out, of no use to anybody.
+ziggurat.data.staging has the protocol and the layout on disk; here are the operations for the rest of the package:
+`building` writes a folder, `recover` and `tidy` repair what a killed process left, `discard` deletes, `sweep` removes
+temporary files and folders.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from ziggurat.data.staging import (
     DELETING,
     Staging,
     beside,
-    half_built_earlier,
+    cannot_be_made,
+    partial_earlier,
     real_path,
     remove,
-    set_aside_earlier,
-    unmade,
+    replaced_earlier,
 )
 from ziggurat.data.temporary import TEMPORARY, remove_if_dead
 from ziggurat.errors import DataError, written_whole
@@ -34,45 +35,42 @@ _WAIT_SECONDS = 1.0
 
 @contextlib.contextmanager
 def building(target: Path) -> Iterator[Path]:
-    """Give an empty folder; when the block ends without an error it becomes `target`, in place of what was there.
+    """Yield an empty folder that replaces `target` when the block ends without an error.
 
-    Its content is on the disk before it has its name. After an error nothing of it is left, and `target` is as it was.
+    The content is on the disk before the folder gets its name. After an error nothing of it is left, and `target` is
+    unchanged.
 
     Raises:
-        DataError: another process is building the same folder, or the folder cannot be made, or not be put there.
+        DataError: another process is building the same folder, or it cannot be created or put in place.
     """
     with written_whole(target):
-        yield from _building(target)
-
-
-def _building(target: Path) -> Iterator[Path]:
-    try:
-        staging = Staging(target)
-    except OSError as error:
-        raise unmade(target, error) from None
-    try:
-        yield staging.begin()
-        staging.put_in_place()
-    finally:
-        staging.close()
+        try:
+            staging = Staging(target)
+        except OSError as error:
+            raise cannot_be_made(target, error) from None
+        try:
+            yield staging.begin()
+            staging.put_in_place()
+        finally:
+            staging.close()
 
 
 def recover(target: str | Path) -> None:
-    """Put a folder back that a process left aside when it was killed between its two renames; call it before reading.
+    """Put `target` back if a process was killed between the two renames that replace it; call this before reading.
 
-    Where `target` is there it costs one look. A living process is waited for: it is about to put the new one there.
+    If `target` exists, this costs one look. If a living process is between its renames, this waits for it.
 
-    Raises DataError when the folder lies aside and cannot be put back, on a file system that is read-only, say.
+    Raises DataError when the folder was set aside and cannot be put back, for example on a read-only file system.
     """
     path = real_path(Path(target))
     end = time.monotonic() + _WAIT_SECONDS
     while not path.exists():
-        aside = [old for old in (beside(path, BUILDING) / "old", set_aside_earlier(path)) if old and old.exists()]
+        aside = [old for old in (beside(path, BUILDING) / "old", replaced_earlier(path)) if old and old.exists()]
         if not aside:
             return
         try:
             Staging(path).close()
-        except DataError:  # between the two renames just now
+        except DataError:  # a living process is between its two renames just now
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)
@@ -84,16 +82,14 @@ def recover(target: str | Path) -> None:
 
 
 def tidy(target: str | Path) -> None:
-    """Put back or remove what a dead process left beside `target`; for verbs that may find it whole and write nothing.
+    """Put back or remove what a dead process left beside `target`, for verbs that may not need to write `target`.
 
     Raises DataError: another process is building it, or the remains cannot be removed.
     """
     path = real_path(Path(target))
     remains = [beside(path, BUILDING), beside(path, DELETING)]
     if not (
-        any(map(os.path.lexists, remains))
-        or half_built_earlier(path)
-        or (not path.exists() and set_aside_earlier(path))
+        any(map(os.path.lexists, remains)) or partial_earlier(path) or (not path.exists() and replaced_earlier(path))
     ):
         return
     try:
@@ -103,9 +99,9 @@ def tidy(target: str | Path) -> None:
 
 
 def discard(folder: Path) -> None:
-    """Delete a folder, renamed first: a kill on the way leaves no half of it under its name. Raises OSError.
+    """Delete a folder, after renaming it, so that a kill never leaves half of it under its name. Raises OSError.
 
-    Nothing is made for it, so it can be done on a disk that is full.
+    It creates nothing, so it works on a full disk.
     """
     folder = real_path(folder)
     doomed = beside(folder, DELETING)
@@ -115,14 +111,15 @@ def discard(folder: Path) -> None:
 
 
 def sweep(folder: Path, name: str | None = None, *, deep: bool = False) -> None:
-    """Remove what dead processes left of temporary files and folders; what a living one holds stays.
+    """Remove temporary files and folders of dead processes; those of living ones stay.
 
     Args:
-        folder: a folder of ours; with `name` any folder.
-        name: of a file or folder; only what was to be this is removed, since others name their files so too.
+        folder: a folder that only ziggurat writes; with `name`, any folder.
+        name: remove only what was on its way to the file or folder of this name, since other programs use such names
+            for temporary files as well; None: remove all.
         deep: also in all folders under it.
 
-    Nothing is raised: what cannot be removed is in nobody's way.
+    Raises nothing: what cannot be removed does no harm.
     """
     for place, folders, files in os.walk(folder):
         found = [*folders, *files]
@@ -132,7 +129,7 @@ def sweep(folder: Path, name: str | None = None, *, deep: bool = False) -> None:
             if match is None or name not in (None, match["name"]):
                 continue
             path = Path(place, entry)
-            if path.is_symlink():  # cannot be locked
+            if path.is_symlink():  # it cannot be locked
                 continue
             if not path.is_dir():
                 remove_if_dead(path)

@@ -1,11 +1,4 @@
-"""Lexically constrained beam search: phrases that must be in the output (Post and Vilar 2018; Hu et al. 2019).
-
-Beams are spread over banks: how many tokens of the constraints a hypothesis holds. Candidates are the best
-extensions as in a beam search, the best extension of each beam, every token with which a beam would go on with a
-phrase that it lacks, and the end of each beam that holds all. The K beams are taken from the banks in turn, the
-fullest first, so at every step some hypothesis gets a token further. Only a hypothesis that holds all phrases may
-end. A phrase that is broken off starts anew; of phrases that begin with the same token the first is tried first, so an
-output that holds both only in another reading is not taken for complete.
+"""Lexically constrained beam search: the choice of beams where sentences must contain given phrases.
 
 Shapes: N live sentences, K beams, C candidates, P phrases, L longest phrase, V vocabulary.
 """
@@ -17,8 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.beam import best_extensions
-from ziggurat.decoding.choice import Candidates, Choice
+from ziggurat.decoding.choice import Candidates, Choice, best_extensions
 from ziggurat.decoding.hypotheses import NEVER
 from ziggurat.decoding.request import Sentence
 
@@ -26,7 +18,18 @@ __all__ = ["ConstrainedChoice"]
 
 
 class ConstrainedChoice(Choice):
-    """See above; a sentence without constraints is searched as by BeamChoice.
+    """Lexically constrained beam search (Post and Vilar 2018; Hu et al. 2019).
+
+    Beams are spread over banks: a hypothesis is in the bank of the number of constraint tokens that it has. Candidates
+    are the best extensions as in a plain beam search, the best extension of each beam, every token with which a beam
+    would continue a phrase that it lacks, and the end of each beam that has all phrases. The next K beams are taken
+    from the banks in turn, the fullest first, so at every step some hypothesis gets one constraint token further. Only
+    a hypothesis that has all phrases may end.
+
+    A phrase that is broken off starts again from its first token. Of phrases that begin with the same token the first
+    is tried first, so an output that contains both only in another reading is not recognised as complete.
+
+    A sentence without constraints is searched as by BeamChoice.
 
     Args:
         beam_size: K, at least 2.
@@ -42,7 +45,7 @@ class ConstrainedChoice(Choice):
         self.held = torch.zeros(0, beam_size, phrases, dtype=torch.int64, device=device)  # tokens of each, of each beam
 
     def admit(self, sentences: Sequence[Sentence]) -> None:
-        """Take the sentences' phrases; one that is not there counts as held, for it has no tokens."""
+        """Take in the sentences' phrases; sentences with fewer get empty ones, which count as complete."""
         _, phrases, width = self.phrases.shape
         rows = [[list(phrase) for phrase in s.constraints] for s in sentences]
         ids = [[p + [-1] * (width - len(p)) for p in [*row, *[[]] * (phrases - len(row))]] for row in rows]
@@ -51,12 +54,13 @@ class ConstrainedChoice(Choice):
         self.held = torch.cat((self.held, self.held.new_zeros(len(new), *self.held.shape[1:])))
 
     def keep(self, rows: Tensor) -> None:
-        """Row i is now old row `rows`[i]."""
+        """Let row i be the old row `rows`[i]."""
         self.phrases = self.phrases.index_select(0, rows)
         self.held = self.held.index_select(0, rows)
 
     def candidates(self, totals: Tensor, log_probabilities: Tensor, position: Tensor) -> Candidates:
         """Return the best extensions, best first, and behind them those that the constraints ask for."""
+        # C is 4K + KP: 2K best extensions, and per beam P tokens that continue a phrase, its best token and its end.
         beams = self.beam_size
         constrained = (self.phrases[..., 0] >= 0).any(1)[:, None]  # [N, 1]
         following = self._following()  # [N, K, P]
@@ -81,7 +85,7 @@ class ConstrainedChoice(Choice):
         """Return the K candidates that go on: the best of each bank in turn, the fullest bank first."""
         held = self._extended(candidates)  # [N, C, P]
         bank = held.sum(2)
-        # Stable sorts from the least important to the most: first by total, then by bank, then by rank in the bank.
+        # Stable sorts, from the least important key to the most important: total, bank, rank within the bank.
         order = going.sort(dim=1, descending=True, stable=True).indices
         order = order.gather(1, bank.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
         banks, dead = bank.gather(1, order), going.gather(1, order) == NEVER
@@ -92,14 +96,14 @@ class ConstrainedChoice(Choice):
         return chosen
 
     def _following(self) -> Tensor:
-        """Return the token [N, K, P] with which each beam goes on with each phrase; -1 where it holds all of it."""
+        """Return the token [N, K, P] with which each beam would continue each phrase; -1 where it has all of it."""
         phrases = self.phrases[:, None].expand(-1, self.beam_size, -1, -1)
         return phrases.gather(3, self.held[..., None])[..., 0]
 
     def _extended(self, candidates: Candidates) -> Tensor:
-        """Return how many tokens of each phrase [N, C, P] each candidate holds.
+        """Return how many tokens of each phrase each candidate has, [N, C, P].
 
-        A phrase under way goes on or starts anew; where none goes on, the first of those that begin with the token
+        A phrase under way continues or is lost. Where none continues, the first phrase that begins with the token
         starts. So a hypothesis is in the middle of at most one phrase, and no token counts for two.
         """
         index = candidates.origin[..., None].expand(-1, -1, self.held.shape[2])

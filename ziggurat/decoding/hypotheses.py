@@ -1,19 +1,28 @@
-"""A hypothesis as the search returns it, and the best tokens of a step."""
+"""Hypotheses: the results of a search, the steps that they are read from, and the best tokens of a step.
+
+No step of a search copies what came before it. Each leaves its candidates in the `Trellis` (a token, the beam that it
+extends, scores) and says which of them became beams. A result is a position and a candidate there; the candidate's beam
+names the candidate before it, and so on back to the first token.
+
+Shapes: N live sentences at a step, C candidates of each, K beams, S source.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
-__all__ = ["NEVER", "IdHypothesis", "best_tokens"]
+__all__ = ["NEVER", "IdHypothesis", "RowTrack", "Trellis", "TrellisPath", "TrellisStep", "best_tokens"]
 
 NEVER = -torch.inf
 """Score of a hypothesis that does not exist."""
-
-_BLOCK = 64  # tokens; 32 to 128 measured alike
-_SMALL = 1 << 16  # scores; below this, blocks are no faster
 
 
 @dataclass(frozen=True)
@@ -24,7 +33,7 @@ class IdHypothesis:
     token_log_probabilities: list[float]
     """One per token; one more, for end-of-sentence, when `finished`."""
     log_probability: float
-    """Their sum: what the model gives, whatever rules or temperature did to the choice."""
+    """Their sum: the model's own, whatever rules or temperature did to the choice."""
     score: float
     """Penalised score; results are ranked by it."""
     finished: bool
@@ -33,6 +42,120 @@ class IdHypothesis:
     """With `endings: fairseq`: it reached the length limit and was made to end there."""
     attention: list[list[float]] = field(default_factory=list)
     """Per token, its attention to each source token, if it was asked for."""
+
+
+# The steps of a search
+
+
+class TrellisStep(NamedTuple):
+    """Candidates of one step, and the beams that they became."""
+
+    token: Tensor  # [N, C]
+    origin: Tensor  # [N, C] beam that the candidate extends
+    log_probability: Tensor  # [N, C] of the token
+    total: Tensor  # [N, C] of the hypothesis, as the search ranks it
+    chosen: Tensor  # [N, K] candidates that are beams after this step
+    attention: Tensor | None = None  # [N, K, S] of the beams that were extended, where results need it
+
+
+@dataclass
+class RowTrack:
+    """The rows of the batch that one sentence was in, from step to step of the search."""
+
+    start: int
+    """The search's step at which the sentence took its first one."""
+    rows: list[tuple[int, int]]
+    """(step, row): the row that it was in from that step on."""
+
+
+@dataclass(frozen=True)
+class TrellisPath:
+    """Tokens of a hypothesis from the first to the last, with their scores."""
+
+    tokens: list[int]
+    log_probabilities: list[float]
+    total: float
+    attention: list[npt.NDArray[Any]]
+    """One row [S] per token; empty where steps hold none."""
+
+    def hypothesis(self, score: float, source_length: int, *, finished: bool, forced: bool = False) -> IdHypothesis:
+        """Return the result; end-of-sentence is not among its tokens, but its log-probability counts."""
+        tokens = self.tokens[:-1] if finished else self.tokens
+        attention = [row[:source_length].tolist() for row in self.attention[: len(tokens)]]
+        # Exactly rounded, so the sum does not depend on the order of the terms.
+        total = math.fsum(self.log_probabilities)
+        return IdHypothesis(tokens, self.log_probabilities, total, score, finished, forced, attention)
+
+
+class Trellis:
+    """Steps of a search, numbered from 0; those that no live sentence needs any more are dropped."""
+
+    def __init__(self) -> None:
+        self._new: list[TrellisStep] = []  # as tensors, where the search runs
+        self._read: deque[tuple[npt.NDArray[Any] | None, ...]] = deque()  # the ones before, as arrays
+        self._first = 0  # number of the oldest step that is kept
+
+    def __len__(self) -> int:
+        """Number of steps that were taken, dropped ones included."""
+        return self._first + len(self._read) + len(self._new)
+
+    def append(self, step: TrellisStep) -> None:
+        """Add the next step; its tensors must not change afterwards."""
+        self._new.append(step)
+
+    def forget(self, tracks: Sequence[RowTrack]) -> None:
+        """Drop the steps before the first one of all `tracks`."""
+        oldest = min((track.start for track in tracks), default=len(self))
+        while self._first < oldest and self._read:
+            self._read.popleft()
+            self._first += 1
+
+    def beam(self, track: RowTrack, position: int, rank: int) -> int:
+        """Return the candidate that became beam `rank` of the sentence at `position` (from 0)."""
+        row = next(row for since, row in reversed(track.rows) if since <= track.start + position)
+        return int(self._step(track.start + position)[4][row, rank])
+
+    def path(self, track: RowTrack, position: int, candidate: int) -> TrellisPath:
+        """Return the hypothesis of the sentence that ends with `candidate` at `position` (from 0)."""
+        tokens: list[int] = []
+        scores: list[float] = []
+        attention: list[npt.NDArray[Any]] = []
+        segments = list(track.rows)
+        last, beam, total = track.start + position, 0, 0.0
+        for number in range(last, track.start - 1, -1):
+            while segments[-1][0] > number:
+                segments.pop()
+            row = segments[-1][1]
+            token, origin, score, totals, chosen, weights = self._step(number)
+            if number == last:
+                total = float(totals[row, candidate])
+            else:
+                candidate = int(chosen[row, beam])
+            beam = int(origin[row, candidate])
+            tokens.append(int(token[row, candidate]))
+            scores.append(float(score[row, candidate]))
+            if weights is not None:
+                attention.append(weights[row, beam])
+        return TrellisPath(tokens[::-1], scores[::-1], total, attention[::-1])
+
+    def _step(self, number: int) -> tuple[Any, ...]:
+        """Return the arrays of a step."""
+        # NumPy, since reading a single element of a tensor takes many times as long, and waits for a GPU.
+        if self._new:
+            self._read.extend(tuple(None if t is None else _array(t) for t in step) for step in self._new)
+            self._new.clear()
+        return self._read[number - self._first]
+
+
+def _array(tensor: Tensor) -> npt.NDArray[Any]:
+    """Return a tensor as an array; NumPy has no bfloat16."""
+    return (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).cpu().numpy()
+
+
+# The best tokens of a step
+
+_BLOCK = 64  # tokens; 32 to 128 measured alike
+_SMALL = 1 << 16  # scores; below this, blocks are no faster
 
 
 def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -45,6 +168,7 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     if count == scores.shape[-1]:
         every = scores.sort(dim=-1, descending=True, stable=True)
         return every.values, every.indices
+    # One more than asked for: where it equals the last one taken, topk's choice between the two was arbitrary.
     values, ids = _largest(scores, count + 1)
     tied = (values[..., -1] == values[..., -2]) & (values[..., -1] > NEVER)
     ids = ids[..., :count]
@@ -54,6 +178,7 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         room = count - above.sum(-1, keepdim=True)
         taken = above | (equal & (equal.cumsum(-1) <= room))
         ids[tied] = taken.nonzero()[:, 1].view(-1, count)
+    # Ids first, then a stable sort by value: equal values stay in the order of their ids.
     ids = ids.sort(dim=-1).values
     values, order = scores.gather(-1, ids).sort(dim=-1, descending=True, stable=True)
     return values, ids.gather(-1, order)
@@ -62,8 +187,8 @@ def best_tokens(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
     """Return the largest value and its id [..., 1], among equals the smaller id.
 
-    argmax takes the first of equals, but on CPU it is ten times slower than amax: it looks only into the first
-    block that holds the largest value.
+    argmax takes the first of equals, but on CPU it is ten times slower than amax. So it looks only at block maxima, and
+    into the first block that holds the largest value.
     """
     vocabulary = scores.shape[-1]
     blocks = vocabulary // _BLOCK
@@ -75,6 +200,7 @@ def _best(scores: Tensor) -> tuple[Tensor, Tensor]:
     inside = whole.gather(-2, block[..., None].expand(*block.shape, _BLOCK)).squeeze(-2)
     ids = block * _BLOCK + inside.argmax(-1, keepdim=True)
     if blocks * _BLOCK < vocabulary:
+        # Tokens beyond the last whole block win only by a larger value: among equals the smaller id stays.
         rest = scores[..., blocks * _BLOCK :].max(dim=-1, keepdim=True)
         ids = torch.where(rest.values > scores.gather(-1, ids), rest.indices + blocks * _BLOCK, ids)
     return scores.gather(-1, ids), ids

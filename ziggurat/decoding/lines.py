@@ -1,15 +1,33 @@
-"""Lines of text on their way into and out of translation: one line in, exactly one line out."""
+"""Lines of text on their way into and out of translation: one line in, exactly one line out.
+
+Lines are read from a stream, collected in windows, and split where they are too long for the model; at the end the
+parts of a line are joined. `Notices` counts the lines that were not translated in the ordinary way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import BinaryIO
 
 import regex
 
 from ziggurat.errors import DataError
 
-__all__ = ["WINDOW_LINES", "Encode", "join_parts", "one_line", "read_lines", "split_long", "windows", "without_nul"]
+__all__ = [
+    "UNSPACED_SCRIPTS",
+    "WINDOW_LINES",
+    "Encode",
+    "Notices",
+    "TranslationWarning",
+    "join_parts",
+    "one_line",
+    "read_lines",
+    "split_long",
+    "windows",
+    "without_nul",
+]
 
 Encode = Callable[[list[str]], list[list[int]]]
 """Texts -> the pieces of each."""
@@ -18,12 +36,15 @@ WINDOW_LINES = 2048
 """Lines of a stream that are read, sorted by length and translated together."""
 
 MAX_LINE_BYTES = 1 << 20
-"""A longer line (1 MiB: a whole book) is refused: to segment one takes 80 times its size and seconds for each MiB."""
+"""A longer line is refused: segmenting it takes 80 times its size in memory, and seconds for each MiB."""
+
+UNSPACED_SCRIPTS = r"\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}"
+"""Scripts that write no blank between words, for a class of the `regex` module."""
 
 _WINDOW_CHARACTERS = 1 << 22  # a window also ends here, so that very long lines do not pile up
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
-# NUL, and all that ends a line for str.splitlines(), wc, an editor or JavaScript.
+# NUL, and every character that ends a line for str.splitlines(), wc, an editor or JavaScript.
 _LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 
 # After sentence-final punctuation with closing quotes or brackets: before a blank, or at once in scripts
@@ -31,14 +52,13 @@ _LINE_ENDS = regex.compile(r"[\x00\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]+")
 _SENTENCE_END = regex.compile(
     r"""(?<=[.!?…։؟۔।॥]["'”’»)\]]{0,4})\s+|(?<=[。！？｡][」』”’）]{0,4})(?![。！？｡」』”’）])"""
 )
-_NO_BLANKS = r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}。、！？｡」』）]"
+_NO_BLANKS = rf"[{UNSPACED_SCRIPTS}。、！？｡」』）]"
 _ENDS_UNSPACED = regex.compile(_NO_BLANKS + r"\Z")
 _STARTS_UNSPACED = regex.compile(_NO_BLANKS)
 
 
 def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
-    """Yield the lines of a UTF-8 byte stream as they come; `name` (a file, `standard input`) is used in
-    errors.
+    """Yield the lines of a UTF-8 byte stream as they arrive; `name` (a file, `standard input`) is for errors.
 
     Only LF ends a line; one CR before it is removed, and so is a byte order mark at the start. The last line
     may lack its LF. Raises DataError naming line (from 1) and byte (from 0) at the first line that is not
@@ -62,20 +82,19 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
                 hint = "it looks like UTF-16: convert it, for example with `iconv -f UTF-16 -t UTF-8`"
             raise DataError(
                 f"{name}, line {number}: not valid UTF-8: {found} (byte {at} of the line, {offset + at} of the "
-                f"input, from 0); {hint}. What comes after it was not read"
+                f"input, from 0); {hint}. Nothing after it was read"
             ) from None
         offset += len(raw)
         yield line.removesuffix("\n").removesuffix("\r")
 
 
 def without_nul(texts: Sequence[str]) -> list[str]:
-    """Return `texts` with NUL, which no training text holds, made a blank."""
+    """Return `texts` with a blank in place of each NUL, which no training text has."""
     return [text.replace("\0", " ") for text in texts]
 
 
 def one_line(text: str) -> str:
-    """Return `text` with every run of line ends, or of NUL, made one blank, and trimmed where that was at an
-    end.
+    """Return `text` with one blank in place of every run of line ends or NULs, none at its beginning and end.
 
     A model can generate any byte. Line ends are LF and CR, but also vertical tab, form feed, U+001C to
     U+001E, U+0085, U+2028 and U+2029: some reader takes each of them for the end of a line, and lines would
@@ -110,7 +129,7 @@ def _pieces_of_words(sentence: str, encode: Encode, limit: int) -> Iterator[list
 
 
 def _pieces_of_stretch(text: str, pieces: list[int], encode: Encode, limit: int) -> Iterator[list[int]]:
-    """Yield `pieces` of `text`, halved until they fit; what even a single character has too many of is cut."""
+    """Yield `pieces` of `text`, halved until they fit; the pieces of a single character are cut if they must be."""
     if len(pieces) <= limit:
         yield pieces
     elif len(text) == 1:
@@ -123,7 +142,7 @@ def _pieces_of_stretch(text: str, pieces: list[int], encode: Encode, limit: int)
 
 
 def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
-    """Yield consecutive units joined to lists of at most `limit`; no unit is longer than that."""
+    """Yield consecutive units joined to lists of at most `limit` pieces; no unit is longer than that."""
     part: list[int] = []
     for unit in units:
         if part and len(part) + len(unit) > limit:
@@ -135,7 +154,7 @@ def _packed(units: Iterable[list[int]], limit: int) -> Iterator[list[int]]:
 
 
 def join_parts(texts: Iterable[str]) -> str:
-    """Join the translations of a line's parts by blanks; by nothing between letters of unspaced scripts."""
+    """Join the translations of a line's parts by blanks, and by nothing between letters of scripts without blanks."""
     joined = ""
     for text in filter(None, texts):
         unspaced = _ENDS_UNSPACED.search(joined[-1:]) and _STARTS_UNSPACED.match(text)
@@ -144,7 +163,7 @@ def join_parts(texts: Iterable[str]) -> str:
 
 
 def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield `lines` in lists; if `lines` raises an error, what came before it is yielded first."""
+    """Yield `lines` in lists of `size`; if `lines` raises an error, the lines before it are yielded first."""
     window: list[str] = []
     characters = 0
     source = iter(lines)
@@ -164,3 +183,34 @@ def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
             window, characters = [], 0
     if window:
         yield window
+
+
+class TranslationWarning(UserWarning):
+    """Something in the input was not translated in the ordinary way; counted in `Translator.notices`."""
+
+
+class Notices(Counter[str]):
+    """Counts, by kind, of what was not translated in the ordinary way.
+
+    `told` has the message of the first of each kind that warns.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: dict[str, str] = {}
+
+    def add(self, kind: str, message: str) -> None:
+        """Count one; the first of its kind warns."""
+        self[kind] += 1
+        self._tell(kind, message)
+
+    def merge(self, counts: Mapping[str, int], told: Mapping[str, str]) -> None:
+        """Add the counts and messages of another process; only the first of a kind here warns."""
+        self.update(counts)
+        for kind, message in told.items():
+            self._tell(kind, message)
+
+    def _tell(self, kind: str, message: str) -> None:
+        if kind not in self.told:
+            self.told[kind] = message
+            warnings.warn(f"{message}; further ones are only counted", TranslationWarning, stacklevel=5)

@@ -1,4 +1,8 @@
-"""Processes that work for this one: none outlives it, and one that dies is a plain error."""
+"""Pool of worker processes: none outlives its parent, and one that dies is a plain error.
+
+This module does not import PyTorch. A new process imports it before it can watch its parent, and would live on for
+seconds, unwatched, while it imports PyTorch.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +27,11 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def _left_to_parent() -> Iterator[None]:
-    """Have processes that are started here take no notice of Ctrl-C or of a terminal that goes away.
+    """Block Ctrl-C and the end of the terminal in processes that are started inside the block.
 
-    Both reach all processes of a terminal, but only the parent acts on them. What is blocked is inherited.
+    Both signals reach all processes of a terminal, but only the parent is to act on them.
     """
+    # A new process inherits the signals that are blocked when it starts.
     blocked = (signal.SIGINT, signal.SIGHUP)
     signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
     try:
@@ -37,19 +42,20 @@ def _left_to_parent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[..., Future[Any]]]:
-    """Give `submit(function, *arguments)`, which has one of `workers` new processes do it; at the end none is left.
+    """Yield `submit(function, *arguments)`, which runs the function in one of `workers` new processes.
 
-    The processes are started with the first task. Whatever ends the block, an interrupt too, ends them, at once and in
-    the middle of what they do. Ctrl-C and the end of the terminal are left to this process.
+    The first task starts the processes. The end of the block, by an interrupt too, ends them at once, in the middle of
+    their tasks. Ctrl-C and the end of the terminal are left to this process.
 
     Raises DataError, with `when_killed` at its end, where a worker died.
     """
-    with _left_to_parent():  # multiprocessing's own process, which tracks semaphores, is started here
+    # The pool's semaphores start multiprocessing's resource tracker, which must not take Ctrl-C either.
+    with _left_to_parent():
         pool = ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _leave_with_parent)
     started: set[Any] = set()
 
     def begin(function: Callable[..., Any], *arguments: object) -> tuple[Future[Any], bool]:
-        """Hand one task over; also return whether another process was started for it."""
+        """Submit one task; also return True if a process was started for it."""
         others = set(multiprocessing.active_children())
         try:
             future = pool.submit(function, *arguments)
@@ -61,8 +67,9 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
     def submit(function: Callable[..., Any], *arguments: object) -> Future[Any]:
         with _left_to_parent():
             future, more = begin(function, *arguments)
-            # The pool wakes the thread that watches its processes before it starts another, not after. The death of
-            # that one would not be noticed until another task ends, or ever, so one that does nothing comes behind it.
+            # `submit` wakes the thread that watches the processes before it starts a new one, not after. The death of
+            # the new one would go unnoticed until another task ends, or for ever. So each new process is followed by a
+            # task that does nothing, which wakes the thread again.
             while more:
                 _, more = begin(_nothing)
         return future
@@ -75,13 +82,14 @@ def worker_pool(workers: int, *, when_killed: str = "") -> Iterator[Callable[...
             f"`batch_tokens`{when_killed}"
         ) from None
     finally:
+        # Before `shutdown`, which would wait for the tasks under way.
         for process in started:
             process.terminate()
         pool.shutdown(cancel_futures=True)
 
 
 def in_order(start: Callable[[Task], Future[Result]], tasks: Iterable[Task], limit: int) -> Iterator[Result]:
-    """Yield the results of `tasks` in their order, with at most `limit` of them started and not yet yielded.
+    """Yield the results of `tasks` in order; at most `limit` tasks are started and not yet yielded.
 
     If `tasks` raises an error, the results of those before it are yielded first.
     """
@@ -106,16 +114,16 @@ def in_order(start: Callable[[Task], Future[Result]], tasks: Iterable[Task], lim
 
 
 def _nothing() -> None:
-    """Be a task."""
+    """Do nothing: a task that only wakes the pool (see `worker_pool`)."""
 
 
 def _leave_with_parent() -> None:
-    """Have this worker end when its parent does, however that came about."""
+    """End this worker when its parent ends, even by SIGKILL."""
     parent = multiprocessing.parent_process()
     assert parent is not None
 
     def watch() -> None:
         parent.join()
-        os._exit(1)
+        os._exit(1)  # sys.exit would end this thread alone
 
     threading.Thread(target=watch, daemon=True).start()

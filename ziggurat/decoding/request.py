@@ -1,4 +1,7 @@
-"""What a search is asked for: the sentences, and settings that hold for all of them."""
+"""Requests to a search: its sentences and the settings that hold for all of them.
+
+Also `make_fast`, which prepares a trained model for translation in the precision asked for.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,11 @@ from typing import Literal
 import torch
 
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.errors import ConfigError
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.packed import Precision, available, pack
 
-__all__ = ["Limits", "Sampling", "SearchSettings", "Sentence"]
+__all__ = ["RuleOptions", "SamplingOptions", "SearchSettings", "Sentence", "make_fast"]
 
 
 @dataclass(frozen=True)
@@ -28,19 +34,19 @@ class Sentence:
     constraints: tuple[tuple[int, ...], ...] = ()
     """Phrases that every result must hold, each at least one id."""
     key: int = 0
-    """Random numbers of this sentence are a function of it (and of the sample and the position) alone; 64 bits."""
+    """64 bits; the sentence's random numbers depend on it, the sample and the position alone."""
 
 
 @dataclass(frozen=True)
-class Limits:
-    """What hypotheses may not hold, and which are given up; the defaults rule nothing out."""
+class RuleOptions:
+    """Options of the rules for hypotheses (ziggurat.decoding.rules); the defaults rule nothing out."""
 
     banned: tuple[tuple[int, ...], ...] = ()
     """Phrases that are never generated, each at least one id."""
     no_repeat_ngram_size: int = 0
-    """No sequence of so many tokens occurs twice; 0: any may."""
+    """No sequence of this many tokens occurs twice; 0: no such rule."""
     repetition_penalty: float = 1.0
-    """Log-probabilities of tokens that the hypothesis holds are multiplied by this."""
+    """Log-probabilities of tokens that the hypothesis already has are multiplied by this."""
     eos_margin: float | None = None
     """End-of-sentence only where its logit is within this of the best token's."""
     prune: float | None = None
@@ -48,25 +54,25 @@ class Limits:
 
 
 @dataclass(frozen=True)
-class Sampling:
-    """How tokens are drawn: temperature first, then each restriction on what the one before left."""
+class SamplingOptions:
+    """Options for drawing tokens: first the temperature, then each restriction on the tokens that the last one left."""
 
     temperature: float = 1.0
-    """Log-probabilities are divided by it."""
+    """Log-probabilities are divided by this."""
     top_k: int = 0
     """Only the k likeliest tokens; 0: all."""
     top_p: float = 1.0
-    """Only the fewest likeliest tokens whose probabilities add up to this (nucleus; Holtzman et al. 2020)."""
+    """Only the smallest set of likeliest tokens whose probabilities add up to this (nucleus; Holtzman et al. 2020)."""
     epsilon: float = 0.0
     """Only tokens at least this likely, or the likeliest (Hewitt et al. 2022)."""
 
 
 @dataclass(frozen=True)
 class SearchSettings:
-    """What holds for all sentences; `n_best` must not be larger than `beam_size`."""
+    """Settings that hold for all sentences; `n_best` must not be larger than `beam_size`."""
 
     beam_size: int
-    """Hypotheses of a sentence; when sampling, independent samples, and the same as `n_best`."""
+    """Hypotheses of a sentence; when sampling, its independent samples, as many as `n_best`."""
     n_best: int
     bos: int
     """First token of the decoder's input."""
@@ -74,20 +80,19 @@ class SearchSettings:
     """Ends a hypothesis."""
     forbidden: tuple[int, ...] = ()
     """Ids that are never generated: padding, begin-of-sentence, tags."""
-    limits: Limits = field(default_factory=Limits)
-    """Further rules."""
+    rules: RuleOptions = field(default_factory=RuleOptions)
     pad: int = 0
     """Fills up shorter sources."""
     penalty: LengthPenalty = field(default_factory=LengthPenalty)
     endings: Literal["candidates", "beam", "fairseq"] = "candidates"
-    """Of a step's candidates all may end a hypothesis, or only the K best of them; `fairseq`: and K ended hypotheses
-    settle a sentence, and those at the length limit must end."""
+    """`candidates`: any candidate of a step may end a hypothesis; `beam`: only the K best may; `fairseq`: as `beam`,
+    and K ended hypotheses settle a sentence, and those at the length limit must end."""
     groups: int = 1
     """Groups of diverse beams; divides `beam_size`."""
     strength: float = 0.5
-    """Diverse beams: what a token costs for each earlier group that took it at the same step."""
-    sampling: Sampling | None = None
-    """Draw tokens in place of searching."""
+    """Diverse beams: cost of a token for each beam of an earlier group that took it at the same step."""
+    sampling: SamplingOptions | None = None
+    """If given, tokens are drawn instead of searched for."""
     keep_attention: bool = False
     """Results hold the attention of their tokens."""
     batch_tokens: int = 4096
@@ -97,4 +102,23 @@ class SearchSettings:
     device: torch.device | str = "cpu"
     """Where the scorer is."""
     before_step: Callable[[], None] = lambda: None
-    """Called before every step; what it raises ends the search."""
+    """Called before every step; an error that it raises ends the search."""
+
+
+def make_fast(model: Seq2Seq, precision: Precision) -> None:
+    """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
+
+    On a CPU its linear maps are packed (ziggurat.nn.packed); on a GPU bf16 is the whole model's type.
+
+    Raises ConfigError when the device does not compute with `precision`.
+    """
+    if model.device.type == "cpu":
+        if available(precision):
+            pack(model, precision)
+        elif precision != "float32":
+            needs = "AVX-512-BF16 or AMX" if precision == "bfloat16" else "VNNI"
+            raise ConfigError(f"`decoding.precision: {precision}` needs a CPU with {needs}; use float32")
+    elif precision == "int8":
+        raise ConfigError("`decoding.precision: int8` is for CPUs; on a GPU use bfloat16")
+    elif precision == "bfloat16":
+        model.to(torch.bfloat16)

@@ -1,24 +1,30 @@
-"""What translation and scoring give back, and its form as JSON lines."""
+"""Results of a translator: translations with their hypotheses, scores of given targets, and their JSON lines.
+
+This module does not need PyTorch: an exported model gives the same results (ziggurat.decoding.served).
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Alignment", "Hypothesis", "TargetScore", "Translation", "json_line"]
+from ziggurat.decoding.lines import join_parts
+
+__all__ = ["Alignment", "Hypothesis", "TargetScore", "Translation", "json_line", "side_by_side"]
 
 
 @dataclass(frozen=True)
 class Alignment:
-    """What each token of a translation attended to: the last decoder layer, mean over its heads."""
+    """Attention of each token of a translation to the source: last decoder layer, mean over its heads."""
 
     source_tokens: list[str]
     """Pieces of the source as the model read it, tag and end-of-sentence included."""
     soft: list[list[float]]
-    """Per target token one weight per source token; they add up to 1."""
+    """Per target token, one weight for each source token; they add up to 1."""
     hard: list[int]
-    """Per target token the source token with the greatest weight, tag and end-of-sentence left out."""
+    """Per target token, the source token with the greatest weight, tag and end-of-sentence left out."""
 
 
 @dataclass(frozen=True)
@@ -26,9 +32,9 @@ class Hypothesis:
     """One translation of a line."""
 
     text: str
-    """Never holds a line end."""
+    """Without line ends."""
     score: float
-    """The n-best list is ranked by it: log-probability after the length penalty, or mean chrF with `mbr`."""
+    """Log-probability after the length penalty, or mean chrF with `mbr`; the n-best list is ranked by it."""
     log_probability: float
     """Natural logarithm of the probability given the source, end-of-sentence included."""
     tokens: list[str]
@@ -38,9 +44,9 @@ class Hypothesis:
     finished: bool
     """False: cut at the length limit, or made to end there (`endings: fairseq`)."""
     alignment: Alignment | None = None
-    """Where it was asked for."""
+    """None where it was not asked for."""
     unmet_constraints: list[str] | None = None
-    """Phrases that should be in the text but are not; None for a line without any."""
+    """Phrases that should be in the text but are not; None for a line without such phrases."""
 
     @property
     def quality(self) -> float:
@@ -48,7 +54,7 @@ class Hypothesis:
         return self.log_probability / max(1, len(self.token_log_probabilities))
 
     def as_record(self) -> dict[str, Any]:
-        """Return the fields as a dictionary; what does not apply is left out."""
+        """Return the fields as a dictionary, without those that do not apply."""
         record = {**asdict(self), "quality": self.quality}
         return {key: value for key, value in record.items() if value is not None}
 
@@ -60,7 +66,7 @@ class Translation:
     source: str
     hypotheses: list[Hypothesis]
     parts: int = 1
-    """How many parts a very long line was translated in; 0 for a blank line, which the model never saw."""
+    """Number of parts that a very long line was translated in; 0 for a blank line, which the model never saw."""
 
     @property
     def text(self) -> str:
@@ -97,6 +103,58 @@ class TargetScore:
 
 
 def json_line(record: dict[str, Any]) -> str:
-    """Return `record` as JSON on one line, whatever a reader takes for a line end; raises ValueError for NaN."""
+    """Return `record` as JSON on one line; raises ValueError for NaN."""
+    # Characters that JSON leaves as they are, though some readers take them for line ends.
     text = json.dumps(record, ensure_ascii=False, allow_nan=False)
     return text.replace("\x85", r"\u0085").replace("\u2028", r"\u2028").replace("\u2029", r"\u2029")
+
+
+def side_by_side(
+    source: str, parts: Sequence[Sequence[Hypothesis]], n_best: int, *, mean_score: bool = False
+) -> Translation:
+    """Return the translation of a line of one or more parts: its k-th best joins the k-th best of each part.
+
+    A part with fewer results gives its best one again. Log-probabilities add up, and so do scores, unless
+    `mean_score` asks for their mean (for scores that are not logarithms, such as chrF). Of several parts, finished
+    translations rank first.
+    """
+    hypotheses = []
+    for rank in range(min(n_best, max(map(len, parts)))):
+        hypotheses.append(_joined([part[rank] if rank < len(part) else part[0] for part in parts], mean_score))
+    # The hypotheses of a single part keep the search's order, where with `endings: fairseq` a forced end may be first.
+    if len(parts) > 1 or mean_score:
+        hypotheses.sort(key=lambda h: (not h.finished, -h.score))
+    return Translation(source, hypotheses, len(parts))
+
+
+def _joined(parts: Sequence[Hypothesis], mean_score: bool) -> Hypothesis:
+    """Return the translations of the parts of a line as one."""
+    if len(parts) == 1:
+        return parts[0]
+    total = sum(h.score for h in parts)
+    wanted = [h.unmet_constraints for h in parts if h.unmet_constraints is not None]
+    return Hypothesis(
+        text=join_parts(h.text for h in parts),
+        score=total / len(parts) if mean_score else total,
+        log_probability=sum(h.log_probability for h in parts),
+        tokens=[p for h in parts for p in h.tokens],
+        token_log_probabilities=[p for h in parts for p in h.token_log_probabilities],
+        finished=all(h.finished for h in parts),
+        alignment=_joined_alignment([h.alignment for h in parts if h.alignment is not None]),
+        unmet_constraints=[phrase for row in wanted for phrase in row] if wanted else None,
+    )
+
+
+def _joined_alignment(parts: Sequence[Alignment]) -> Alignment | None:
+    """Return the alignments of the parts of a line as one, 0 between tokens of different parts."""
+    if not parts:
+        return None
+    whole = Alignment([], [], [])
+    width = sum(len(part.source_tokens) for part in parts)
+    for part in parts:
+        first = len(whole.source_tokens)
+        after = width - first - len(part.source_tokens)
+        whole.soft.extend([[0.0] * first + row + [0.0] * after for row in part.soft])
+        whole.hard.extend(first + place for place in part.hard)
+        whole.source_tokens.extend(part.source_tokens)
+    return whole

@@ -1,7 +1,7 @@
-"""Rules that forbid tokens, or make them less likely, in view of what each hypothesis holds already.
+"""Rules that forbid tokens, or make them less likely, given the tokens that a hypothesis already has.
 
-They edit log-probabilities in place before anything is chosen; probability that they take away is not shared out.
-Definitions are those of Hugging Face's logits processors of the same names, over generated tokens.
+They edit log-probabilities in place before anything is chosen. The probability of a forbidden token is not shared out
+among the others. Definitions are those of Hugging Face's logits processors of the same names, over generated tokens.
 
 Shapes: N live sentences, K beams, T tokens, V vocabulary.
 """
@@ -20,29 +20,29 @@ __all__ = ["BannedPhrases", "Rules", "ban_repeated_ngrams", "penalise_repetition
 
 
 class Rules:
-    """All rules of a search with these settings, and what they need to know of its live sentences."""
+    """All rules of a search: its options, and per live sentence the prefix and (where needed) the beams' tokens."""
 
     def __init__(self, settings: SearchSettings) -> None:
-        limits, beam_size, device = settings.limits, settings.beam_size, settings.device
-        self.limits = limits
+        options, beam_size, device = settings.rules, settings.beam_size, settings.device
+        self.options = options
         self.eos = settings.eos
         self._ends_at_limit = settings.endings == "fairseq"
-        single = [*settings.forbidden, *(phrase[0] for phrase in limits.banned if len(phrase) == 1)]
+        single = [*settings.forbidden, *(phrase[0] for phrase in options.banned if len(phrase) == 1)]
         self._never = torch.tensor(sorted(set(single)), dtype=torch.int64, device=device)
-        longer = [phrase for phrase in limits.banned if len(phrase) > 1]
+        longer = [phrase for phrase in options.banned if len(phrase) > 1]
         self._phrases = BannedPhrases(longer, device) if longer else None
         self._prefix = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [N, P], -1 beyond its end
         # Tokens of the beams, -1 beyond their ends; kept only where a rule looks at them.
-        remembers = self._phrases or limits.no_repeat_ngram_size or limits.repetition_penalty != 1
+        remembers = self._phrases or options.no_repeat_ngram_size or options.repetition_penalty != 1
         self._held = torch.zeros(0, beam_size, 0, dtype=torch.int64, device=device) if remembers else None
 
     @property
     def change_scores(self) -> bool:
-        """Whether tokens that stay possible may get another score than the model's."""
-        return self.limits.repetition_penalty != 1
+        """Whether tokens that stay possible may get a score that is not the model's."""
+        return self.options.repetition_penalty != 1
 
     def admit(self, sentences: Sequence[Sentence]) -> None:
-        """Sentences come, behind the live ones."""
+        """Take in new sentences, behind the live ones."""
         width = max(self._prefix.shape[1], *(len(s.prefix) for s in sentences))
         rows = [[*s.prefix, *[-1] * (width - len(s.prefix))] for s in sentences]
         new = torch.tensor(rows, dtype=torch.int64, device=self._prefix.device).view(len(rows), width)
@@ -52,18 +52,18 @@ class Rules:
             self._held = torch.cat((self._held, self._held.new_full(shape, -1)))
 
     def keep(self, rows: Tensor) -> None:
-        """Row i is now old row `rows`[i]."""
+        """Let row i be the old row `rows`[i]."""
         self._prefix = self._prefix.index_select(0, rows)
         if self._held is not None:
             self._held = self._held.index_select(0, rows)
 
     def follow(self, parents: Tensor, tokens: Tensor, position: Tensor) -> None:
-        """Beam k of sentence i continues its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i]."""
+        """Let beam k of sentence i continue its old beam `parents`[i, k] with `tokens`[i, k] at `position`[i]."""
         if self._held is None:
             return
         held = self._held.gather(1, parents[..., None].expand(-1, -1, self._held.shape[2]))
         if int(position.max()) >= held.shape[2]:
-            held = _widened(held, 2 * held.shape[2] + 8)
+            held = _widened(held, 2 * held.shape[2] + 8)  # doubled, so that few steps have to copy all of it
         place = position[:, None, None].expand(-1, parents.shape[1], 1)
         self._held = held.scatter(2, place, tokens[..., None])
 
@@ -72,6 +72,7 @@ class Rules:
 
         A forced prefix wins over all other rules, and so does the end at `max_length` [N] with `endings: fairseq`.
         """
+        # (1) Set aside what must survive the other rules: the end at the limit, and the next token of a prefix.
         own_end = log_probabilities[..., self.eos].clone() if self._ends_at_limit else None
         width = self._prefix.shape[1]
         if width:
@@ -79,22 +80,30 @@ class Rules:
             forced = self._prefix.gather(1, inside).masked_fill(inside != position[:, None], -1)[..., None]
             forced = forced.expand(-1, log_probabilities.shape[1], -1)
             kept = log_probabilities.gather(-1, forced.clamp(min=0))
-        if self.limits.eos_margin is not None:
+
+        # (2) Rules over single tokens. The margin comes first: it is measured from the model's best token, forbidden
+        # or not.
+        if self.options.eos_margin is not None:
             ends = log_probabilities[..., self.eos]
-            ends.masked_fill_(ends < log_probabilities.amax(-1) - self.limits.eos_margin, NEVER)
+            ends.masked_fill_(ends < log_probabilities.amax(-1) - self.options.eos_margin, NEVER)
         log_probabilities.index_fill_(-1, self._never, NEVER)
         log_probabilities[..., self.eos].masked_fill_((position < min_length)[:, None], NEVER)
+
+        # (3) Rules over the tokens that a hypothesis already has.
         if self._held is not None:
-            penalise_repetition(log_probabilities, self._held, self.limits.repetition_penalty)
-            ban_repeated_ngrams(log_probabilities, self._held, position, self.limits.no_repeat_ngram_size)
+            penalise_repetition(log_probabilities, self._held, self.options.repetition_penalty)
+            ban_repeated_ngrams(log_probabilities, self._held, position, self.options.no_repeat_ngram_size)
             if self._phrases is not None:
                 self._phrases.ban(log_probabilities, self._held, position)
+
+        # (4) Inside a prefix only its next token is left, with the model's own score.
         if width:
             free = log_probabilities.gather(-1, forced.clamp(min=0))
             log_probabilities.masked_fill_(forced >= 0, NEVER)
             log_probabilities.scatter_(-1, forced.clamp(min=0), torch.where(forced >= 0, kept, free))
-        # Prefixes are shorter than the limit, so the two never meet. Only rows at their limit are written: a mask over
-        # all would be one more pass over the vocabulary in every step.
+
+        # (5) At the limit only end-of-sentence is left. Prefixes are no longer than the limit, so (4) and (5) never
+        # meet. Only rows at their limit are written: a mask over all would be one more pass over the vocabulary.
         if own_end is not None and len(rows := (position >= max_length).nonzero().squeeze(1)):
             log_probabilities.index_fill_(0, rows, NEVER)
             log_probabilities[rows, :, self.eos] = own_end[rows]
@@ -105,7 +114,7 @@ def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float)
 
     A token counts once however often it is held. In place.
     """
-    if penalty == 1:
+    if penalty == 1:  # `held` may be kept for another rule
         return
     sentence, beam, place = (held >= 0).nonzero().unbind(1)
     where = (sentence, beam, held[sentence, beam, place])
@@ -131,10 +140,10 @@ def ban_repeated_ngrams(log_probabilities: Tensor, held: Tensor, position: Tenso
 
 
 class BannedPhrases:
-    """Phrases of two tokens or more that are never generated, as a tree: the cost of a step does not grow with them.
+    """Tree of the phrases of two or more tokens that are never generated; a step's cost hardly grows with their number.
 
-    A node is what some phrases begin with. `follow` finds the nodes that the last tokens of all hypotheses lead to at
-    once, by a search in the sorted codes `node * base + token` of the tree's edges.
+    A node is a beginning that some phrases share. `_follow` goes on from the nodes of all hypotheses at once, by a
+    binary search in the sorted codes `node * base + token` of the tree's edges.
 
     Args:
         phrases: each at least two ids.
@@ -172,12 +181,13 @@ class BannedPhrases:
             first = node[sentence, beam] * self._base
             begin, end = (torch.searchsorted(self._ends, code) for code in (first, first + self._base))
             count = end - begin
-            row = torch.repeat_interleave(count)  # of (sentence, beam), once for each token to rule out
+            # One row per token to rule out: (sentence, beam) repeated, and its place in the sorted ends.
+            row = torch.repeat_interleave(count)
             place = torch.arange(len(row), device=row.device) - (count.cumsum(0) - count)[row] + begin[row]
             log_probabilities[sentence[row], beam[row], self._ends[place] - first[row]] = NEVER
 
     def _follow(self, node: Tensor, token: Tensor) -> Tensor:
-        """Return the node [N, K] behind `node` by `token` [N, K]; -1: there is none."""
+        """Return the child [N, K] that `token` [N, K] leads to from `node` [N, K]; -1: there is none."""
         code = node * self._base + token
         place = torch.searchsorted(self._edges, code.contiguous()).clamp(max=len(self._edges) - 1)
         there = (node >= 0) & (token >= 0) & (token < self._base) & (self._edges[place] == code)

@@ -1,36 +1,33 @@
-"""Search over a scorer with sentences that come and go. It knows token ids, nothing of text, models or files.
+"""Beam search over any scorer, with sentences that enter and leave while it runs.
 
-Each step extends every beam of every live sentence; those that end go to the sentence's finished hypotheses, ranked
-by penalised score. The best n of a sentence are settled when no beam can still beat the n-th: its log-probability
-over the penalty at the greatest length is a bound, so stopping early changes nothing (unlike stopping at the first K
-finished, which `endings: fairseq` asks for). A settled sentence leaves at once, and waiting ones enter as soon as there
-is room for a group of them (ziggurat.decoding.admission); each sentence is at its own position. Results do not depend
-on which sentences share a batch, up to the scorer's own rounding.
+The search knows token ids, and nothing of text, models or files. Each step extends every hypothesis (beam) of every
+live sentence by one token (`_Search.step`). Hypotheses that end join the sentence's finished ones, ranked by penalised
+score.
+
+A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
+log-probability, so a beam's log-probability divided by the penalty at the greatest length bounds what it can reach:
+stopping there changes no result (unlike stopping at the first K finished, which `endings: fairseq` asks for). A settled
+sentence leaves at once, and waiting ones enter as soon as there is room for a group of them (ziggurat.decoding.state).
+Each sentence is at its own position. Results do not depend on the other sentences of the batch, up to the scorer's own
+rounding.
 
 Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept, S source, V vocabulary.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.admission import Admission
-from ziggurat.decoding.batches import padded
-from ziggurat.decoding.beam import BeamChoice
-from ziggurat.decoding.choice import Candidates, Choice
+from ziggurat.decoding.choice import BeamChoice, Candidates, Choice, DiverseChoice, SampleChoice
 from ziggurat.decoding.constrained import ConstrainedChoice
-from ziggurat.decoding.diverse import DiverseChoice
-from ziggurat.decoding.hypotheses import NEVER, IdHypothesis
+from ziggurat.decoding.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.rules import Rules
-from ziggurat.decoding.sample import SampleChoice
-from ziggurat.decoding.scorer import Scorer
-from ziggurat.decoding.state import Live, State, holes_filled
-from ziggurat.decoding.trellis import Path, Step, Trellis, Visit
+from ziggurat.decoding.scorers import Scorer
+from ziggurat.decoding.state import Admission, LiveSentence, SearchState, holes_filled, padded
 from ziggurat.errors import ConfigError, ZigguratError
 
 __all__ = ["NonFiniteScoreError", "search"]
@@ -45,28 +42,22 @@ def search(
     scorer: Scorer,
     sentences: Sequence[Sentence],
     settings: SearchSettings,
-    told: Callable[[int], object] = lambda count: None,
+    on_finished: Callable[[int], object] = lambda count: None,
 ) -> list[list[IdHypothesis]]:
     """Return up to `settings.n_best` results per sentence, best first and at least one, in the order of the input.
 
-    Sentences enter in the order given: sorted by length, they share batches with little padding. `told` is called with
-    the number of sentences that a step has settled, for a progress bar. Raises NonFiniteScoreError, and ConfigError
-    where settings need the scorer's attention and it offers none.
+    Sentences enter in the order given: sorted by length, they share batches with little padding. `on_finished` is
+    called with the number of sentences that a step has settled, for a progress bar. Raises NonFiniteScoreError, and
+    ConfigError where the settings need the scorer's attention and it offers none.
     """
     if not sentences:
         return []
-    waiting = Admission([len(s.source) for s in sentences], settings.batch_tokens, settings.batch_sentences)
-    keep_attention = settings.keep_attention or settings.penalty.coverage > 0
-    scorer.start(settings.beam_size, waiting.slots, keep_attention=keep_attention)
-    running = _Search(scorer, settings, _choice(sentences, settings))
+    running = _Search(scorer, sentences, settings)
     found: dict[int, list[IdHypothesis]] = {}
     while len(found) < len(sentences):
-        if group := waiting.group(running.lengths()):
-            running.admit(group, [sentences[number] for number in group])
-        while not (settled := running.step()):
-            pass
-        found.update(settled)
-        told(len(settled))
+        if settled := running.step():
+            found.update(settled)
+            on_finished(len(settled))
     return [found[number] for number in range(len(sentences))]
 
 
@@ -83,101 +74,102 @@ def _choice(sentences: Sequence[Sentence], settings: SearchSettings) -> Choice:
 
 
 class _Search:
-    """The live sentences of a search. Row i of every tensor, and of the scorer, is `live[i]`."""
+    """A search under way. Row i of every tensor, and of the scorer, is the sentence `live[i]`."""
 
-    def __init__(self, scorer: Scorer, settings: SearchSettings, choice: Choice) -> None:
+    def __init__(self, scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings) -> None:
         self.scorer = scorer
+        self.sentences = sentences
         self.settings = settings
-        self.choice = choice
+        self.choice = _choice(sentences, settings)
         self.rules = Rules(settings)
-        self.live: list[Live] = []
+        self.live: list[LiveSentence] = []
         self.trellis = Trellis()
-        self.state = State.entering([], settings, choice.groups)
+        self.state = SearchState.entering([], settings, self.choice.groups)
         self.attended: Tensor | None = None  # [N, K, S] attention summed over steps
-
-    def lengths(self) -> list[int]:
-        """Return the source lengths of the live sentences."""
-        return [len(each.sentence.source) for each in self.live]
-
-    def admit(self, numbers: Sequence[int], sentences: Sequence[Sentence]) -> None:
-        """Let sentences in, behind the live ones."""
-        source, mask = padded([s.source for s in sentences], self.settings.pad, self.settings.device)
-        self.scorer.admit(source, mask, max(s.max_length for s in sentences) + 1)
-        for number, sentence in zip(numbers, sentences, strict=True):
-            visit = Visit(len(self.trellis), [(len(self.trellis), len(self.live))])
-            self.live.append(Live(number, sentence, visit))
-        self.state = self.state.joined(State.entering(sentences, self.settings, self.choice.groups))
-        self.choice.admit(sentences)
-        self.rules.admit(sentences)
+        lengths = [len(s.source) for s in sentences]
+        self.waiting = Admission(lengths, settings.batch_tokens, settings.batch_sentences)
+        keep_attention = settings.keep_attention or settings.penalty.coverage > 0
+        scorer.start(settings.beam_size, self.waiting.slots, keep_attention=keep_attention)
 
     def step(self) -> dict[int, list[IdHypothesis]]:
         """Extend all hypotheses by one token; return the results of the sentences that this settles, by number."""
+        # (1) Admit waiting sentences, once there is room for a group of them.
+        self._admit(self.waiting.group([len(each.sentence.source) for each in self.live]))
         self.settings.before_step()
-        before = self.state
-        scores = self.scorer.step(before.tokens)
-        # One fused pass over the row, faster on CPU than the log-sum-exp alone; NaN anywhere makes all of it NaN.
-        # In place where it can be: on CPU fresh memory for every step costs more than the pass itself.
+        state = self.state
+
+        # (2) Score the next tokens. One fused pass over a row is faster on CPU than its log-sum-exp alone, and NaN
+        # anywhere makes all of the row NaN. In place where it can be: on CPU fresh memory for every step costs more
+        # than the pass itself.
+        scores = self.scorer.step(state.tokens)
         narrow = scores.dtype in (torch.bfloat16, torch.float16)
         wide = scores.float() if narrow else scores
         log_probabilities = torch.log_softmax(wide, -1, out=wide)
         broken = log_probabilities[..., 0].isnan()
         attention = self._attention()
-        candidates = self._candidates(log_probabilities)
+
+        # (3) Apply the rules, in place. Where they change scores, a copy keeps the model's own, for the results.
+        given = log_probabilities.clone() if self.rules.change_scores else None
+        self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
+
+        # (4) Choose: C extensions are candidates; of those that do not end, K are the next beams.
+        candidates = self.choice.candidates(state.total, log_probabilities, state.position)
+        if given is not None:
+            index = candidates.origin * given.shape[2] + candidates.token
+            candidates = candidates._replace(log_probability=given.flatten(1).gather(1, index))
+        candidates, best = self._pruned(candidates)
         ends = candidates.token == self.settings.eos
         going = candidates.total.masked_fill(ends, NEVER)
         chosen = self.choice.beams(going, candidates)
-        self.trellis.append(Step(*candidates, chosen, attention if self.settings.keep_attention else None))
-        counted = self._counted(ends, candidates.total)
-        score, ticket = self._finish(candidates.total.masked_fill(~counted, NEVER), candidates.origin)
-        ended = before.ended + counted.sum(1)
         tokens, parents = candidates.token.gather(1, chosen), candidates.origin.gather(1, chosen)
-        self.rules.follow(parents, tokens, before.position)
-        self.state = self.state._replace(
+        self.trellis.append(TrellisStep(*candidates, chosen, attention if self.settings.keep_attention else None))
+
+        # (5) Rank the candidates that end among the finished hypotheses.
+        counted = self._counted(ends, candidates.total)
+        score, ticket = self._ranked(candidates.total.masked_fill(~counted, NEVER), candidates.origin)
+
+        # (6) Advance to the next position.
+        self.rules.follow(parents, tokens, state.position)
+        self.state = state._replace(
             tokens=tokens,
             total=going.gather(1, chosen),
             score=score,
             ticket=ticket,
-            ended=ended,
-            position=before.position + 1,
+            best=best,
+            ended=state.ended + counted.sum(1),
+            position=state.position + 1,
         )
+        if self.attended is not None:
+            self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
+
+        # (7) Settle the sentences that can no longer improve. The check for NaN waits until here, so that the step
+        # reads both from the device at once.
         done = torch.cat((self._done(), broken.any()[None])).tolist()
         if done.pop():
             raise self._non_finite(broken)
-        if self.attended is not None:
-            self.attended = self.attended.gather(1, parents[..., None].expand(-1, -1, self.attended.shape[2]))
-        if not any(done):
-            self._follow(parents)
-            return {}
-        settled = self._results([row for row, is_done in enumerate(done) if is_done])
-        self._leave(done, parents)
+        settled = {}
+        if any(done):
+            settled = self._results([row for row, is_done in enumerate(done) if is_done])
+            parents = self._leave(done, parents)
+
+        # (8) Let the scorer's beams continue their parents; when sampling, each beam continues itself.
+        if self.choice.groups < self.choice.beam_size and len(parents):
+            self.scorer.follow(parents)
         return settled
 
-    def _counted(self, ends: Tensor, totals: Tensor) -> Tensor:
-        """Return which of the candidates that end, `ends` [N, C], are results; `totals` [N, C] are best first."""
-        if self.settings.endings == "candidates":
-            return ends
-        beams = self.settings.beam_size
-        counted = ends & (totals > NEVER) & (torch.arange(ends.shape[1], device=ends.device) < beams)
-        if self.settings.endings == "fairseq":  # those beyond the K-th are not even looked at
-            counted &= self.state.ended[:, None] + counted.cumsum(1) <= beams
-        return counted
-
-    def _candidates(self, log_probabilities: Tensor) -> Candidates:
-        """Return the step's candidates, by log-probabilities [N, K, V] that the rules may edit in place."""
-        state = self.state
-        given = log_probabilities.clone() if self.rules.change_scores else None
-        self.rules.apply(log_probabilities, state.position, state.min_length, state.max_length)
-        candidates = self.choice.candidates(state.total, log_probabilities, state.position)
-        if given is not None:
-            place = candidates.origin * given.shape[2] + candidates.token
-            candidates = candidates._replace(log_probability=given.flatten(1).gather(1, place))
-        if self.settings.limits.prune is not None:
-            floor = state.best.maximum(candidates.total.amax(1)) - self.settings.limits.prune
-            given_up = candidates.total < floor[:, None]
-            candidates = candidates._replace(total=candidates.total.masked_fill(given_up, NEVER))
-            ended = candidates.total.masked_fill(candidates.token != self.settings.eos, NEVER)
-            self.state = state._replace(best=state.best.maximum(ended.amax(1)))
-        return candidates
+    def _admit(self, numbers: Sequence[int]) -> None:
+        """Let the sentences `numbers` in, behind the live ones."""
+        if not numbers:
+            return
+        sentences = [self.sentences[number] for number in numbers]
+        source, mask = padded([s.source for s in sentences], self.settings.pad, self.settings.device)
+        self.scorer.admit(source, mask, max(s.max_length for s in sentences) + 1)
+        for number, sentence in zip(numbers, sentences, strict=True):
+            track = RowTrack(len(self.trellis), [(len(self.trellis), len(self.live))])
+            self.live.append(LiveSentence(number, sentence, track))
+        self.state = self.state.joined(SearchState.entering(sentences, self.settings, self.choice.groups))
+        self.choice.admit(sentences)
+        self.rules.admit(sentences)
 
     def _attention(self) -> Tensor | None:
         """Return the step's attention [N, K, S], if it is needed, and add it to the sums of the coverage term."""
@@ -190,7 +182,7 @@ class _Search:
                 "attention weights, which this model does not offer; leave them out"
             )
         if self.settings.penalty.coverage:
-            # Sentences that came since the last step have no sums yet; the longest source may have come or gone.
+            # Sentences that entered since the last step have no sums yet; S changes with the longest live source.
             sums = attention.double()
             if self.attended is not None:
                 rows, width = len(self.attended), min(attention.shape[2], self.attended.shape[2])
@@ -199,7 +191,27 @@ class _Search:
             self.attended = sums
         return attention
 
-    def _finish(self, total: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
+    def _pruned(self, candidates: Candidates) -> tuple[Candidates, Tensor]:
+        """Give up the candidates too far below the best of their sentence; also return its best finished total [N]."""
+        best = self.state.best
+        if self.settings.rules.prune is None:
+            return candidates, best
+        floor = best.maximum(candidates.total.amax(1)) - self.settings.rules.prune
+        total = candidates.total.masked_fill(candidates.total < floor[:, None], NEVER)
+        ended = total.masked_fill(candidates.token != self.settings.eos, NEVER)
+        return candidates._replace(total=total), best.maximum(ended.amax(1))
+
+    def _counted(self, ends: Tensor, totals: Tensor) -> Tensor:
+        """Return which of the candidates that end, `ends` [N, C], are results; `totals` [N, C] are best first."""
+        if self.settings.endings == "candidates":
+            return ends
+        beams = self.settings.beam_size
+        counted = ends & (totals > NEVER) & (torch.arange(ends.shape[1], device=ends.device) < beams)
+        if self.settings.endings == "fairseq":  # a sentence takes K endings and no more, the best of this step first
+            counted &= self.state.ended[:, None] + counted.cumsum(1) <= beams
+        return counted
+
+    def _ranked(self, total: Tensor, origin: Tensor) -> tuple[Tensor, Tensor]:
         """Rank candidates with `total` [N, C] (-inf: it did not end) among the finished; return scores and tickets."""
         state, groups = self.state, self.choice.groups
         score = total / self.settings.penalty.divisor(state.position.double() + 1)[:, None]
@@ -207,6 +219,7 @@ class _Search:
             real = torch.arange(self.attended.shape[2], device=total.device) < state.source_length[:, None, None]
             score = score + self.settings.penalty.coverage_term(self.attended, real).gather(1, origin)
         ticket = state.position[:, None] * self.choice.width + torch.arange(total.shape[1], device=total.device)
+        # Behind the earlier ones, and sorted stably: of equal scores the older hypothesis ranks first.
         score = torch.cat((state.score, score.unflatten(1, (groups, -1))), 2)
         score, order = score.sort(dim=2, descending=True, stable=True)
         size = state.score.shape[2]
@@ -216,7 +229,7 @@ class _Search:
     def _done(self) -> Tensor:
         """Return which sentences [N] are settled: beyond their limit, or beyond improvement in every group.
 
-        With `endings: fairseq` K ended hypotheses settle a sentence, and nothing else does while a beam goes on.
+        With `endings: fairseq` K ended hypotheses settle a sentence, and nothing else does while it has a beam.
         """
         state = self.state
         if self.settings.endings == "fairseq":
@@ -239,36 +252,36 @@ class _Search:
                 ended = [pair for pair in zip(*finished, strict=True) if pair[0] > NEVER]
                 for score, ticket in ended:
                     position, candidate = divmod(ticket, self.choice.width)
-                    path = self.trellis.path(each.visit, position, candidate)
+                    path = self.trellis.path(each.track, position, candidate)
                     forced = self.settings.endings == "fairseq" and position == each.sentence.max_length
-                    results.append(_hypothesis(path, score, len(each.sentence.source), True, forced))
+                    results.append(path.hypothesis(score, len(each.sentence.source), finished=True, forced=forced))
                 if not ended:
                     results.append(self._cut(each, group))
             results.sort(key=lambda h: (not h.finished, -h.score))
             found[each.number] = results[: self.settings.n_best]
         return found
 
-    def _cut(self, each: Live, group: int) -> IdHypothesis:
-        """Return the best hypothesis so far of a group of which none ended, scored without a coverage term.
+    def _cut(self, each: LiveSentence, group: int) -> IdHypothesis:
+        """Return the best unfinished hypothesis of a group in which none ended, scored without a coverage term.
 
-        The step that took it beyond its limit, or left no beam, does not count.
+        The last step does not count: it exceeded the limit, or left no beam.
         """
-        length = len(self.trellis) - each.visit.start - 1
+        length = len(self.trellis) - each.track.start - 1
         if not length:
             return IdHypothesis([], [], 0.0, 0.0, False)
         rank = group * (self.choice.beam_size // self.choice.groups)
-        path = self.trellis.path(each.visit, length - 1, self.trellis.beam(each.visit, length - 1, rank))
+        path = self.trellis.path(each.track, length - 1, self.trellis.beam(each.track, length - 1, rank))
         score = path.total / self.settings.penalty.divisor(float(length))
-        return _hypothesis(path, score, len(each.sentence.source), False)
+        return path.hypothesis(score, len(each.sentence.source), finished=False)
 
-    def _leave(self, done: Sequence[bool], parents: Tensor) -> None:
-        """Take out the sentences that are `done`; the others follow their `parents` [N, K]."""
+    def _leave(self, done: Sequence[bool], parents: Tensor) -> Tensor:
+        """Take out the sentences that are `done`; return the rows of `parents` [N, K] that stay."""
         kept = holes_filled(done)
         self.live = [self.live[row] for row in kept]
         for row, (old, each) in enumerate(zip(kept, self.live, strict=True)):
             if row != old:
-                each.visit.rows.append((len(self.trellis), row))
-        self.trellis.forget([each.visit for each in self.live])
+                each.track.rows.append((len(self.trellis), row))
+        self.trellis.forget([each.track for each in self.live])
         index = torch.tensor(kept, dtype=torch.int64, device=parents.device)
         self.state = self.state.rows(index)
         self.choice.keep(index)
@@ -276,12 +289,7 @@ class _Search:
         if self.attended is not None:
             self.attended = self.attended.index_select(0, index)
         self.scorer.keep(index)
-        self._follow(parents.index_select(0, index))
-
-    def _follow(self, parents: Tensor) -> None:
-        """Let the scorer's beams continue `parents` [N, K], unless each continues itself."""
-        if self.choice.groups < self.choice.beam_size and len(parents):
-            self.scorer.follow(parents)
+        return parents.index_select(0, index)
 
     def _non_finite(self, broken: Tensor) -> NonFiniteScoreError:
         """Return the error that names the first token whose scores are `broken` [N, K]."""
@@ -290,11 +298,3 @@ class _Search:
             f"the model's scores for token {int(self.state.position[row])} are not finite (NaN or infinity); the "
             "checkpoint may be from a diverged run: try an earlier one, or full precision"
         )
-
-
-def _hypothesis(path: Path, score: float, source_length: int, finished: bool, forced: bool = False) -> IdHypothesis:
-    """Return a result; the end of the sentence is no token of it, but has a score."""
-    tokens = path.tokens[:-1] if finished else path.tokens
-    attention = [row[:source_length].tolist() for row in path.attention[: len(tokens)]]
-    total = math.fsum(path.log_probabilities)
-    return IdHypothesis(tokens, path.log_probabilities, total, score, finished, forced, attention)

@@ -1,7 +1,7 @@
-"""Translation by CTranslate2 with an exported model: no PyTorch is needed, nor imported.
+"""Translation of text by CTranslate2 with an exported model; PyTorch is neither needed nor imported.
 
 The search is CTranslate2's. With `length_penalty.alpha: 0` (or `beam_size: 1`) it finds what ours finds with
-`endings: beam`; with a penalty it stops once 2 `beam_size` translations have ended, where ours goes on until none can
+`endings: beam`. With a penalty it stops once 2 `beam_size` hypotheses have ended, where ours continues until none can
 become better (docs/export.md has figures).
 """
 
@@ -21,10 +21,8 @@ from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.workspace import recover
-from ziggurat.decoding.lines import WINDOW_LINES, one_line, split_long, windows
-from ziggurat.decoding.notices import Notices
-from ziggurat.decoding.parts import side_by_side
-from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, split_long, windows, without_nul
+from ziggurat.decoding.results import Hypothesis, Translation, side_by_side
 from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
 
@@ -33,9 +31,9 @@ __all__ = ["SERVED_FILE", "ServedTranslator", "is_served", "unserved"]
 SERVED_FILE = "model.bin"
 """The weights in a CTranslate2 directory."""
 
-_HEEDED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
-_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # of no effect on what CTranslate2 finds
-_PATIENCE = 2.0  # with a length penalty: at its default, 1, BLEU fell by 0.3 on a trained model
+_SUPPORTED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
+_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
+_PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
 
 
 def is_served(path: str | Path) -> bool:
@@ -45,12 +43,12 @@ def is_served(path: str | Path) -> bool:
 
 
 def unserved(decoding: DecodingConfig) -> list[str]:
-    """Return which settings of the search CTranslate2 does not have."""
+    """Return the settings of the search that CTranslate2 does not have."""
     defaults = DecodingConfig()
     found = [
         f"`decoding.{key}: {getattr(decoding, key)}`"
         for key in type(decoding).model_fields
-        if key not in _HEEDED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
+        if key not in _SUPPORTED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
     ]
     if decoding.endings == "fairseq":
         found.append("`decoding.endings: fairseq` (take `beam`)")
@@ -61,11 +59,12 @@ def unserved(decoding: DecodingConfig) -> list[str]:
 
 
 def _refuse_unserved(asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a setting that is asked for is one that CTranslate2 does not have.
+    """Raise ConfigError where a setting that was asked for is one that CTranslate2 does not have.
 
-    Before it meets the saved settings, with which it may be in conflict: those are nobody's fault.
+    Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
+    hide this reason.
     """
-    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _HEEDED - _IGNORED
+    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
     if missing := [f"`decoding.{key}: {v}`" for key, v in asked.items() if key in ours and v != getattr(defaults, key)]:
         raise ConfigError(f"CTranslate2 has no {', '.join(missing)}; translate with the model that was exported")
 
@@ -79,18 +78,18 @@ class _Found(NamedTuple):
 
 
 class ServedTranslator:
-    """Translates text with a CTranslate2 directory; the results are those of ziggurat.decoding.translator.Translator.
+    """Translator of text with a CTranslate2 directory; its results have the form of ziggurat.decoding.translator's.
 
     Args:
         path: the directory.
         device: `auto` or `cpu`, `cuda`, `cuda:1`, ...
-        threads: CPU threads; None: as CTranslate2 decides, with several workers one for each core.
-        workers: batches that are translated at the same time, each with an equal share of the threads, at least one.
+        threads: CPU threads; None: as CTranslate2 decides, or one per core where there are several workers.
+        workers: batches translated at the same time, each with an equal share of the threads, at least one.
         token_scores: also compute the log-probability of each token, by one more pass over the translations.
         decoding: keys of the `decoding` section that replace the saved ones.
 
-    Raises CheckpointError: no such directory or damaged. ConfigError: ctranslate2 is not installed, or a setting that
-    it does not have.
+    Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
+    have one of the settings.
     """
 
     def __init__(
@@ -107,7 +106,7 @@ class ServedTranslator:
             import ctranslate2
         except ModuleNotFoundError:
             raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
-        check_folder(Path(path))  # first: CTranslate2 reads damaged weights without a word
+        check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
         if not is_served(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
         experiment = load_experiment(Path(path) / "config.yaml")
@@ -118,7 +117,7 @@ class ServedTranslator:
         self.max_positions = _positions(Path(path))
         self.token_scores = token_scores
         self.notices = Notices()
-        self.told: Callable[[int], object] = lambda count: None
+        self.on_finished: Callable[[int], object] = lambda count: None
         kind, _, index = device.partition(":")
         if workers > 1:
             threads = max(1, (threads or len(os.sched_getaffinity(0))) // workers)
@@ -138,13 +137,13 @@ class ServedTranslator:
         self._never = [[piece] for piece in tokenizer.pieces(never)]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
-        self._job(None)  # refuses settings before any text is read
+        self._settings(None)  # refuses settings before any text is read
 
     def translate(self, texts: Sequence[str], *, tag: str | None = None, **decoding: Any) -> list[Translation]:
         """Return one Translation per text, in the same order; see Translator.translate."""
         if isinstance(texts, str):
             raise TypeError("give a list of texts, such as [text]: a string is a sequence of characters")
-        return self._translate_window(texts, *self._job(tag, **decoding))
+        return self._translate_window(texts, *self._settings(tag, **decoding))
 
     def translate_stream(
         self, lines: Iterable[str], *, window: int = WINDOW_LINES, tag: str | None = None, **decoding: Any
@@ -152,11 +151,11 @@ class ServedTranslator:
         """Yield one Translation per line, in order; see Translator.translate_stream."""
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
-        job = self._job(tag, **decoding)
-        return chain.from_iterable(self._translate_window(texts, *job) for texts in windows(lines, window))
+        settings = self._settings(tag, **decoding)
+        return chain.from_iterable(self._translate_window(texts, *settings) for texts in windows(lines, window))
 
-    def _job(self, tag: str | None, **changes: Any) -> tuple[DecodingConfig, list[str]]:
-        """Return the settings and the tag's piece, as a list. Raises ConfigError."""
+    def _settings(self, tag: str | None, **changes: Any) -> tuple[DecodingConfig, list[str]]:
+        """Return the settings of a call, and the tag as a list of pieces. Raises ConfigError."""
         asked = {key: value for key, value in changes.items() if value is not None}
         _refuse_unserved(asked)
         decoding = change_section(self.decoding, asked, "decoding")
@@ -170,7 +169,7 @@ class ServedTranslator:
         return decoding, [tag]
 
     def _translate_window(self, texts: Sequence[str], decoding: DecodingConfig, prefix: list[str]) -> list[Translation]:
-        clean = [text.replace("\0", " ") for text in texts]
+        clean = without_nul(texts)
         limit = min(decoding.max_source_pieces, max(1, self.max_positions - 1 - len(prefix)))
         parts: list[list[int]] = []
         owned: list[range] = []
@@ -182,14 +181,15 @@ class ServedTranslator:
             if len(new) > 1:
                 self.notices.add("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
         found = self._search(parts, decoding, prefix)
-        self.told(len(parts))
+        self.on_finished(len(parts))
         return [self._joined(text, [found[i] for i in own]) for text, own in zip(texts, owned, strict=True)]
 
     def _search(self, parts: list[list[int]], decoding: DecodingConfig, prefix: list[str]) -> list[list[Hypothesis]]:
         """Return the n best of each part.
 
-        All go together under the greatest limit. What then did not end, or ended beyond its own limit, is searched
-        again under that: CTranslate2 ranks translations that it cut at the limit with those that ended, we do not.
+        All parts are searched together under the greatest of their limits. A part with a result that did not end, or
+        that exceeds the part's own limit, is searched again under that limit: unlike ours, CTranslate2's search ranks
+        translations that it cut together with those that ended.
         """
         rule = decoding.max_length
         most = min(rule.limit, self.max_positions - 1)
@@ -209,7 +209,8 @@ class ServedTranslator:
         return self._hypotheses(sources, found, decoding)
 
     def _within(self, limit: int, sources: list[list[str]], decoding: DecodingConfig) -> list[list[_Found]]:
-        """Return the best translations of at most `limit` pieces that ended; where none did, the best one cut there."""
+        """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
+        # More results than could end within the limit, so that no translation that ends is lost behind those cut.
         everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
         found = []
         for source, results in zip(sources, self._run(sources, limit + 1, decoding, everything), strict=True):
@@ -228,8 +229,10 @@ class ServedTranslator:
             sources,
             max_batch_size=decoding.batch_tokens,
             batch_type="tokens",
+            # No limit: it would cut sources without a word; long lines are split before.
             max_input_length=0,
             beam_size=beam,
+            # CTranslate2 stops after `patience` times the beam has ended: enough to find `count`.
             patience=max(_PATIENCE, count / beam),
             num_hypotheses=count,
             length_penalty=penalty.alpha if penalty.kind != "none" else 0,
@@ -251,6 +254,7 @@ class ServedTranslator:
     def _hypotheses(
         self, sources: list[list[str]], found: list[list[_Found]], decoding: DecodingConfig
     ) -> list[list[Hypothesis]]:
+        """Return the results as hypotheses, with scores of tokens where they are asked for."""
         alpha = decoding.length_penalty.alpha if decoding.length_penalty.kind != "none" else 0.0
         scores: Iterator[list[float]] = iter([[] for results in found for _ in results])
         if self.token_scores:
@@ -266,7 +270,7 @@ class ServedTranslator:
                 self.target_tokenizer.decode([self._ids.get(p, self.target_tokenizer.unk) for p in found.pieces])
             ),
             score=found.score,
-            log_probability=found.score * length**alpha,
+            log_probability=found.score * length**alpha,  # CTranslate2 gives the score after the penalty alone
             tokens=found.pieces,
             token_log_probabilities=token_scores[: length if found.ended else len(found.pieces)],
             finished=found.ended,
@@ -283,7 +287,7 @@ class ServedTranslator:
 
 
 def _positions(folder: Path) -> int:
-    """Return how many positions of either side the model has."""
+    """Return the number of positions that the model has on either side."""
     path = folder / "export.json"
     again = "export the model again"
     try:

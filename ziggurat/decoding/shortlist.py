@@ -1,4 +1,4 @@
-"""Scores for a lexical shortlist of target tokens only: what each source sentence allows (Jean et al. 2015).
+"""Lexical shortlists in the search: scores only for target tokens that the source sentence allows (Jean et al. 2015).
 
 Shapes: n new sentences, N live ones, K beams, S source, V vocabulary, U columns.
 """
@@ -21,12 +21,12 @@ __all__ = ["Shortlist", "ShortlistedOutput", "load_shortlist"]
 
 
 class Shortlist:
-    """Which target tokens a source sentence allows.
+    """Target tokens that source sentences allow.
 
     Args:
-        table: by source id.
-        size: number of target ids of the tokenizer; a model may have rows beyond, which are never allowed.
-        device: where masks are made.
+        table: candidates for each source id.
+        size: number of target ids of the tokenizer; a model may have rows beyond them, which are never allowed.
+        device: where the masks are built.
     """
 
     def __init__(self, table: ShortlistTable, size: int, device: torch.device | str = "cpu") -> None:
@@ -36,6 +36,8 @@ class Shortlist:
 
     def allowed(self, source: Tensor, source_mask: Tensor, vocabulary_size: int) -> Tensor:
         """Return bool [n, V] for source ids [n, S] (mask: True for real tokens): a function of each sentence alone."""
+        # Column `size` is cleared below: fillers of the table write there, and positions beyond a source's end. A model
+        # without rows beyond the tokenizer's ids needs one more column for it.
         mask = torch.zeros(len(source), vocabulary_size + 1, dtype=torch.bool, device=source.device)
         ids = self._candidates[source].masked_fill(~source_mask[..., None], self.size)
         mask.scatter_(1, ids.flatten(1).long(), True)
@@ -45,11 +47,11 @@ class Shortlist:
 
 
 class ShortlistedOutput:
-    """The output projection for live sentences: one product over all that any of them allows, -inf elsewhere.
+    """Output projection for live sentences: one product over the tokens that any of them allows, -inf elsewhere.
 
     Args:
         output: the whole projection.
-        shortlist: of the sentences.
+        shortlist: tokens that each sentence allows.
     """
 
     def __init__(self, output: OutputProjection | PackedOutput, shortlist: Shortlist) -> None:
@@ -63,7 +65,7 @@ class ShortlistedOutput:
         self._scores: Tensor | None = None
 
     def admit(self, source: Tensor, source_mask: Tensor) -> None:
-        """Sentences of ids [n, S] come, behind the live ones."""
+        """Take in new sentences, ids [n, S], behind the live ones."""
         new = self._shortlist.allowed(source, source_mask, self._allowed.shape[1])
         self._allowed = torch.cat((self._allowed, new))
         self._columns = self._allowed.any(0).nonzero()[:, 0]
@@ -71,7 +73,8 @@ class ShortlistedOutput:
         self._product = self._whole.restricted(self._columns)
 
     def keep(self, sentences: Tensor) -> None:
-        """Row i is now old row `sentences`[i]; columns that nobody needs any more stay until the next admission."""
+        """Let row i be the old row `sentences`[i]."""
+        # Columns that no sentence needs any more stay until the next admission: restricting the projection copies rows.
         self._allowed = self._allowed.index_select(0, sentences)
         self._forbidden = self._forbidden.index_select(0, sentences)
 
@@ -82,7 +85,7 @@ class ShortlistedOutput:
             self._forbidden[:, None], -math.inf
         )
         shape = (len(hidden), beams, self._allowed.shape[1])
-        # The same memory at every step: to get it afresh costs more than to fill it.
+        # The same memory at every step: allocating it costs more than filling it.
         if self._scores is None or self._scores.dtype != some.dtype or self._scores.numel() < math.prod(shape):
             self._scores = some.new_empty(math.prod(shape))
         scores = self._scores[: math.prod(shape)].view(shape).fill_(-math.inf)
@@ -90,5 +93,5 @@ class ShortlistedOutput:
 
 
 def load_shortlist(path: str | Path, source: Tokenizer, target: Tokenizer, device: torch.device) -> Shortlist:
-    """Read a shortlist for a model with these vocabularies; raises what ziggurat.data.shortlist.read_shortlist does."""
+    """Read a shortlist for a model with these vocabularies; raises the errors of `read_shortlist`."""
     return Shortlist(read_shortlist(Path(path).expanduser(), source, target), target.size, device)

@@ -1,48 +1,51 @@
-"""What a search keeps of its live sentences: tensors with one row for each, and where each is in the trellis.
+"""State of a search: its live sentences, their hypotheses, and the sentences that wait to enter.
 
-Shapes: N live sentences, K beams, G groups, R finished hypotheses kept of each group.
+`SearchState` has one row of tensors for each live sentence. A sentence that leaves makes a hole, which a row from the
+end fills (`holes_filled`). `Admission` decides when waiting sentences enter, in groups that fill a batch of the
+encoder.
+
+Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses kept of each group.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.hypotheses import NEVER
+from ziggurat.decoding.hypotheses import NEVER, RowTrack
 from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.trellis import Visit
 
-__all__ = ["Live", "State", "holes_filled"]
+__all__ = ["Admission", "LiveSentence", "SearchState", "holes_filled", "length_batches", "padded"]
 
 
-class Live(NamedTuple):
+class LiveSentence(NamedTuple):
     """A sentence in the search."""
 
     number: int
     """Its place in the input."""
     sentence: Sentence
-    visit: Visit
+    track: RowTrack
 
 
-class State(NamedTuple):
-    """One row for each live sentence."""
+class SearchState(NamedTuple):
+    """Hypotheses of the live sentences, one row for each sentence."""
 
     tokens: Tensor  # [N, K] last tokens
     total: Tensor  # [N, K] log-probabilities of the beams, float64
     score: Tensor  # [N, G, R] penalised scores of finished hypotheses, best first
     ticket: Tensor  # [N, G, R] where they ended: position * C + candidate
-    best: Tensor  # [N] highest log-probability of a finished hypothesis
-    ended: Tensor  # [N] hypotheses that have ended so far, also those that are not kept
+    best: Tensor  # [N] highest log-probability of a finished hypothesis; kept up for pruning alone
+    ended: Tensor  # [N] hypotheses that have ended so far, those that are not kept included
     position: Tensor  # [N] tokens so far
     max_length: Tensor  # [N]
     min_length: Tensor  # [N]
     source_length: Tensor  # [N]
 
     @classmethod
-    def entering(cls, sentences: Sequence[Sentence], settings: SearchSettings, groups: int) -> State:
+    def entering(cls, sentences: Sequence[Sentence], settings: SearchSettings, groups: int) -> SearchState:
         """Return the rows of sentences before their first step.
 
         All beams of a group start from one token: only the first is alive, or each hypothesis would appear K times.
@@ -63,13 +66,13 @@ class State(NamedTuple):
         )
         return cls(*(t.to(settings.device) for t in rows))
 
-    def joined(self, others: State) -> State:
+    def joined(self, others: SearchState) -> SearchState:
         """Return these rows, followed by those of `others`."""
-        return State(*(torch.cat(pair) for pair in zip(self, others, strict=True)))
+        return SearchState(*(torch.cat(pair) for pair in zip(self, others, strict=True)))
 
-    def rows(self, index: Tensor) -> State:
-        """Keep the rows `index` [N']."""
-        return State(*(t.index_select(0, index) for t in self))
+    def rows(self, index: Tensor) -> SearchState:
+        """Return the rows `index` [N']."""
+        return SearchState(*(t.index_select(0, index) for t in self))
 
 
 def holes_filled(done: Sequence[bool]) -> list[int]:
@@ -77,3 +80,72 @@ def holes_filled(done: Sequence[bool]) -> list[int]:
     stay = [row for row, is_done in enumerate(done) if not is_done]
     fill = (row for row in reversed(stay) if row >= len(stay))
     return [next(fill) if done[row] else row for row in range(len(stay))]
+
+
+_GROUP_PART = 4
+"""New sentences enter once they are one in so many of the sentences then live.
+
+Each admission is a pass of the encoder, which a single sentence fills badly; but the longer a group is waited for, the
+more rows of the search stay empty.
+"""
+
+
+class Admission:
+    """Sentences that wait, in the order of `lengths`, and enter in groups.
+
+    Args:
+        lengths: source tokens of each sentence.
+        batch_tokens: most source tokens that are live at a time, padding counted: sentences x the longest of them.
+            A sentence longer than that is live alone.
+        batch_sentences: most sentences that are live at a time.
+    """
+
+    def __init__(self, lengths: Sequence[int], batch_tokens: int, batch_sentences: int) -> None:
+        self.lengths = lengths
+        self.batch_tokens = batch_tokens
+        self.slots = min(len(lengths), batch_sentences, max(1, batch_tokens // min(lengths)))
+        """Sentences that can be live at a time."""
+        self._next = 0
+
+    def group(self, live: Sequence[int]) -> range:
+        """Return the sentences that enter now, when sentences of the lengths `live` are in the search.
+
+        None enter until there is room for a group that is worth a pass of the encoder, or for all that wait.
+        """
+        waiting = len(self.lengths) - self._next
+        longest, count = max(live, default=0), 0
+        while count < waiting and len(live) + count < self.slots:
+            longest = max(longest, self.lengths[self._next + count])
+            together = len(live) + count + 1
+            if together > 1 and together * longest > self.batch_tokens:
+                break
+            count += 1
+        if count < waiting and count * _GROUP_PART < len(live) + count:
+            count = 0
+        first, self._next = self._next, self._next + count
+        return range(first, self._next)
+
+
+def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Yield batches of indices into `lengths`, longest first; sentences x longest <= `batch_tokens`.
+
+    A sentence longer than `batch_tokens` is a batch alone. Longest first, so that a batch that does not fit into memory
+    fails at once and not after an hour. Equal lengths keep their order.
+    """
+    batch: list[int] = []
+    for index in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(index)
+    if batch:
+        yield batch
+
+
+def padded(rows: Sequence[Sequence[int]], pad: int, device: torch.device | str) -> tuple[Tensor, Tensor]:
+    """Return ids [rows, longest] filled up with `pad` on the right, and their mask, True for real tokens."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([[*row, *[pad] * (longest - len(row))] for row in rows], dtype=torch.int64)
+    lengths = torch.tensor([len(row) for row in rows])
+    mask = torch.arange(longest) < lengths[:, None]
+    return ids.to(device), mask.to(device)

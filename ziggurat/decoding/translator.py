@@ -1,4 +1,8 @@
-"""Text in, n-best text out: segmentation, batches, search, and exactly one result per line."""
+"""Translation of text: lines are segmented, searched for in batches, and joined to exactly one result per line.
+
+The way of a line: `Translator.translate` -> `TranslationCall` (settings, sentences of token ids) -> `search` over a
+`Scorer` (hypotheses of token ids) -> `Assembler` (text). `load_translator` opens the models.
+"""
 
 from __future__ import annotations
 
@@ -12,17 +16,13 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer, load_tokenizers
-from ziggurat.decoding.assemble import Assembler, Part
-from ziggurat.decoding.engine import make_fast
-from ziggurat.decoding.ensemble import open_members, scorer_of
-from ziggurat.decoding.hypotheses import IdHypothesis
-from ziggurat.decoding.job import Job, LineExtras, line_extras, refuse_single
+from ziggurat.decoding.assembler import Assembler, SourcePart
+from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras, refuse_single
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import WINDOW_LINES, split_long, windows, without_nul
-from ziggurat.decoding.notices import Notices, TranslationWarning
-from ziggurat.decoding.results import Hypothesis, TargetScore, Translation
-from ziggurat.decoding.score import force_score
-from ziggurat.decoding.scorer import Scorer
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, split_long, windows, without_nul
+from ziggurat.decoding.request import make_fast
+from ziggurat.decoding.results import TargetScore, Translation
+from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
@@ -33,23 +33,23 @@ __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"
 
 
 class Translator:
-    """Translates text with one model or an ensemble; `ziggurat.load` and `load_translator` make one.
+    """Translator of text with one model or an ensemble; `ziggurat.load` and `load_translator` create one.
 
     Args:
-        model: one model, or the members of an ensemble (ziggurat.decoding.ensemble), in evaluation mode, on `device`.
-        source_tokenizer, target_tokenizer: of the models' two sides.
-        decoding: search settings for calls that do not give their own.
+        model: one model, or the members of an ensemble (ziggurat.decoding.scorers), in evaluation mode, on `device`.
+        source_tokenizer, target_tokenizer: tokenizers of the models' two sides.
+        decoding: search settings, for calls that do not give others.
         max_positions: most positions of either side, where a model has such a limit (learned positions).
         device: where the models are.
-        origin: which weights these are, in words for people.
-        target_language: code of the language it translates into; scores may depend on it.
-        before_step: called before every step of a search; what it raises ends the translation.
-        scorer: makes what the search asks instead of the models, of which there may then be none.
+        origin: description of the weights, for messages.
+        target_language: code of the language that it translates into; scores may depend on it.
+        before_step: called before every step of a search; an error that it raises ends the translation.
+        scorer: creates the search's scorer in place of the models, which may then be missing (an exported model).
 
-    `notices` counts by kind what was not translated in the ordinary way: `blank_lines` (not shown to the model),
-    `long_lines` (translated in parts), `unfinished` (cut at the length limit), `unmet` (without what it should hold);
-    the first of each but the blank ones warns. `told` is called with the number of sentences that each step of a search
-    has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
+    `notices` counts what was not translated in the ordinary way: `blank_lines` (not shown to the model), `long_lines`
+    (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing). The first of each
+    kind gives a warning, except for blank lines. `on_finished` is called with the number of sentences that a step of
+    the search has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
     """
 
     def __init__(
@@ -66,6 +66,7 @@ class Translator:
         before_step: Callable[[], None] = lambda: None,
         scorer: Callable[[], Scorer] | None = None,
     ) -> None:
+        # Threads that spin at barriers slow down when other processes want the cores.
         share_cores(torch.get_num_threads())
         self.models = tuple(model) if isinstance(model, Sequence) else (model,)
         self.source_tokenizer = source_tokenizer
@@ -78,7 +79,7 @@ class Translator:
         self.before_step = before_step
         self._scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
-        self.told: Callable[[int], object] = lambda count: None
+        self.on_finished: Callable[[int], object] = lambda count: None
 
     @property
     def model(self) -> Seq2Seq:
@@ -99,25 +100,25 @@ class Translator:
         """Return one Translation per text, in the same order.
 
         Args:
-            texts: a line end inside a text counts as a blank.
+            texts: lines; a line end inside a text counts as a blank.
             tag: a token such as `<bt>` of the training data, put before every source sentence.
             first: the number of the first text, on which the random numbers of sampling depend.
-            prefixes: what each translation begins with; an empty one leaves it free.
-            constraints: phrases that each translation must hold; what could not be met is in the result.
-            terminology: source terms and what each must become, in texts that hold them.
+            prefixes: beginning of each translation; an empty one leaves it free.
+            constraints: phrases that each translation must contain; the result lists those that it lacks.
+            terminology: source terms and their translations, for texts that contain the terms.
             decoding: keys of the `decoding` section in place of the configured ones; None leaves one as it is.
 
-        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for prefixes or
-        constraints of another number than the texts, TypeError for a single string.
+        Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
+        prefixes or constraints than texts, TypeError for a single string.
         """
         refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
         texts = list(texts)
         for name, given in (("prefixes", prefixes), ("constraints", constraints)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
-        job = self._job(tag, terminology, constraints is not None, **decoding)
+        call = self._call(tag, terminology, constraints is not None, **decoding)
         extras = LineExtras(first, list(prefixes or ()), list(constraints or ()))
-        return self._translate_window(texts, job, extras)
+        return self._translate_window(texts, call, extras)
 
     def translate_stream(
         self,
@@ -135,20 +136,20 @@ class Translator:
 
         `window` lines are read, sorted by length and translated together, so nothing appears before the
         window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand.
-        The rest is as in `translate`. If `lines` raises an error, every line before it is translated first.
+        Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
         """
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
-        job = self._job(tag, terminology, constraints is not None, **decoding)
-        beside = line_extras(windows(lines, window), first, prefixes, constraints)
-        return chain.from_iterable(self._translate_window(texts, job, extras) for texts, extras in beside)
+        call = self._call(tag, terminology, constraints is not None, **decoding)
+        pairs = line_extras(windows(lines, window), first, prefixes, constraints)
+        return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
 
     def score(self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None) -> list[TargetScore]:
         """Return the score of each given target as the translation of its source.
 
-        Raises DataError for unequal numbers of lines, or a line with more positions than the model has, ConfigError for
-        an exported model.
+        Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
+        ConfigError for an exported model.
         """
         if len(sources) != len(targets):
             raise DataError(
@@ -156,11 +157,11 @@ class Translator:
             )
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
-        job = self._job(tag)
-        source_ids = [[*job.tag, *ids] for ids in self.source_tokenizer.encode(without_nul(sources))]
+        call = self._call(tag)
+        source_ids = [[*call.tag, *ids] for ids in self.source_tokenizer.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
-            longest = max(map(len, sides)) + 1
+            longest = max(map(len, sides)) + 1  # with end-of-sentence, or begin-of-sentence before the target
             if self.max_positions is not None and longest > self.max_positions:
                 raise DataError(f"line {number}: {longest} tokens, but the model has {self.max_positions} positions")
         tokenizer = self.target_tokenizer
@@ -171,12 +172,13 @@ class Translator:
             bos=tokenizer.bos,
             eos=tokenizer.eos,
             pad=tokenizer.pad,
-            batch_tokens=job.decoding.batch_tokens,
+            batch_tokens=call.decoding.batch_tokens,
             device=self.device,
         )
+        penalty = LengthPenalty.of(call.decoding.length_penalty)
         return [
             TargetScore(
-                score.log_probability / LengthPenalty.of(job.decoding.length_penalty).divisor(float(len(ids) + 1)),
+                score.log_probability / penalty.divisor(float(len(ids) + 1)),
                 score.log_probability,
                 tokenizer.pieces(ids),
                 score.token_log_probabilities,
@@ -184,17 +186,18 @@ class Translator:
             for ids, score in zip(target_ids, scores, strict=True)
         ]
 
-    def _job(
+    def _call(
         self,
         tag: str | None,
         terminology: Mapping[str, str] | None = None,
         constrained: bool = False,
         **changes: Any,
-    ) -> Job:
+    ) -> TranslationCall:
+        """Return the settings of a call; raises ConfigError where they contradict each other."""
         decoding = change_section(self.decoding, {k: v for k, v in changes.items() if v is not None}, "decoding")
         if decoding.shortlist != self.decoding.shortlist:
             raise ConfigError("`decoding.shortlist` is read when a model is loaded; name it there")
-        return Job(
+        return TranslationCall(
             decoding,
             self.source_tokenizer,
             self.target_tokenizer,
@@ -207,18 +210,19 @@ class Translator:
             constrained=constrained,
         )
 
-    def _translate_window(self, texts: Sequence[str], job: Job, extras: LineExtras) -> list[Translation]:
+    def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
         """Translate `texts`, all in memory at once."""
+        # (1) Segment the lines; `owned` are the parts of each, none for a blank line.
         clean = without_nul(texts)
-        limit = job.source_limit
-        parts: list[Part] = []
+        limit = call.source_limit
+        parts: list[SourcePart] = []
         owned: list[range] = []
         sentences = []
         for place, (text, ids) in enumerate(zip(clean, self.source_tokenizer.encode(clean), strict=True)):
-            # str.strip also takes the blanks that normalisation leaves, such as U+3000.
+            # str.strip also removes the blanks that normalisation keeps, such as U+3000.
             new = split_long(text, ids, self.source_tokenizer.encode, limit) if text.strip() and ids else []
             owned.append(range(len(parts), len(parts) + len(new)))
-            for part, sentence in job.sentences(text, new, place, extras):
+            for part, sentence in call.sentences(text, new, place, extras):
                 parts.append(part)
                 sentences.append(sentence)
             self.notices["blank_lines"] += not new
@@ -228,31 +232,25 @@ class Translator:
                     f"a line of {len(ids)} pieces is translated in {len(new)} parts of at most "
                     f"{limit} pieces (`decoding.max_source_pieces`)",
                 )
-        # Longest first: little padding, and a batch that does not fit into memory fails at once, not after an hour.
+        # (2) Search, longest first: little padding, and a batch that does not fit into memory fails at once, not after
+        # an hour.
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        results = search(self._scorer(), [sentences[i] for i in order], job.settings, self.told)
+        results = search(self._scorer(), [sentences[i] for i in order], call.settings, self.on_finished)
         found = dict(zip(order, results, strict=True))
-        assembler = Assembler(self.source_tokenizer, self.target_tokenizer, job.decoding)
-        return [
-            self._translation(
-                text, [parts[i] for i in own], [found[i] for i in own], assembler, job.asked(place, extras)
+        # (3) Join the parts of each line.
+        assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
+        translations = []
+        for place, (text, own) in enumerate(zip(texts, owned, strict=True)):
+            translation = assembler.line(
+                text, [parts[i] for i in own], [found[i] for i in own], asked=call.asked(place, extras)
             )
-            for place, (text, own) in enumerate(zip(texts, owned, strict=True))
-        ]
-
-    def _translation(
-        self, text: str, parts: list[Part], found: list[list[IdHypothesis]], assembler: Assembler, asked: list[str]
-    ) -> Translation:
-        """Return the translation of a line; a blank one has no parts, and holds nothing that was `asked` for."""
-        if not parts:
-            return Translation(text, [Hypothesis("", 0.0, 0.0, [], [], True, unmet_constraints=asked or None)], 0)
-        translation = assembler.line(text, parts, found)
-        best = translation.hypotheses[0]
-        if not best.finished:
-            self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
-        if best.unmet_constraints:
-            self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
-        return translation
+            translations.append(translation)
+            best = translation.hypotheses[0]
+            if not best.finished:
+                self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
+            if own and best.unmet_constraints:
+                self.notices.add("unmet", f"a translation lacks {best.unmet_constraints[0]!r}, which was asked for")
+        return translations
 
 
 def load_translator(
@@ -261,16 +259,16 @@ def load_translator(
     """Open a run or a model directory for translation, or several as an ensemble.
 
     Args:
-        path: folder of a run (or of a model that `ziggurat average` wrote), or a list of them: the mean of their
-            probabilities is used, with the decoding settings of the first.
+        path: folder of a run (or of a model that `ziggurat average` wrote), or a list of them: an ensemble, with the
+            decoding settings of the first.
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.models.directory.open_model.
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
-    Raises CheckpointError for a missing or damaged model, ConfigError for a wrong setting, a device that is not
-    there or does not compute with `decoding.precision`, or models or a shortlist with other vocabularies; DataError for
-    a missing or damaged shortlist.
+    Raises CheckpointError for a missing or damaged model; ConfigError for a wrong setting, a device that is missing or
+    does not compute with `decoding.precision`, or models or a shortlist with other vocabularies; DataError for a
+    missing or damaged shortlist.
     """
     members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")

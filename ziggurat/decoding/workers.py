@@ -1,4 +1,7 @@
-"""Translation by several processes, each with its own copy of the model and its share of the CPU threads."""
+"""Translation by worker processes side by side, each with a copy of the model and a share of the CPU threads.
+
+Each window of lines goes to one worker as a whole; the translations come back in order.
+"""
 
 from __future__ import annotations
 
@@ -15,9 +18,8 @@ from typing import Any, NamedTuple
 import torch
 
 from ziggurat.config import DecodingConfig
-from ziggurat.decoding.job import LineExtras, line_extras, refuse_single
-from ziggurat.decoding.lines import WINDOW_LINES, windows
-from ziggurat.decoding.notices import Notices, TranslationWarning
+from ziggurat.decoding.call import LineExtras, line_extras, refuse_single
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, windows
 from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator, load_translator
@@ -26,12 +28,12 @@ from ziggurat.errors import ConfigError
 __all__ = ["WINDOWS_PER_WORKER", "WorkerTranslator", "open_workers"]
 
 WINDOWS_PER_WORKER = 2
-"""Windows that are read and not yet given back: one that a worker translates and one that waits for it."""
+"""Windows of each worker that are read and not yet yielded: one that it translates and one that waits for it."""
 
 
 @dataclass(frozen=True)
 class _Opening:
-    """How each worker opens the model: arguments of `load_translator`, and its CPU threads (None: of all, a share)."""
+    """Arguments for `load_translator` in each worker; `threads` are those of all workers together."""
 
     models: tuple[str, ...]
     workers: int
@@ -41,16 +43,16 @@ class _Opening:
     decoding: Mapping[str, Any] = field(hash=False)
 
 
-class _Model(NamedTuple):
-    """What this process must know of the model."""
+class _ModelFacts(NamedTuple):
+    """The opened model's settings and description, for this process."""
 
     decoding: DecodingConfig
     origin: str
     target_language: str
 
 
-class _Done(NamedTuple):
-    """A window's translations, and its notices (ziggurat.decoding.notices)."""
+class _TranslatedWindow(NamedTuple):
+    """A window's translations, and its notices (ziggurat.decoding.request)."""
 
     translations: list[Translation]
     counts: dict[str, int]
@@ -58,21 +60,21 @@ class _Done(NamedTuple):
 
 
 class WorkerTranslator:
-    """Translates streams of text with worker processes; `open_workers` makes one.
+    """Translator of streams of text by worker processes; `open_workers` creates one.
 
-    `decoding`, `origin`, `target_language`, `notices` and `told` are as in a Translator; `notices` sums up those of all
-    workers.
+    `decoding`, `origin`, `target_language`, `notices` and `on_finished` are as in a Translator; `notices` adds up those
+    of all workers.
     """
 
     def __init__(self, submit: Callable[..., Future[Any]], opening: _Opening) -> None:
         self._submit = submit
         self._opening = opening
-        model: _Model = submit(_introduce, opening).result()
+        model: _ModelFacts = submit(_introduce, opening).result()
         self.decoding = model.decoding
         self.origin = f"{model.origin}; {opening.workers} workers"
         self.target_language = model.target_language
         self.notices = Notices()
-        self.told: Callable[[int], object] = lambda count: None
+        self.on_finished: Callable[[int], object] = lambda count: None
 
     def translate_stream(
         self,
@@ -86,29 +88,29 @@ class WorkerTranslator:
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order, in memory that does not grow with the number of lines.
 
-        Each window is translated whole by one worker. Up to WINDOWS_PER_WORKER windows for each worker are read before
-        the first translation is yielded. The rest is as in Translator.translate_stream.
+        One worker translates a window as a whole. Up to WINDOWS_PER_WORKER windows for each worker are read before the
+        first translation is yielded. Other arguments are as in Translator.translate_stream.
         """
         if window < 1:
             raise ConfigError(f"`window` must be at least 1, not {window}")
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
 
-        def start(texts: list[str], extras: LineExtras) -> Future[_Done]:
-            beside = {
+        def start(texts: list[str], extras: LineExtras) -> Future[_TranslatedWindow]:
+            of_lines = {
                 "first": extras.first,
                 "prefixes": None if prefixes is None else extras.prefixes,
                 "constraints": None if constraints is None else extras.constraints,
             }
-            return self._submit(_translate, self._opening, texts, {**options, **beside})
+            return self._submit(_translate, self._opening, texts, {**options, **of_lines})
 
         start([], LineExtras()).result()  # refuses settings before any text is read
-        beside = line_extras(windows(lines, window), first, prefixes, constraints)
+        tasks = line_extras(windows(lines, window), first, prefixes, constraints)
         limit = WINDOWS_PER_WORKER * self._opening.workers
-        return chain.from_iterable(map(self._received, in_order(lambda task: start(*task), beside, limit)))
+        return chain.from_iterable(map(self._received, in_order(lambda task: start(*task), tasks, limit)))
 
-    def _received(self, done: _Done) -> list[Translation]:
+    def _received(self, done: _TranslatedWindow) -> list[Translation]:
         self.notices.merge(done.counts, done.told)
-        self.told(len(done.translations))
+        self.on_finished(len(done.translations))
         return done.translations
 
 
@@ -122,20 +124,21 @@ def open_workers(
     which: str | None = None,
     **decoding: Any,
 ) -> Iterator[WorkerTranslator]:
-    """Open a run or a model directory, or several as an ensemble, in worker processes, which end with the block.
+    """Open a run or a model directory, or several as an ensemble, in worker processes that end with the block.
 
-    As every program that starts processes anew, a script needs `if __name__ == "__main__":` around what it does.
+    The workers import the calling script again, so a script needs `if __name__ == "__main__":` around its own work.
 
     Args:
-        path: folder of a run or a model, or a list of them; this and what follows is as in `load_translator`.
-        workers: how many processes.
-        threads: CPU threads of all together, as many as PyTorch would take if None; each worker has an equal share, at
-            least one.
+        path: folder of a run or a model, or a list of them; this, `device`, `which` and `decoding` as in
+            `load_translator`.
+        workers: number of processes.
+        threads: CPU threads of all workers together (None: as many as PyTorch would take); each worker has an equal
+            share, at least one.
         device: `auto`, `cpu`, `cuda`, ...; the same for all workers.
         which: checkpoint of a run.
         decoding: keys of the `decoding` section that replace the saved ones.
 
-    Raises what `load_translator` raises, and DataError where a worker died.
+    Raises the errors of `load_translator`, and DataError where a worker died.
     """
     paths = [path] if isinstance(path, str | Path) else path
     opening = _Opening(tuple(map(str, paths)), workers, threads, which, device, decoding)
@@ -143,6 +146,7 @@ def open_workers(
         yield WorkerTranslator(submit, opening)
 
 
+# A worker process serves one WorkerTranslator, so one model at a time.
 @lru_cache(maxsize=1)
 def _opened(opening: _Opening) -> Translator:
     """Load the model, once in the life of a worker."""
@@ -150,15 +154,16 @@ def _opened(opening: _Opening) -> Translator:
     return load_translator(opening.models, which=opening.which, device=opening.device, **opening.decoding)
 
 
-def _introduce(opening: _Opening) -> _Model:
+def _introduce(opening: _Opening) -> _ModelFacts:
     translator = _opened(opening)
-    return _Model(translator.decoding, translator.origin, translator.target_language)
+    return _ModelFacts(translator.decoding, translator.origin, translator.target_language)
 
 
-def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _Done:
+def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _TranslatedWindow:
     translator = _opened(opening)
     translator.notices = Notices()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TranslationWarning)  # told by the process that started this one
+        # Notices.merge gives these warnings in the parent, each kind once for all workers.
+        warnings.simplefilter("ignore", TranslationWarning)
         translations = translator.translate(texts, **options)
-    return _Done(translations, dict(translator.notices), translator.notices.told)
+    return _TranslatedWindow(translations, dict(translator.notices), translator.notices.told)

@@ -1,1 +1,1 @@
-"""What goes on inside a model: measures of its states."""
+"""Measures of depth: states and gradients of a model, layer by layer, and warnings when they leave healthy bands."""

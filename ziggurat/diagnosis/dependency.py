@@ -1,8 +1,8 @@
-"""How much each branch below contributes to the state after each sub-layer (Liu et al. 2020, section 3 and figure 4).
+"""Contribution of each branch below to the state after each sub-layer (Liu et al. 2020, section 3 and figure 4).
 
-A stack without its attention and feed-forward networks is linear in what these give, once the statistics of its norms
-are held at what they were: its state is the sum of what became of its input and of every branch f_j(x_j) below. This is
-the variance log of the authors' code, carried through any residual kind and any history.
+With the statistics of its norms held fixed, a stack is linear in the outputs of its attention and feed-forward
+networks: its state is the sum of what became of its input and of every branch f_j(x_j) below. This is the variance log
+of the authors' code, carried through any residual kind and any history.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from ziggurat.nn.residual import HyperConnection, Residual
 __all__ = ["TOKENS", "NormInputs", "contributions", "residual_dependency"]
 
 TOKENS = 64
-"""Real tokens of the batch that are looked at."""
+"""Real tokens of the batch that are used."""
 
 _NORMS = (nn.LayerNorm, nn.RMSNorm)
 
 
 class NormInputs:
-    """Context that remembers what every norm of both stacks reads in a forward pass.
+    """Context that records the input of every norm of both stacks in a forward pass.
 
     Args:
-        model: any.
+        model: the model.
 
     Attributes:
         seen: norm -> its input, [batch, length, ..., d].
@@ -62,11 +62,11 @@ class NormInputs:
 def residual_dependency(
     model: Seq2Seq, trace: Trace, norms: NormInputs, masks: dict[str, Tensor]
 ) -> dict[str, list[list[float]]]:
-    """Return how much each source contributes to the state after each sub-layer, by stack.
+    """Return the share of each source in the state after each sub-layer, by stack.
 
     Row i - 1 is the state after sub-layer i, column 0 the stack's input, column j the branch of sub-layer j:
-    beta_ij = std(c_ij) / sqrt(sum_k std(c_ik)^2), c_ij as `contributions` gives it, the deviation over tokens and
-    channels. Squares of a row sum to 1. NaN above the diagonal. Empty for RNMT+, and where a layer was left out.
+    beta_ij = std(c_ij) / sqrt(sum_k std(c_ik)^2), with c_ij from `contributions` and the deviation over tokens and
+    channels. Squares of a row sum to 1. NaN above the diagonal. Empty for RNMT+, and if a layer was left out.
     """
     found = {}
     for stack in STACKS:
@@ -82,17 +82,17 @@ def residual_dependency(
 
 @torch.no_grad()
 def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, mask: Tensor) -> Iterator[Tensor]:
-    """Yield for every sub-layer of a stack what its state after it is the sum of: [1 + sub-layers, tokens, d_model].
+    """Yield, for every sub-layer of a stack, the terms of the state after it: [1 + sub-layers, tokens, d_model].
 
-    Entry 0 comes from the stack's input, entry j from the branch of sub-layer j; entries above are 0. Biases of norms
-    come from none of them. Streams of hyper-connections are added up. Dropout counts as the identity.
+    Entry 0 comes from the stack's input, entry j from the branch of sub-layer j; entries above the sub-layer are 0.
+    Biases of norms are in none of them. Streams of hyper-connections are added up. Dropout counts as the identity.
 
     Args:
-        model: any; nothing is yielded for RNMT+, whose layers are no sums, nor where a layer was left out.
-        trace: of a forward pass.
-        norms: of the same.
+        model: the model; nothing is yielded for RNMT+, whose layers are not sums, nor if a layer was left out.
+        trace: record of a forward pass.
+        norms: record of the same pass.
         stack: `encoder` or `decoder`.
-        mask: [batch, length], True at real tokens, the first TOKENS of which count.
+        mask: [batch, length], True at real tokens; the first TOKENS of them count.
     """
     module = getattr(model, stack)
     passed = [
@@ -106,6 +106,7 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
 
     def chosen(states: Tensor) -> Tensor:
         found = states.detach().flatten(0, 1)[places]
+        # At least fp32: small shares would vanish in half precision.
         return found.to(torch.promote_types(found.dtype, torch.float32))
 
     handles = [
@@ -114,6 +115,7 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
         if norm in norms.seen
     ]
     training = module.training
+    # Dropout counts as the identity.
     module.eval()
     try:
         yield from _replayed(module, chosen(trace.opened[stack]), cast(Sequence[tuple[int, Sublayer]], passed), chosen)
@@ -126,9 +128,10 @@ def contributions(model: Seq2Seq, trace: Trace, norms: NormInputs, stack: str, m
 def _replayed(
     module: Encoder | Decoder, opened: Tensor, passed: Sequence[tuple[int, Sublayer]], chosen: Any
 ) -> Iterator[Tensor]:
-    """Run the wiring of a stack on all contributions at once, with the branches it had."""
+    """Run the wiring of a stack on all contributions at once, with the branches of the recorded pass."""
     if module.streams is not None:
         opened = opened.unsqueeze(-2).expand(*opened.shape[:-1], module.streams, opened.shape[-1])
+    # The contributions are one more batch axis: the wiring is linear, so their results add up to the states.
     parts = opened.new_zeros(1 + len(passed), *opened.shape)
     parts[0] = opened
     past = module.history.start(parts)
@@ -143,6 +146,7 @@ def _replayed(
         branch[number] = chosen(sublayer.fx)
         residual = sublayer.residual
         if isinstance(residual, HyperConnection):
+            # Its weights depend on the stream; they are held fixed, like the statistics of norms.
             x = residual.join(x, branch, *residual.weights(chosen(sublayer.x)))
         else:
             x = residual(x, branch, below)
@@ -154,7 +158,7 @@ def _residuals(model: Seq2Seq, stack: str) -> list[Residual]:
 
 
 def _held(states: Tensor, norm: nn.Module, inputs: tuple[Tensor, ...], _output: Tensor) -> Tensor:
-    """Return what a norm makes of its input with the statistics that it had on `states`, without its bias."""
+    """Return the output of a norm, without its bias, with the statistics that it had on `states`."""
     (x,) = inputs
     weight = cast(Tensor, norm.weight)
     if isinstance(norm, nn.LayerNorm):

@@ -1,4 +1,4 @@
-"""Gradients through the depth of a model: per layer, per sub-layer, and from one end of a stack to the other."""
+"""Gradients across the depth of a model: per layer, per sub-layer, and from one end of a stack to the other."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ Parts = dict[str, list[list[nn.Parameter]]]
 def parts_of(model: Seq2Seq) -> Parts:
     """Return the trained parameters by part, each of them once.
 
-    A matrix that embeddings and output projection share is the embeddings'; `output` is what it has alone. What
-    belongs to a stack and to none of its layers (final norms, weights of a history) is left out.
+    A matrix that embeddings and output projection share counts among the embeddings; `output` has the others of the
+    projection. Parameters of a stack outside of its layers (final norms, weights of a history) are left out.
     """
     seen: set[nn.Parameter] = set()
 
@@ -38,7 +38,7 @@ def parts_of(model: Seq2Seq) -> Parts:
 
 
 def by_part(parts: Parts, norm_of: Callable[[list[nn.Parameter]], float]) -> dict[str, Any]:
-    """Return a figure of every group: a number for `embeddings` and `output`, a list for the stacks."""
+    """Return a figure for every group: a number for `embeddings` and `output`, a list for each stack."""
     figures: dict[str, Any] = {name: [norm_of(group) for group in groups] for name, groups in parts.items()}
     return {name: found if name in STACKS else found[0] for name, found in figures.items()}
 
@@ -46,14 +46,13 @@ def by_part(parts: Parts, norm_of: Callable[[list[nn.Parameter]], float]) -> dic
 def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: Iterable[str]) -> dict[str, Any]:
     """Return those of `gradient_norm`, `beta_ln`, `beta_rc`, `beta` and `r` that `which` names.
 
-    No gradient is left, and none that is there is touched: nothing is accumulated (torch.autograd.grad), so hooks of
-    DDP do not run either.
+    torch.autograd.grad accumulates nothing: gradients of the parameters do not change, and hooks of DDP do not run.
 
     Args:
-        model: its parameters.
-        trace: of the forward pass that gave `objective`.
-        objective: what training minimises, of one batch.
-        which: names of measures; others are passed over.
+        model: the model.
+        trace: record of the forward pass that computed `objective`.
+        objective: objective of training on one batch.
+        which: names of measures; other names are ignored.
     """
     wanted = set(which)
     parts = parts_of(model) if "gradient_norm" in wanted else {}
@@ -62,7 +61,9 @@ def backward_measures(model: Seq2Seq, trace: Trace, objective: Tensor, which: It
     sublayers = [s for row in trace.sublayers.values() for s in row if s is not None] if rates else []
     ends = [_ends(trace.outputs[stack]) for stack in STACKS] if "r" in wanted else []
     states = [t for s in sublayers for t in (s.r, s.y)] + [t for pair in ends for t in pair if t is not None]
+    # Each tensor once: without a norm after the addition, r and y are one tensor.
     asked = list(dict.fromkeys(t for t in (*parameters, *states) if t.requires_grad))
+    # The graph is needed again for the rates, which propagate from r to x.
     found = torch.autograd.grad(objective, asked, retain_graph=bool(sublayers), allow_unused=True)
     gradients = dict(zip(asked, found, strict=True))
     values: dict[str, Any] = {}
@@ -86,10 +87,10 @@ def _ends(outputs: Sequence[Tensor | None]) -> tuple[Tensor | None, Tensor | Non
 def _rates(
     sublayers: Mapping[str, Sequence[Sublayer | None]], gradients: Mapping[Tensor, Tensor | None]
 ) -> dict[str, dict[str, list[float]]]:
-    """Return beta_LN, beta_RC and beta of every sub-layer, by place (methods: Zhang, Titov and Sennrich 2019).
+    """Return beta_LN, beta_RC and beta of every sub-layer, by place (Zhang, Titov and Sennrich 2019).
 
-    delta_z is what flows into z through this sub-layer alone, skip and branch together: it is carried back from r.
-    Where the stream goes elsewhere besides (dense connections, B2T, transparent attention), that is not counted.
+    delta_z is the gradient that flows into z through this sub-layer alone, skip and branch together: it is propagated
+    back from r. Other paths of the stream (dense connections, B2T, transparent attention) do not count.
     """
     passed = [s for row in sublayers.values() for s in row if s is not None]
     into: dict[int, Tensor | None] = {}
@@ -121,7 +122,7 @@ def _rates(
 def sublayer_variance(trace: Trace, masks: Mapping[str, Tensor]) -> dict[str, list[float]]:
     """Return Var(r) over the features, mean over real tokens, of every sub-layer, by place.
 
-    `masks` are [batch, length] by stack, True at real tokens. Streams of hyper-connections count each on its own.
+    `masks` are [batch, length] by stack, True at real tokens. Each stream of hyper-connections counts separately.
     """
     found: dict[str, list[float]] = {}
     for place, row in trace.sublayers.items():
@@ -133,16 +134,17 @@ def sublayer_variance(trace: Trace, masks: Mapping[str, Tensor]) -> dict[str, li
 
 
 def _norms(gradients: Mapping[Tensor, Tensor | None], keys: Iterable[Tensor]) -> dict[Tensor, float]:
-    """Return the norm of each gradient by what it is of: 0 where nothing depends on it."""
+    """Return the norm of each key's gradient; 0 where the objective does not depend on the key."""
     asked = list(dict.fromkeys(keys))
     return dict(zip(asked, lengths([gradients.get(key) for key in asked]), strict=True))
 
 
 def lengths(tensors: Sequence[Tensor | None]) -> list[float]:
-    """Return the 2-norm of each tensor, in fp32 or wider; with one wait for a GPU."""
+    """Return the 2-norm of each tensor, in fp32 or wider; waits for a GPU only once."""
     given = [t for t in tensors if t is not None]
     if not given:
         return [0.0] * len(tensors)
+    # Squares of half-precision numbers underflow, or overflow fp16.
     wide = [t.float() if t.dtype in (torch.bfloat16, torch.float16) else t for t in given]
     numbers = iter(torch.stack([torch.linalg.vector_norm(t) for t in wide]).tolist())
     return [0.0 if t is None else next(numbers) for t in tensors]

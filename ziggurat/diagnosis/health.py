@@ -1,4 +1,4 @@
-"""Which measures of depth have left their healthy bands, and what to do about it (docs/warnings.md)."""
+"""Healthy bands of measures, and advice for training that leaves them (docs/warnings.md)."""
 
 from __future__ import annotations
 
@@ -23,23 +23,24 @@ __all__ = [
     "readings",
 ]
 
-# How each was chosen, and what healthy and stuck runs measured: docs/warnings.md, experiments/health-bands.
+# Choice of each band, and figures of healthy and of stuck runs: docs/warnings.md, experiments/health-bands.
 FADING = 1e-3
-"""Least gradient norm of a stack's first layer, in parts of its last layer's."""
+"""Least gradient norm of a stack's first layer, relative to its last layer's."""
 FLAT_R = 0.02
 """Least r of the encoder, unless it rises."""
 SOURCE = 1e-4
-"""Least rise of the loss, nats per token, when sources are exchanged, once the warm-up is over `LATE_WARMUPS` times."""
+"""Least rise of the loss, in nats per token, when sources are exchanged; judged after `LATE_WARMUPS` warm-ups."""
 LATE_WARMUPS = 2
 VARIANCE, VARIANCE_GROWTH = 1e6, 100.0
 """Most Var(r) of a sub-layer, and most by which it may grow from one record to the next."""
 LEAST_UPDATE, MOST_UPDATE = 0.01, 0.1
-"""Least change of a layer's weights by an update, in parts of the largest such change; most, in parts of them."""
+"""Least change of a layer's weights by an update, relative to that of the layer that changes most; greatest change,
+relative to the weights."""
 ENTROPY = 0.05
 """Least attention entropy of a layer, nats, mean over heads and queries."""
 
 _DEEPER = (
-    "use what is made for depth (`model.residual: pre`, `admin` or `deepnorm`, `model.init.kind: depth_scaled`, "
+    "use methods for deep models (`model.residual: pre`, `admin` or `deepnorm`, `model.init.kind: depth_scaled`, "
     "`history: dlcl`) or fewer layers"
 )
 _SLOWER = "lower `training.schedule.peak` or lengthen `warmup_updates`"
@@ -50,11 +51,11 @@ class Reading:
     """A measure beside its band.
 
     Attributes:
-        measure: what was measured, and where: `gradient_ratio.decoder`.
-        value: the number; None when it was not finite.
+        measure: measure and place, such as `gradient_ratio.decoder`.
+        value: the number; None if it was not finite.
         low, high: the band; None: no limit on that side.
-        message: the number, the band and what to do, in words; for a healthy reading too.
-        healthy: whether the number is in its band.
+        message: the number, the band and what to do; healthy readings have one, too.
+        healthy: True if the number is in its band.
     """
 
     measure: str
@@ -66,15 +67,15 @@ class Reading:
 
 
 def readings(record: Record, before: Sequence[Record], *, warmup_updates: int) -> list[Reading]:
-    """Return what the bands say of a record; what it does not have is not judged.
+    """Return the readings of a record; measures that it does not have are not judged.
 
     Args:
-        record: the newest.
+        record: the newest record.
         before: the records before it, oldest first.
         warmup_updates: `training.schedule.warmup_updates`; some bands hold only after it.
     """
     late = [r for r in (*before, record) if r.update >= LATE_WARMUPS * max(1, warmup_updates)]
-    found = list(_finite(record))
+    found = list(_finiteness(record))
     for check in _CHECKS:
         found += check(record, before)
     return found + list(_source(late))
@@ -85,8 +86,8 @@ def _reading(measure: str, value: float, *, low: float | None = None, high: floa
     return Reading(measure, value, low, high, said, healthy)
 
 
-def _finite(record: Record) -> Iterator[Reading]:
-    """Judge whether loss and gradients are numbers; other measures may have no meaning at some places."""
+def _finiteness(record: Record) -> Iterator[Reading]:
+    """Judge if loss and gradients are finite; other measures may lack a meaning at some places."""
     for measure in ("nll", "gradient_norm"):
         if measure in record.values:
             where = [place for place, value in _leaves(record.values[measure]) if value is None]
@@ -97,7 +98,7 @@ def _finite(record: Record) -> Iterator[Reading]:
 
 
 def _gradient_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
-    """Judge whether the gradient reaches the lowest layer of each stack."""
+    """Judge if the gradient reaches the lowest layer of each stack."""
     for stack in ("encoder", "decoder"):
         norms = record.values.get("gradient_norm", {}).get(stack, [])
         if len(norms) > 1 and norms[0] is not None and norms[-1]:
@@ -110,10 +111,11 @@ def _gradient_ratio(record: Record, before: Sequence[Record]) -> Iterator[Readin
 
 
 def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
-    """Judge whether r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
+    """Judge if r of the encoder (Bapna et al. 2018, section 4) is small in three records and does not rise."""
     r = record.values.get("r", {}).get("encoder")
     if r is not None:
         earlier = [b.values.get("r", {}).get("encoder") for b in before[-2:]]
+        # A small r that has doubled within two records is on its way up.
         flat = len(earlier) == 2 and all(e is not None and e < FLAT_R and r < 2 * e for e in earlier)
         said = (
             f"r of the encoder is {r:.1e} and does not rise (healthy: at least {FLAT_R:g}): the output of its first "
@@ -123,7 +125,7 @@ def _flat_r(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
 
 
 def _variance(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
-    """Judge whether the stream explodes: in size, or by growth since the last record that has it."""
+    """Judge if the stream explodes: by its size, or by its growth since the last record that has it."""
     earlier: dict[str, list[float | None]] = next(
         (b.values["variance"] for b in reversed(before) if "variance" in b.values), {}
     )
@@ -132,6 +134,7 @@ def _variance(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
         if finite:
             largest = max(finite)
             was = max((v for v in earlier.get(place, []) if v is not None), default=math.inf)
+            # A variance below 1 counts as 1: growth from nearly nothing is no explosion.
             high = min(VARIANCE, VARIANCE_GROWTH * max(1.0, was))
             said = (
                 f"the variance of the stream at {place} is {largest:.1e} (healthy: at most {high:.1e}): it explodes; "
@@ -141,7 +144,7 @@ def _variance(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
 
 
 def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
-    """Judge whether some layer's weights move much more than they should, or much less than those of the others."""
+    """Judge if some layer's weights change too much, or much less than those of the layer that changes most."""
     ratios = record.values.get("update_ratio", {})
     layers = [v for stack in ("encoder", "decoder") for v in ratios.get(stack, []) if v is not None]
     if not layers:
@@ -164,7 +167,7 @@ def _update_ratio(record: Record, before: Sequence[Record]) -> Iterator[Reading]
 
 
 def _entropy(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
-    """Judge whether attention has collapsed to single positions (Zhai et al. 2023)."""
+    """Judge if attention has collapsed to single positions (Zhai et al. 2023)."""
     for place, values in record.values.get("attention_entropy", {}).items():
         finite = [v for v in values if v is not None]
         if finite:
@@ -177,12 +180,12 @@ def _entropy(record: Record, before: Sequence[Record]) -> Iterator[Reading]:
 
 
 def _source(late: Sequence[Record]) -> Iterator[Reading]:
-    """Judge, by three records in a row after the warm-up, whether the model reads its source."""
+    """Judge, by three records in a row after the warm-up, if the model uses its source."""
     costs = [r.values.get("source_dependence") for r in late[-3:]]
     if costs and costs[-1] is not None:
         said = (
             f"the loss is {costs[-1]:+.1e} nats per token higher with other sentences' sources (healthy by now: at "
-            f"least {SOURCE:g}): the decoder ignores the encoder; look whether source and target are aligned, then "
+            f"least {SOURCE:g}): the decoder ignores the encoder; check that source and target are aligned, then "
             f"{_DEEPER}"
         )
         ignored = len(costs) == 3 and all(c is not None and c < SOURCE for c in costs)

@@ -1,6 +1,6 @@
-"""Hooks that remember what passes through a model: the input of every sub-layer, its sum and its output.
+"""Hooks that record what passes through a model: the input, the sum and the output of every sub-layer.
 
-Nothing of this runs, and nothing is registered, outside of these contexts.
+Hooks exist only inside the contexts of this module; outside of them a model runs as if it did not exist.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ def layers_of(model: Seq2Seq, stack: str) -> list[nn.Module]:
 
 
 def residuals_of(layer: nn.Module) -> dict[str, Residual]:
-    """Return the Residuals of a layer by the name of their sub-layer (`self_attn`, `ffn`), in their order.
+    """Return the Residuals of a layer by the name of their sub-layer (`self_attn`, `ffn`), in order.
 
-    There is none in the layers of RNMT+.
+    Layers of RNMT+ have none.
     """
     return {
         name.removesuffix("_residual"): child for name, child in layer.named_children() if isinstance(child, Residual)
@@ -41,14 +41,14 @@ def residuals_of(layer: nn.Module) -> dict[str, Residual]:
 
 @dataclass
 class Sublayer:
-    """What one residual sub-layer y = out_norm(r), r = skip * x + branch * f(x) met in a forward pass.
+    """Tensors of one residual sub-layer y = out_norm(r), r = skip * x + branch * f(x), in a forward pass.
 
     Attributes:
         residual: the module that joins f(x) to the stream.
-        x: the stream before it, [batch, length, d_model], with hyper-connections [batch, length, streams, d_model].
-        fx: what the sub-layer f gave, [batch, length, d_model].
-        r: the sum, before `out_norm` where there is one; of the shape of x.
-        y: the stream behind it, of the shape of x; r itself where nothing is normalised after the addition.
+        x: the stream before it, [batch, length, d_model], or with hyper-connections [batch, length, streams, d_model].
+        fx: the output of f, [batch, length, d_model].
+        r: the sum, before `out_norm` if there is one; of the shape of x.
+        y: the stream after it, of the shape of x; r itself if there is no `out_norm`.
     """
 
     residual: Residual
@@ -59,19 +59,19 @@ class Sublayer:
 
 
 class Trace:
-    """What passed through a model in a forward pass while the context was open; a second pass replaces the first.
+    """Record of a forward pass inside the context; a second pass replaces the first.
 
-    The tensors are those of the pass itself, so gradients with respect to them can be asked for. What LayerDrop left
-    out is None.
+    The tensors are those of the pass itself, so gradients can be taken with respect to them. Layers that LayerDrop left
+    out are None.
 
     Args:
         model: any family, in any mode.
 
     Attributes:
         sublayers: place (`encoder.self_attn`, `decoder.ffn`) -> one per layer, bottom first; empty for RNMT+.
-        outputs: stack -> output of each layer, [batch, length, d], raw.
+        outputs: stack -> output of each layer, [batch, length, d], before any final norm.
         embedded: stack -> embedding and position of its input, [batch, length, d_model].
-        opened: stack -> what its layers begin with: `embedded`, normalised where the stack normalises its input.
+        opened: stack -> input of its first layer: `embedded`, normalised if the stack normalises its input.
     """
 
     def __init__(self, model: Seq2Seq) -> None:
@@ -106,14 +106,14 @@ class Trace:
         residuals = residuals_of(layer)
         for name, residual in residuals.items():
             places = self.sublayers.setdefault(f"{stack}.{name}", [None] * count)
+            # A layer's output is that of its last sub-layer.
             last = name == next(reversed(residuals))
             inside: list[Tensor] = []
             if residual.out_norm is not None:
                 self._handles.append(residual.out_norm.register_forward_pre_hook(partial(_keep, inside)))
             self._hook(residual, partial(self._joins, places, stack if last else None, number, inside))
-        if (
-            not residuals
-        ):  # an LSTM layer; the decoder's first runs cell by cell, and its output is the next one's input
+        # An LSTM layer. The decoder's first runs cell by cell, not as a module: its output is the next one's input.
+        if not residuals:
             self._hook(layer, partial(self._runs, stack, number))
 
     def _embeds(self, stack: str, _module: nn.Module, _inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -132,6 +132,7 @@ class Trace:
         inputs: tuple[Tensor, ...],
         y: Tensor,
     ) -> None:
+        # The sum r is the input of `out_norm`; without that norm it is y itself.
         r = inside.pop() if inside else y
         places[number] = Sublayer(cast(Residual, residual), inputs[0], inputs[1], r, y)
         if stack is not None:
@@ -149,7 +150,7 @@ def _keep(inside: list[Tensor], _module: nn.Module, inputs: tuple[Tensor, ...]) 
 
 @contextlib.contextmanager
 def eagerly(model: nn.Module) -> Iterator[None]:
-    """Context without compiled layers, whose inner modules would not be seen."""
+    """Run without compiled layers, in which hooks of inner modules do not run."""
     if all(module._compiled_call_impl is None for module in model.modules()):
         yield
         return
@@ -159,7 +160,7 @@ def eagerly(model: nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def seen_once(model: nn.Module) -> Iterator[None]:
-    """Context without compiled layers and without recomputation, which runs the insides of layers a second time."""
+    """Run without compiled layers, and without recomputation, which would run hooks inside layers a second time."""
     stacks = [module for module in model.modules() if isinstance(module, Recomputing)]
     before = [stack.recompute for stack in stacks]
     for stack in stacks:

@@ -1,14 +1,13 @@
-"""Measures on disk: `diagnostics/depth.jsonl` of a run, one JSON object per line.
+"""Records of measures: the file `diagnostics/depth.jsonl` of a run, one JSON object per line.
 
 {"format": 1, "update": 200, "time": 1790000000.0, "layers": {"encoder": 18, "decoder": 18}, "values": {...}}
 
-`values` holds what ziggurat.diagnosis.probe.measure returns (docs/diagnosis.md).
+`values` are the results of ziggurat.diagnosis.probe.measure (docs/diagnosis.md).
 """
 
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import built, parse_json, read_json_lines
+from ziggurat.documents import built, json_safe, parse_json, read_json_lines
 from ziggurat.errors import DataError, printable
 
 __all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
@@ -26,7 +25,7 @@ RECORD_FORMAT = 1
 """Version of the records."""
 
 DEPTH_FILE = Path("diagnostics") / "depth.jsonl"
-"""Where the records lie in a run."""
+"""File of the records in a run's folder."""
 
 
 _Number = float | None
@@ -44,18 +43,18 @@ _FORMS: dict[str, TypeAdapter[Any]] = {
     **dict.fromkeys(("transparent_weights", "similarity"), TypeAdapter(list[list[_Number]])),
     **dict.fromkeys(("embedding_similarity", "adjacent_similarity", "inter_similarity"), TypeAdapter(list[_Number])),
 }
-"""The form of every measure; others may stand beside them."""
+"""Form of every measure; a record may contain other values, too."""
 
 
 @dataclass(frozen=True)
 class Record:
-    """What was measured at one moment of training.
+    """Measures at one moment of training.
 
     Attributes:
         update: updates done before it.
         time: seconds since 1970.
         layers: layers of `encoder` and `decoder` at that moment; a growing run has several depths.
-        values: measures by name; None stands for a number that was not finite, or has no meaning at its place.
+        values: measures by name; None for a number that was not finite, or has no meaning there.
     """
 
     update: Annotated[int, Field(ge=0, le=10**12)]
@@ -64,19 +63,19 @@ class Record:
     values: dict[str, Any]
 
     def as_dict(self) -> dict[str, Any]:
-        """Return it as it is written: a number that is not finite is None."""
-        return {"format": RECORD_FORMAT, **asdict(self), "values": _finite(self.values)}
+        """Return the record as it is written, with None for numbers that are not finite."""
+        return {"format": RECORD_FORMAT, **asdict(self), "values": json_safe(self.values)}
 
     def line(self) -> str:
-        """Return it as one line of the file, line feed included."""
+        """Return the record as one line of the file, with its line feed."""
         return json.dumps(self.as_dict(), allow_nan=False) + "\n"
 
 
 def read_records(run: Path) -> list[Record]:
-    """Return the records of a run by update, of two for one update the later; none where nothing was collected.
+    """Return the records of a run in the order of updates; of two records of one update, the later one.
 
-    Raises DataError with file and line: a damaged record, or one of another format. The last line of a run that was
-    killed may be cut off; it is left out.
+    Returns none if there is no file. A last line that a kill cut off is left out. Raises DataError, with file and line,
+    for a damaged record, or one of another format.
     """
     found = {record.update: record for record in read_json_lines(run / DEPTH_FILE, _record, "a record of measures")}
     return [found[update] for update in sorted(found)]
@@ -90,7 +89,7 @@ def _record(document: Any, place: str) -> Record:
 
 
 def _checked(document: dict[str, Any]) -> Record:
-    """Return a record. Raises TypeError or ValueError where it has not the form of one."""
+    """Return a record. Raises TypeError or ValueError if it has another form."""
     record = built(Record, document)
     for name, form in _FORMS.items():
         if name in record.values:
@@ -99,7 +98,7 @@ def _checked(document: dict[str, Any]) -> Record:
 
 
 def write_records(run: Path, records: Iterable[Record]) -> Path:
-    """Write the records of a run in place of those that are there, atomically; return the file. Raises OSError."""
+    """Replace the records of a run, atomically; return the file. Raises OSError."""
     path = run / DEPTH_FILE
     path.parent.mkdir(exist_ok=True)
     write_atomically(path, "".join(record.line() for record in records).encode())
@@ -107,7 +106,7 @@ def write_records(run: Path, records: Iterable[Record]) -> Path:
 
 
 def cut_records(run: Path, update: int) -> None:
-    """Remove the records after `update`, where a run starts again, and lines that are no records; at 0 all of them.
+    """Remove the records after `update`, from which a run starts again, and damaged lines; at 0 remove all.
 
     Raises OSError.
     """
@@ -122,12 +121,3 @@ def _is_until(line: bytes, update: int) -> bool:
         return line.endswith(b"\n") and bool(parse_json(line, "")["update"] <= update)
     except (DataError, KeyError, TypeError):
         return False
-
-
-def _finite(value: Any) -> Any:
-    """Return `value` with None for every number in it that is not finite."""
-    if isinstance(value, dict):
-        return {key: _finite(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

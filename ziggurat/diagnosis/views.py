@@ -1,4 +1,4 @@
-"""Records of measures as trackers show them: figures to be drawn as curves, and heat maps on fixed scales."""
+"""Views of records for experiment trackers: curves, and heat maps on fixed scales."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _COLUMNS = 240
 
 @dataclass(frozen=True)
 class Scale:
-    """Which values have the first and the last colour of a heat map, whatever the run: maps compare by their colours.
+    """Scale of a heat map's colours, the same for all runs, so that maps of different runs can be compared.
 
     Attributes:
-        low, high: those values.
-        logarithmic: colours go by the logarithm.
+        low, high: values of the first and of the last colour.
+        logarithmic: colours follow the logarithm.
     """
 
     low: float
@@ -29,7 +29,7 @@ class Scale:
     logarithmic: bool = False
 
     def share(self, value: float | None) -> float | None:
-        """Return where a value lies, 0 at `low` and 1 at `high`; None, a blank, for one that was not finite."""
+        """Return the place of a value, 0 at `low` and 1 at `high`; None, a blank, for a value that was not finite."""
         if value is None:
             return None
         if not self.logarithmic:
@@ -59,7 +59,7 @@ class HeatMap:
     """A heat map.
 
     Attributes:
-        name: of the measure and its place, and what the axes are.
+        name: measure, place, and axes.
         rows: shares of the measure's scale, the top row first; None is a blank. Layers by update: the top layer first,
             the newest update last in each row. Layer by layer: row and column 0 are the lowest, as papers draw them.
     """
@@ -69,7 +69,7 @@ class HeatMap:
 
 
 def scalars(record: Record) -> dict[str, float]:
-    """Return the figures of a record as curves: what is a list over layers as its mean, gradients by first and last."""
+    """Return the figures of a record for curves: the mean of a list over layers; of gradients its first and last."""
     found: dict[str, float | None] = {}
     for name, place, value in _figures(record.values):
         if isinstance(value, list):
@@ -84,7 +84,7 @@ def scalars(record: Record) -> dict[str, float]:
 
 
 def heat_maps(records: Sequence[Record]) -> list[HeatMap]:
-    """Return heat maps of what the last record has: by update over all records that have it, else of the last alone."""
+    """Return heat maps of the last record's measures: lists over layers by update, matrices of that record alone."""
     if not records:
         return []
     last = records[-1].values
@@ -103,7 +103,7 @@ def heat_maps(records: Sequence[Record]) -> list[HeatMap]:
 
 
 def thinned(records: Sequence[Record]) -> Sequence[Record]:
-    """Return every k-th record, counted from the last, k the smallest with which 240 at most are left."""
+    """Return every k-th record, counted from the last, with the smallest k that leaves at most 240."""
     step = -(-len(records) // _COLUMNS) or 1
     return records[::-1][::step][::-1]
 
@@ -117,7 +117,7 @@ def _by_update(records: Sequence[Record], name: str, place: str) -> list[list[fl
 
 
 def _figures(values: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
-    """Yield measure, place and value; lists of lists are no figures."""
+    """Yield measure, place and value, except for lists of lists."""
     for name, measured in values.items():
         for place, value in (measured if isinstance(measured, dict) else {"": measured}).items():
             if not (isinstance(value, list) and any(isinstance(row, list) for row in value)):

@@ -1,4 +1,8 @@
-"""Warnings of a run: each said once, when a measure leaves its band, and taken back when it has come back to stay."""
+"""Warnings of a run: one when a measure leaves its healthy band, and one message when it has recovered.
+
+A measure has recovered after CALM healthy readings in a row, so that one at the edge of its band does not warn again
+and again.
+"""
 
 from __future__ import annotations
 
@@ -12,30 +16,30 @@ from ziggurat.diagnosis.records import Record
 from ziggurat.documents import built, read_json_lines
 from ziggurat.errors import DataError, printable
 
-__all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "Warned", "Watch", "read_warnings"]
+__all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "RunWarning", "Watch", "read_warnings"]
 
 WARNINGS_FILE = Path("diagnostics") / "warnings.jsonl"
-"""Where warnings lie in a run, one JSON object per line."""
+"""File of the warnings in a run's folder, one JSON object per line."""
 
 WARNING_FORMAT = 1
 """Version of these lines."""
 
 CALM = 3
-"""Healthy readings in a row after which a warning is taken back, so that one at the edge is not said on and on."""
+"""Healthy readings in a row after which a measure has recovered."""
 
 
 @dataclass(frozen=True)
-class Warned:
+class RunWarning:
     """One line of the file.
 
     Attributes:
         kind: `warning`: the measure left its band; `recovered`: it is back.
-        update: of the record that showed it.
-        time: of that record, seconds since 1970.
-        measure: what was measured and where, `gradient_ratio.decoder`.
-        value: the number; None when it was not finite.
+        update: update of the record that showed it.
+        time: time of that record, seconds since 1970.
+        measure: measure and place, such as `gradient_ratio.decoder`.
+        value: the number; None if it was not finite.
         low, high: the band; None: no limit on that side.
-        message: one sentence for people; a warning's says what to do.
+        message: one sentence; that of a warning says what to do.
     """
 
     kind: Literal["warning", "recovered"]
@@ -48,12 +52,12 @@ class Warned:
     message: str
 
     def line(self) -> str:
-        """Return it as one line of the file, line feed included."""
+        """Return the warning as one line of the file, with its line feed."""
         return json.dumps({"format": WARNING_FORMAT, **asdict(self)}, allow_nan=False) + "\n"
 
 
 class Watch:
-    """Sees the records of a run in order and says what is new.
+    """State of a run's warnings, which the records of the run change in order.
 
     Args:
         warmup_updates: `training.schedule.warmup_updates`.
@@ -64,13 +68,14 @@ class Watch:
         self._seen: list[Record] = []
         self._calm: dict[str, int] = {}
         self.standing: dict[str, Reading] = {}
-        """Warnings that have not been taken back, by measure; the one said last comes last."""
+        """Warnings from which the run has not recovered, by measure, the newest last."""
 
-    def see(self, record: Record) -> list[Warned]:
-        """Return the warnings that this record raises or takes back."""
+    def see(self, record: Record) -> list[RunWarning]:
+        """Return the warnings of this record, and the recoveries that it completes."""
         found = []
         for reading in readings(record, self._seen, warmup_updates=self._warmup):
             measure = reading.measure
+            # The count of healthy readings starts again at every unhealthy one.
             if not reading.healthy or self._still_above(reading):
                 self._calm[measure] = 0
                 if measure not in self.standing:
@@ -85,29 +90,29 @@ class Watch:
         return found
 
     def _still_above(self, reading: Reading) -> bool:
-        """Whether a value has not come back into the band that it left; bands of growth move on with it."""
+        """Whether a value is still above the band that it left; a band of growth has moved up with the value since."""
         left = self.standing.get(reading.measure)
         if left is None or left.high is None or reading.value is None:
             return False
         return reading.value > left.high
 
 
-def _warned(kind: Literal["warning", "recovered"], record: Record, reading: Reading, message: str) -> Warned:
+def _warned(kind: Literal["warning", "recovered"], record: Record, reading: Reading, message: str) -> RunWarning:
     where = (reading.measure, reading.value, reading.low, reading.high)
-    return Warned(kind, record.update, record.time, *where, message)
+    return RunWarning(kind, record.update, record.time, *where, message)
 
 
-def read_warnings(run: Path) -> list[Warned]:
-    """Return the warnings of a run, oldest first; none where there is no file.
+def read_warnings(run: Path) -> list[RunWarning]:
+    """Return the warnings of a run, oldest first; none if there is no file.
 
-    Raises DataError with file and line: a damaged line, or one of another format. The last line of a run that was
-    killed may be cut off; it is left out.
+    A last line that a kill cut off is left out. Raises DataError, with file and line, for a damaged line, or one of
+    another format.
     """
     return list(read_json_lines(run / WARNINGS_FILE, _line, "a warning of a run"))
 
 
-def _line(document: Any, place: str) -> Warned:
+def _line(document: Any, place: str) -> RunWarning:
     version = document.pop("format")
     if version != WARNING_FORMAT:
         raise DataError(f"{place}: format {printable(str(version))}, this version reads {WARNING_FORMAT}")
-    return built(Warned, document)
+    return built(RunWarning, document)

@@ -1,17 +1,17 @@
-"""Figures by parts of the test set: words by frequency, sentences by length and by score, as compare-mt makes them.
+"""Tables by parts of the test set, like those of compare-mt: words by frequency, sentences by length and by score.
 
-compare-mt: Neubig et al. 2019; the first two tables are Figure 3 of Liu et al. 2020 (P3). Words are those of the first
-reference and the outputs; lengths are counted in words.
+compare-mt: Neubig et al. 2019. The first two tables are Figure 3 of Liu et al. 2020 (P3). Words are those of the first
+reference and of the outputs; lengths are counted in words.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 
 from ziggurat.evaluation.findings import Bucket, BucketTable, OverSeeds
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
-from ziggurat.evaluation.words import bucket_index, bucket_labels
 
 __all__ = [
     "FREQUENCIES",
@@ -19,6 +19,8 @@ __all__ = [
     "LENGTH_DIFFERENCES",
     "SCORES",
     "SentenceWords",
+    "bucket_index",
+    "bucket_labels",
     "by_length",
     "length_differences",
     "sentence_scores",
@@ -28,24 +30,36 @@ __all__ = [
 SentenceWords = Sequence[Sequence[str]]
 """[sentences][words]"""
 
+# Bounds between buckets, as in compare-mt
 FREQUENCIES = (1, 2, 3, 4, 5, 10, 100, 1000)
 LENGTHS = (10, 20, 30, 40, 50, 60)
 LENGTH_DIFFERENCES = (-20, -10, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 11, 21)
 SCORES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 
 
+def bucket_index(value: float, cutoffs: Sequence[int]) -> int:
+    """Return the number of the bucket of `value`: 0 below the first of `cutoffs`, their number from the last on."""
+    return next((index for index, cutoff in enumerate(cutoffs) if value < cutoff), len(cutoffs))
+
+
+def bucket_labels(cutoffs: Sequence[int], *, whole: bool = True) -> list[str]:
+    """Return the names of the buckets, as compare-mt writes them; `whole`: values are whole numbers."""
+    between = [str(low) if whole and high == low + 1 else f"[{low},{high})" for low, high in pairwise(cutoffs)]
+    return [f"<{cutoffs[0]}", *between, f">={cutoffs[-1]}"]
+
+
 def word_accuracy(
     reference: SentenceWords, systems: Sequence[Sequence[SentenceWords]], counts: Mapping[str, int]
 ) -> BucketTable:
-    """Return how well words are translated, by how often they stand in the training text.
+    """Return the accuracy of words by their frequency in the training text.
 
     The k-th occurrence of a word in an output matches its k-th in the reference, within a sentence; F is the harmonic
     mean of precision and recall, 0 where nothing matches.
 
     Args:
         reference: words of each sentence.
-        systems: of each system, of each seed, the same.
-        counts: of words in the training text's target side; a word that is not there has 0.
+        systems: words of each sentence in each seed's output of each system.
+        counts: numbers of occurrences in the training text's target side; 0 for words that are missing.
     """
     in_reference = Counter(bucket_index(counts.get(word, 0), FREQUENCIES) for words in reference for word in words)
     outputs = [[_matches(reference, output, counts) for output in seeds] for seeds in systems]
@@ -68,13 +82,13 @@ def word_accuracy(
 def _matches(
     reference: SentenceWords, output: SentenceWords, counts: Mapping[str, int]
 ) -> tuple[Counter[int], Counter[int]]:
-    """Return how many words the output has in each bucket, and how many of them match."""
+    """Return for each bucket the number of words of the output, and the number of those that match."""
     total: Counter[int] = Counter()
     matched: Counter[int] = Counter()
     for wanted, found in zip(reference, output, strict=True):
         available = Counter(wanted)
         for word, count in Counter(found).items():
-            # A matched word has its reference word's bucket, which is its own: they are equal.
+            # One bucket serves output and reference, since matching words are equal.
             index = bucket_index(counts.get(word, 0), FREQUENCIES)
             total[index] += count
             matched[index] += min(count, available[word])
@@ -93,9 +107,9 @@ def by_length(
 
     Args:
         reference: words of each sentence.
-        metric: which the statistics are of.
-        systems: of each system, of each seed, its statistics.
-        name: of the metric.
+        metric: a metric.
+        systems: its statistics of each seed's output of each system.
+        name: name of the metric.
     """
     labels = bucket_labels(LENGTHS)
     members: list[list[int]] = [[] for _ in labels]
@@ -118,7 +132,7 @@ def by_length(
 
 
 def length_differences(reference: SentenceWords, systems: Sequence[Sequence[SentenceWords]]) -> BucketTable:
-    """Return how many outputs are shorter or longer than the reference by how many words."""
+    """Return a histogram of the differences in length between outputs and reference, in words."""
     lengths = [len(words) for words in reference]
     values = [
         [[len(words) - length for words, length in zip(output, lengths, strict=True)] for output in seeds]
@@ -135,9 +149,11 @@ def length_differences(reference: SentenceWords, systems: Sequence[Sequence[Sent
 
 
 def sentence_scores(systems: Sequence[Sequence[Sequence[float]]], name: str) -> BucketTable:
-    """Return how many sentences have which sentence score.
+    """Return a histogram of sentence scores.
 
-    systems: of each system, of each seed, the score of each sentence, from 0 to 100; name: of the score.
+    Args:
+        systems: scores of the sentences, 0 to 100, in each seed's output of each system.
+        name: name of the score.
     """
     return BucketTable(
         key=f"sentence-{name.lower()}",
@@ -152,7 +168,7 @@ def sentence_scores(systems: Sequence[Sequence[Sequence[float]]], name: str) -> 
 def _histogram(
     systems: Sequence[Sequence[Sequence[float]]], cutoffs: Sequence[int], *, whole: bool
 ) -> tuple[Bucket, ...]:
-    """Return how many of each output's values fall into each bucket, without buckets that are empty everywhere."""
+    """Return the number of values in each bucket, by system and seed; buckets empty everywhere are left out."""
     counted = [[Counter(bucket_index(value, cutoffs) for value in seed) for seed in seeds] for seeds in systems]
     return tuple(
         Bucket(label, None, tuple(OverSeeds.of([seed[index] for seed in seeds]) for seeds in counted))

@@ -1,4 +1,4 @@
-"""Two or more systems compared on one test set: scores, tests of significance, and where they differ."""
+"""The comparison of systems on one test set: scores, tests of significance, and tables of their differences."""
 
 from __future__ import annotations
 
@@ -13,19 +13,17 @@ from pydantic import TypeAdapter, ValidationError
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.evaluation.buckets import SentenceWords, by_length, length_differences, sentence_scores, word_accuracy
 from ziggurat.evaluation.comet import CometEnvironment
-from ziggurat.evaluation.differences import Text, matched_ngrams, ngram_table, sentence_table
-from ziggurat.evaluation.faults import count_outputs
+from ziggurat.evaluation.differences import Text, count_outputs, matched_ngrams, ngram_table, sentence_table
 from ziggurat.evaluation.findings import BucketTable, NgramTable, OutputCount, Scores, SentenceTable, SystemNotes
 from ziggurat.evaluation.metrics import TestSet, check_metrics
 from ziggurat.evaluation.scores import METRICS, check_lines
-from ziggurat.evaluation.segments import SacrebleuMetric, SegmentMetric, Statistics
+from ziggurat.evaluation.segments import SacrebleuMetric, SegmentMetric, Statistics, Words
 from ziggurat.evaluation.significance import RESAMPLINGS, TRIALS, compare_scores
-from ziggurat.evaluation.words import Words
 
 __all__ = ["FORMAT", "Comparison", "System", "compare", "comparison_from_json"]
 
 FORMAT = 1
-"""Version of the JSON form; another one is not read."""
+"""Version of the JSON form; other versions are not read."""
 
 
 @dataclass(frozen=True)
@@ -36,12 +34,12 @@ class System:
     outputs: Sequence[Sequence[str]]
     """One list of lines per seed, at least one."""
     origins: Sequence[str] = field(default=())
-    """Where each output comes from; may be left out."""
+    """The origin of each output; may be left out."""
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """What the comparison of systems found. Tables that need what was not given are left out; `notes` says which."""
+    """The result of a comparison. Tables whose input was not given are left out; `notes` names them."""
 
     systems: tuple[SystemNotes, ...]
     sentences: int
@@ -49,7 +47,7 @@ class Comparison:
     references: int
     """Reference translations of each line; words and n-grams are compared with the first."""
     words: str
-    """sacreBLEU's name of the tokenizer that makes the words of all tables but `scores`."""
+    """sacreBLEU's name of the tokenizer behind the words of all tables except `scores`."""
     scores: tuple[Scores, ...]
     counts: tuple[OutputCount, ...]
     buckets: tuple[BucketTable, ...]
@@ -58,17 +56,17 @@ class Comparison:
     ngrams: tuple[NgramTable, ...]
     """One per pair of systems."""
     notes: tuple[str, ...]
-    """What was left out, and how to have it."""
+    """The tables left out, and how to get them."""
 
     def as_record(self) -> dict[str, Any]:
-        """Return all of it, for JSON."""
+        """Return the comparison for JSON."""
         return {"format": FORMAT, **asdict(self)}
 
 
 def comparison_from_json(text: str | bytes, name: str) -> Comparison:
-    """Return the comparison whose record `text` is; `name` (a file's, say) is for the message.
+    """Return the comparison from its JSON record; `name`, such as that of a file, is for messages.
 
-    Raises DataError when it is not one of this version.
+    Raises DataError when the text is not a comparison of this version.
     """
     try:
         record = _RECORD.validate_json(text)
@@ -80,7 +78,7 @@ def comparison_from_json(text: str | bytes, name: str) -> Comparison:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"]) or "the document"
         raise DataError(
-            f"{name}: no comparison as `ziggurat evaluate --compare --json` prints it: {where}: {first['msg']}"
+            f"{name}: not a comparison as printed by `ziggurat evaluate --compare --json`: {where}: {first['msg']}"
         ) from None
 
 
@@ -104,26 +102,26 @@ def compare(
     examples: int = 10,
     say: Callable[[str], None] | None = None,
 ) -> Comparison:
-    """Return how `systems` differ on one test set.
+    """Return the comparison of `systems` on one test set.
 
     Args:
         systems: at least one; the tests of significance and the tables of pairs need two.
         references: one list of lines per reference translation.
-        sources: the source text; without it no untranslated outputs are counted, and examples show none.
+        sources: the source text; without it untranslated outputs are not counted, and examples have no source.
         train_target: lines of the training text's target side, read once; without it there is no word accuracy by
             frequency.
-        metrics: of ALL_METRICS.
+        metrics: names of ALL_METRICS.
         target_language: a code such as `en`; see TestSet.
         tokenize: the tokenizer of BLEU, METEOR and the words of all tables, by sacreBLEU's name; see TestSet.
-        lowercase: BLEU, chrF and the tables without regard to case.
-        comet: where COMET runs, if it is one of the metrics.
-        resamplings: of the paired bootstrap.
-        trials: of approximate randomisation.
-        examples: sentences and n-grams shown for each of two systems.
-        say: told what is done, since tests of many systems take a while.
+        lowercase: ignore case in BLEU, chrF and the tables.
+        comet: the environment of COMET, if that is one of the metrics.
+        resamplings: number of resamplings of the paired bootstrap.
+        trials: number of trials of approximate randomisation.
+        examples: number of sentences and n-grams shown for each of two systems.
+        say: takes messages on the progress, since tests of many systems take minutes.
 
-    Raises DataError when lines do not pair up or there are none; ConfigError for systems without outputs or of equal
-    names, and what the metrics raise.
+    Raises DataError when there are no lines or they do not pair up; ConfigError for systems without outputs or with
+    equal names, and the errors of the metrics.
     """
     _check(systems, references, sources)
     check_metrics(metrics)
@@ -132,22 +130,25 @@ def compare(
     say = say or (lambda _: None)
     names = [system.name for system in systems]
     measured: dict[str, _Measured] = {}
-    for metric in dict.fromkeys((*metrics, "bleu", "chrf")):  # the tables of sentences need those two
+    # (1) Statistics, once per metric; the tables of sentences need BLEU and chrF in any case
+    for metric in dict.fromkeys((*metrics, "bleu", "chrf")):
         say(f"scoring by {metric}")
         measured[metric] = _measure(test_set.metric(metric, comet), systems)
+    # (2) Scores and tests of significance
     scores = []
     for metric in dict.fromkeys(metrics):
         if len(systems) > 1:
             say(f"testing by {metric}")
         found = measured[metric]
         scores.append(compare_scores(found.metric, names, found.statistics, resamplings=resamplings, trials=trials))
+    # (3) Tables of words and sentences
     say("comparing words and sentences")
-    split = _Split(
+    split = _SplitText(
         [words(line) for line in references[0]],
         [[[words(line) for line in output] for output in system.outputs] for system in systems],
     )
     return Comparison(
-        systems=tuple(SystemNotes(s.name, len(s.outputs), tuple(s.origins)) for s in systems),
+        systems=tuple(SystemNotes(system.name, len(system.outputs), tuple(system.origins)) for system in systems),
         sentences=len(references[0]),
         references=len(references),
         words=words.name,
@@ -161,12 +162,12 @@ def compare(
 
 
 def _check(systems: Sequence[System], references: Sequence[Sequence[str]], sources: Sequence[str] | None) -> None:
-    """Raise what `compare` says of its arguments."""
+    """Raise the errors of `compare` about its texts and systems."""
     if not systems:
         raise ConfigError("no system to compare")
     names = [system.name for system in systems]
-    if doubled := [name for name in names if names.count(name) > 1]:
-        raise ConfigError(f"two systems are called {printable(repr(doubled[0]))}; names must differ")
+    if repeated := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"two systems are called {printable(repr(repeated[0]))}; names must differ")
     for system in systems:
         if not system.outputs or isinstance(system.outputs[0], str):
             raise ConfigError(f"system {printable(repr(system.name))} needs a list of outputs, each a list of lines")
@@ -178,14 +179,14 @@ def _check(systems: Sequence[System], references: Sequence[Sequence[str]], sourc
 
 @dataclass(frozen=True)
 class _Measured:
-    """What a metric makes of all outputs."""
+    """A metric's statistics of all outputs."""
 
     metric: SegmentMetric
     statistics: list[list[Statistics]]
-    """Of each system, of each seed."""
+    """[systems][seeds]"""
 
     def by_sentence(self) -> list[list[list[float]]]:
-        """Return the score of each sentence of each seed of each system."""
+        """Return the scores of the sentences, [systems][seeds][sentences]."""
         return [
             [[float(self.metric.from_sums(row).score) for row in output] for output in seeds]
             for seeds in self.statistics
@@ -193,13 +194,13 @@ class _Measured:
 
 
 def _measure(metric: SegmentMetric, systems: Sequence[System]) -> _Measured:
-    """Return the statistics of all outputs, asked for at once."""
+    """Return the statistics of all outputs, computed in one call: COMET's program then loads its model only once."""
     flat = iter(metric.statistics([output for system in systems for output in system.outputs]))
     return _Measured(metric, [[next(flat) for _ in system.outputs] for system in systems])
 
 
 def _for_sentences(bleu: _Measured) -> _Measured:
-    """Return BLEU as sacreBLEU computes it for single sentences, without orders of n-grams that are too long."""
+    """Return BLEU as sacreBLEU computes it for single sentences: n-grams longer than the sentence do not count."""
     metric = copy.copy(bleu.metric)
     assert isinstance(metric, SacrebleuMetric)
     metric.metric = copy.copy(metric.metric)
@@ -208,18 +209,18 @@ def _for_sentences(bleu: _Measured) -> _Measured:
 
 
 @dataclass(frozen=True)
-class _Split:
-    """The test set as words."""
+class _SplitText:
+    """The reference and all outputs as words."""
 
     reference: SentenceWords
     systems: list[list[SentenceWords]]
-    """Of each system, of each seed."""
+    """[systems][seeds]"""
 
 
 def _buckets(
-    split: _Split, measured: Mapping[str, _Measured], counts: Mapping[str, int] | None
+    split: _SplitText, measured: Mapping[str, _Measured], counts: Mapping[str, int] | None
 ) -> tuple[BucketTable, ...]:
-    """Return all tables by buckets; without `counts` of the training text not that by frequency."""
+    """Return all tables by buckets; that by frequency only where there are `counts` of the training text."""
     bleu, chrf = measured["bleu"], measured["chrf"]
     return (
         *([word_accuracy(split.reference, split.systems, counts)] if counts is not None else []),
@@ -233,7 +234,7 @@ def _buckets(
 def _sentence_tables(
     systems: Sequence[System], chrf: _Measured, text: Text, examples: int
 ) -> tuple[SentenceTable, ...]:
-    """Return one table per two systems, by sentence chrF."""
+    """Return one table for each pair of systems, by sentence chrF."""
     scores = chrf.by_sentence()
     return tuple(
         sentence_table(
@@ -248,8 +249,8 @@ def _sentence_tables(
     )
 
 
-def _ngram_tables(names: Sequence[str], split: _Split, shown: int) -> tuple[NgramTable, ...]:
-    """Return one table per two systems."""
+def _ngram_tables(names: Sequence[str], split: _SplitText, shown: int) -> tuple[NgramTable, ...]:
+    """Return one table for each pair of systems."""
     matched = [matched_ngrams(split.reference, seeds) for seeds in split.systems]
     return tuple(
         ngram_table((names[left], names[right]), matched[left], matched[right], shown=shown)
@@ -258,7 +259,7 @@ def _ngram_tables(names: Sequence[str], split: _Split, shown: int) -> tuple[Ngra
 
 
 def _notes(with_sources: bool, with_train_target: bool) -> tuple[str, ...]:
-    """Return what was left out."""
+    """Return notes on the tables that are left out."""
     notes = []
     if not with_train_target:
         notes.append("no word accuracy by frequency: give the training text's target side (`--train-target FILE`)")

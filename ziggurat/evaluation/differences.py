@@ -1,29 +1,45 @@
-"""Where two systems differ: sentences that one translates better, n-grams that one gets right more often."""
+"""Differences between systems, in three tables.
+
+Sentences that one of two systems translates better, n-grams that one gets right more often, and counts of outputs with
+faults that scores hide: empty, copied, untranslated, repeated; also of perfect ones.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from statistics import fmean
 
 from ziggurat.evaluation.buckets import SentenceWords
-from ziggurat.evaluation.findings import Example, NgramDifference, NgramTable, SentenceTable
+from ziggurat.evaluation.findings import Example, NgramDifference, NgramTable, OutputCount, OverSeeds, SentenceTable
 
-__all__ = ["MAX_NGRAM", "Text", "matched_ngrams", "ngram_table", "ngrams", "sentence_table"]
+__all__ = [
+    "MAX_NGRAM",
+    "Text",
+    "copied",
+    "count_outputs",
+    "empty",
+    "exact",
+    "matched_ngrams",
+    "ngram_table",
+    "ngrams",
+    "repeated",
+    "sentence_table",
+    "untranslated",
+]
 
-MAX_NGRAM = 4
-"""Longest n-gram compared, as in BLEU and compare-mt."""
 
-Ngrams = dict[tuple[str, ...], float]
+# Sentences
 
 
+@dataclass(frozen=True)
 class Text:
-    """The lines of a test set that examples show."""
+    """The lines of a test set shown in examples."""
 
-    def __init__(self, sources: Sequence[str] | None, reference: Sequence[str]) -> None:
-        """`sources` may be missing; `reference` is the first one."""
-        self.sources = sources
-        self.reference = reference
+    sources: Sequence[str] | None
+    reference: Sequence[str]
+    """The first reference translation."""
 
 
 def sentence_table(
@@ -35,15 +51,15 @@ def sentence_table(
     measure: str,
     examples: int,
 ) -> SentenceTable:
-    """Return who translates how many sentences better, and the sentences with the largest differences.
+    """Return the numbers of sentences that either system translates better, and those with the largest differences.
 
     Args:
-        names: of the two systems.
-        outputs: of each, the lines of each seed.
-        scores: of each, of each seed, the score of each line, higher for better; means over seeds are compared.
-        text: the rest of the test set.
-        measure: what the scores are.
-        examples: at most how many sentences to show of either kind. The same sentence with the same outputs is shown
+        names: names of the two systems.
+        outputs: lines of each system, [seeds][lines].
+        scores: scores of these lines, higher for better; their means over seeds are compared.
+        text: the source and the reference.
+        measure: name of the score.
+        examples: largest number of sentences to show for either system. Repeated sentences with equal outputs are shown
             once.
     """
     left, right = ([fmean(of_line) for of_line in zip(*seeds, strict=True)] for seeds in scores)
@@ -84,8 +100,16 @@ def sentence_table(
     )
 
 
+# N-grams
+
+MAX_NGRAM = 4
+"""Length of the longest n-grams compared, as in BLEU and compare-mt."""
+
+Ngrams = dict[tuple[str, ...], float]
+
+
 def ngrams(words: Sequence[str]) -> Counter[tuple[str, ...]]:
-    """Return how often each n-gram of 1 to MAX_NGRAM words stands in a sentence."""
+    """Return the number of occurrences of each n-gram of 1 to MAX_NGRAM words in a sentence."""
     return Counter(
         tuple(words[start : start + length])
         for length in range(1, MAX_NGRAM + 1)
@@ -94,9 +118,9 @@ def ngrams(words: Sequence[str]) -> Counter[tuple[str, ...]]:
 
 
 def matched_ngrams(reference: SentenceWords, seeds: Sequence[SentenceWords]) -> Ngrams:
-    """Return how often each n-gram stands in an output where the reference has it too, mean over seeds.
+    """Return the number of matches of each n-gram with the reference, mean over seeds.
 
-    Within a sentence an n-gram counts at most as often as it stands in the reference, as in BLEU.
+    Within a sentence an n-gram matches at most as often as it occurs in the reference, as in BLEU.
     """
     total: Counter[tuple[str, ...]] = Counter()
     wanted = [ngrams(words) for words in reference]
@@ -107,15 +131,114 @@ def matched_ngrams(reference: SentenceWords, seeds: Sequence[SentenceWords]) -> 
 
 
 def ngram_table(names: tuple[str, str], left: Ngrams, right: Ngrams, *, shown: int) -> NgramTable:
-    """Return the n-grams that tell two systems apart, by (left + 1) / (left + right + 2), compare-mt's score.
+    """Return the n-grams that best tell two systems apart, by compare-mt's score (left + 1) / (left + right + 2).
 
-    names: of the systems; left, right: what matched_ngrams gave; shown: at most how many for either system.
+    Args:
+        names: names of the systems.
+        left: matches of the first system, from matched_ngrams.
+        right: likewise of the second.
+        shown: largest number of n-grams for either system.
     """
     differences = [
         NgramDifference(" ".join(ngram), a, b, (a + 1) / (a + b + 2))
         for ngram in left.keys() | right.keys()
         if (a := left.get(ngram, 0.0)) != (b := right.get(ngram, 0.0))
     ]
+    # Equal scores are frequent; the n-gram itself makes their order definite.
     more_left = sorted((d for d in differences if d.left > d.right), key=lambda d: (-d.score, d.ngram))
     more_right = sorted((d for d in differences if d.left < d.right), key=lambda d: (d.score, d.ngram))
     return NgramTable(*names, tuple(more_left[:shown]), tuple(more_right[:shown]))
+
+
+# Faults of outputs
+
+_SHOWN_LINES = 10
+_LONGEST_REPEAT = 4  # words
+
+Judge = Callable[[Sequence[str], Sequence[str], Sequence[str]], bool]
+"""A test of an output by its words, those of the reference and those of the source."""
+
+
+def empty(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
+    """Return True for an output without words, unless the reference has none either."""
+    return not output and bool(reference)
+
+
+def exact(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
+    """Return True where the words are those of the reference, and there are some."""
+    return bool(output) and list(output) == list(reference)
+
+
+def copied(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
+    """Return True where the words are those of the source, but not of the reference."""
+    return bool(output) and list(output) == list(source) != list(reference)
+
+
+def untranslated(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
+    """Return True where at least half of the words are in the source and not in the reference.
+
+    Repeated words count as often as the source has them and the reference does not. Words without a letter are ignored.
+    """
+    words = Counter(filter(_has_letter, output))
+    left_over = (words - Counter(reference)) & Counter(source)
+    return bool(words) and 2 * left_over.total() >= words.total()
+
+
+def repeated(output: Sequence[str], reference: Sequence[str], source: Sequence[str]) -> bool:
+    """Return True where 1 to 4 words, not all without a letter, are repeated in a row, but none in the reference."""
+    return _repeats(output) and not _repeats(reference)
+
+
+def _has_letter(word: str) -> bool:
+    return any(letter.isalpha() for letter in word)
+
+
+def _repeats(words: Sequence[str]) -> bool:
+    return any(
+        words[start : start + length] == words[start + length : start + 2 * length]
+        and any(map(_has_letter, words[start : start + length]))
+        for length in range(1, _LONGEST_REPEAT + 1)
+        for start in range(len(words) - 2 * length + 1)
+    )
+
+
+_KINDS: tuple[tuple[str, str, Judge, bool], ...] = (  # key, title, judge, whether it needs the source
+    ("exact", "equal to the reference", exact, False),
+    ("empty", "empty", empty, False),
+    ("copied", "copied from the source", copied, True),
+    ("untranslated", "at least half untranslated", untranslated, True),
+    ("repeated", "with words repeated in a row", repeated, False),
+)
+
+
+def count_outputs(
+    reference: SentenceWords, systems: Sequence[Sequence[SentenceWords]], sources: SentenceWords | None
+) -> tuple[OutputCount, ...]:
+    """Return the number of outputs of each kind; without `sources`, kinds that need them are left out.
+
+    Args:
+        reference: words of each sentence.
+        systems: words of each sentence in each seed's output of each system.
+        sources: words of each source sentence, or None.
+    """
+    found = []
+    of_sources: SentenceWords = sources or [()] * len(reference)  # empty ones are read by no kind
+    for key, title, judge, needs_source in _KINDS:
+        if needs_source and sources is None:
+            continue
+        lines = [
+            [
+                [line for line, words in enumerate(zip(output, reference, of_sources, strict=True), 1) if judge(*words)]
+                for output in seeds
+            ]
+            for seeds in systems
+        ]
+        found.append(
+            OutputCount(
+                key=key,
+                title=title,
+                systems=tuple(OverSeeds.of([len(seed) for seed in seeds]) for seeds in lines),
+                lines=tuple(tuple(seeds[0][:_SHOWN_LINES]) for seeds in lines),
+            )
+        )
+    return tuple(found)

@@ -1,7 +1,7 @@
-"""What a comparison of systems finds, as tables of plain values that become JSON and come back from it.
+"""The tables of a comparison of systems: plain values that can be written as JSON and read back.
 
-Every figure of a system is kept for each of its seeds (trainings that differ in nothing but the random seed), with
-the mean and the standard deviation over them.
+Each figure of a system is kept for each of its seeds (trainings that differ only in the random seed), with the mean
+and the standard deviation over seeds.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ __all__ = [
 
 @dataclass(frozen=True)
 class OverSeeds:
-    """One figure of one system."""
+    """One figure of one system, over its seeds."""
 
     values: tuple[float, ...]
     """One per seed."""
     mean: float
     """Mean of `values`."""
     deviation: float | None
-    """Standard deviation of `values` (n - 1 below the line); None with one seed."""
+    """Standard deviation of `values` (divided by n - 1); None with one seed."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> OverSeeds:
-        """Return the figure with these values, at least one."""
+        """Return the figure from its values, at least one."""
         plain = tuple(float(value) for value in values)
         deviation = statistics.stdev(plain) if len(plain) > 1 else None
         return cls(plain, statistics.fmean(plain), deviation)
@@ -46,22 +46,22 @@ class OverSeeds:
 
 @dataclass(frozen=True)
 class SystemNotes:
-    """One of the systems compared."""
+    """The name and origin of one of the systems."""
 
     name: str
     """Unique among the systems."""
     seeds: int
-    """How many outputs it has."""
+    """Number of its outputs."""
     origins: tuple[str, ...]
-    """Where each output comes from: a file, or a model with its weights; may be empty."""
+    """The origin of each output: a file, or a model with its weights; may be empty."""
 
 
 @dataclass(frozen=True)
 class Pair:
-    """Two systems under one metric, and whether chance explains their difference.
+    """The difference of two systems under one metric, with p-values.
 
-    p-values: the probability, if the two were equally good, of a difference at least as large on other sentences of
-    this kind. The adjusted ones allow for many pairs (Holm 1979).
+    A p-value is the probability of a difference at least as large on other sentences of this kind, if both systems
+    were equally good. The adjusted ones are corrected for the number of pairs (Holm 1979).
     """
 
     left: str
@@ -83,21 +83,22 @@ class Scores:
     metric: str
     """Such as `BLEU`, `chrF2`, `METEOR`."""
     signature: str
-    """How the scores were made; scores with different signatures must not be compared."""
+    """The settings behind the scores; scores with different signatures must not be compared."""
     higher_is_better: bool
     systems: tuple[OverSeeds, ...]
-    """One per system, in their order."""
+    """One per system, in order."""
     pairs: tuple[Pair, ...]
-    """Every two systems, the earlier one as `left`; empty with one system."""
+    """All pairs of systems, the earlier one as `left`; empty with one system."""
     test_signature: str
-    """How the tests were made; empty with one system."""
+    """The settings of the tests; empty with one system."""
     decimals: int = 2
-    """How many of the scores to show."""
+    """Decimals of the scores to show."""
 
     def verdict(self, row: str, column: str, level: float = 0.05) -> str:
         """Return `+` where `row` is significantly better than `column`, `-` where worse, else `=`.
 
-        By the adjusted p-value of the paired bootstrap, as in Table 3 of Liu et al. 2020 (P3). KeyError: no such pair.
+        By the adjusted p-value of the paired bootstrap; Table 3 of Liu et al. 2020 (P3) uses the plain one.
+        Raises KeyError where there is no such pair.
         """
         for pair in self.pairs:
             if {pair.left, pair.right} == {row, column}:
@@ -110,12 +111,12 @@ class Scores:
 
 @dataclass(frozen=True)
 class Bucket:
-    """The part of the test set that has something in common."""
+    """A part of the test set: words or sentences with something in common."""
 
     label: str
     """Such as `<10`, `[10,20)`, `>=60`."""
     size: int | None
-    """How many words or sentences of the reference fall into it; None where each output has its own number."""
+    """Number of words or sentences of the reference in it; None where the number depends on the output."""
     systems: tuple[OverSeeds, ...]
     """The measure in this bucket; one per system."""
 
@@ -128,20 +129,20 @@ class BucketTable:
     """Name for machines, such as `accuracy-by-frequency`."""
     title: str
     by: str
-    """What the buckets are made of, such as `count in the training text`."""
+    """The quantity that makes the buckets, such as `count in the training text`."""
     measure: str
-    """What the figures are, with unit."""
+    """The name of the figures, with unit."""
     size_of: str
-    """What `size` of a bucket counts."""
+    """The name of what `size` of a bucket counts."""
     buckets: tuple[Bucket, ...]
 
 
 @dataclass(frozen=True)
 class Example:
-    """One sentence as two systems translate it."""
+    """One sentence, translated by two systems."""
 
     line: int
-    """Number in the test set, from 1."""
+    """Its number in the test set, from 1."""
     left_score: float
     """Sentence score of the left system, mean over its seeds."""
     right_score: float
@@ -154,7 +155,7 @@ class Example:
 
 @dataclass(frozen=True)
 class SentenceTable:
-    """How often one of two systems translates a sentence better, and where they differ most."""
+    """The numbers of sentences that either of two systems translates better, and the largest differences."""
 
     left: str
     right: str
@@ -165,7 +166,7 @@ class SentenceTable:
     losses: int
     ties: int
     left_best: tuple[Example, ...]
-    """Sentences where `left` is better by most, the largest difference first."""
+    """Sentences where `left` is ahead most, the largest difference first."""
     right_best: tuple[Example, ...]
 
 
@@ -176,10 +177,10 @@ class NgramDifference:
     ngram: str
     """Its words, blanks between them."""
     left: float
-    """How often `left` has it where the reference has it, mean over seeds."""
+    """Number of its matches with the reference in `left`, mean over seeds."""
     right: float
     score: float
-    """(left + 1) / (left + right + 2): above 0.5 for the left system's."""
+    """(left + 1) / (left + right + 2): above 0.5 where `left` has more matches."""
 
 
 @dataclass(frozen=True)
@@ -194,13 +195,13 @@ class NgramTable:
 
 @dataclass(frozen=True)
 class OutputCount:
-    """How many outputs of each system have a certain fault, or none at all."""
+    """The number of outputs of each system with a certain fault, or of perfect ones."""
 
     key: str
     """`empty`, `copied`, `untranslated`, `repeated` or `exact`."""
     title: str
-    """What is counted, in words."""
+    """A description of the outputs counted."""
     systems: tuple[OverSeeds, ...]
     """Number of sentences; one per system."""
     lines: tuple[tuple[int, ...], ...]
-    """Per system the first few line numbers, from 1, in its first seed's output."""
+    """Per system the numbers, from 1, of the first few such lines in the output of its first seed."""

@@ -1,6 +1,6 @@
-"""Languages by their codes, as test sets and configurations name them.
+"""Language codes, as test sets and configurations use them.
 
-Only the languages that have a code of two letters (ISO 639-1): no other one changes a score.
+Only languages with a code of two letters (ISO 639-1) are known: no other changes a score.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
 
 
 def main_language(code: str) -> str:
-    """Return the code of two letters for a code such as `ja`, `jpn`, `ja-JP` or `zh_Hant`; any other as it is given."""
+    """Return the code of two letters for `ja`, `jpn`, `ja-JP`, `zh_Hant` and the like; an unknown code as it is."""
     first = code.replace("_", "-").partition("-")[0].lower()
     if first in _NAMES:
         return first
@@ -61,9 +61,9 @@ def main_language(code: str) -> str:
 
 
 def check_language_code(code: str, option: str) -> None:
-    """Raise ConfigError unless main_language knows `code`; the message has what may have been meant.
+    """Raise ConfigError unless main_language knows `code`; the message proposes similar ones.
 
-    Codes for private use, qaa to qtz, pass: the embedded languages have such.
+    Codes for private use, qaa to qtz, are accepted: the embedded languages have such codes.
     """
     first = main_language(code)
     if first in _NAMES or (len(first) == 3 and "qaa" <= first.lower() <= "qtz"):
@@ -80,5 +80,5 @@ def check_language_code(code: str, option: str) -> None:
 
 
 def language_name(code: str) -> str:
-    """Return the English name of a language that main_language knows, else the code."""
+    """Return the English name of a language that main_language knows; otherwise the code."""
     return _NAMES.get(main_language(code), code)

@@ -1,7 +1,7 @@
-"""METEOR by nltk: the mean over sentences, with what it matched by said in the signature.
+"""METEOR by nltk: the mean over sentences; the signature names the kinds of matches.
 
-Lavie and Agarwal 2007 with nltk's parameters. Not METEOR 1.5, the Java program that most papers used: that one has
-other parameters per language, paraphrases, and adds counts up over the test set. Compare only equal signatures.
+Lavie and Agarwal 2007 with nltk's parameters. It is not METEOR 1.5, the Java program behind most papers, which has
+parameters for each language and paraphrases, and sums counts over the test set. Compare only equal signatures.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from typing import Any
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.languages import main_language
 from ziggurat.evaluation.scores import check_lines
-from ziggurat.evaluation.segments import MeanMetric, MeanSignature
-from ziggurat.evaluation.words import Words
+from ziggurat.evaluation.segments import MeanMetric, MeanSignature, Words
 
 __all__ = ["Meteor"]
 
@@ -36,10 +35,10 @@ _SNOWBALL = {  # of nltk, by language code; English has Porter's stemmer, nltk's
 
 
 class Meteor(MeanMetric):
-    """METEOR from 0 to 100, without regard to case; of several references the best one counts, per sentence.
+    """METEOR from 0 to 100, ignoring case; of several references the best one counts, for each sentence.
 
-    Words match that are equal, then those with equal stems (languages that nltk has a stemmer for), then, in English
-    and where WordNet's data is installed, synonyms.
+    Equal words match first, then words with equal stems (in languages with a stemmer in nltk), then synonyms (in
+    English, where WordNet's data is installed).
     """
 
     name = "METEOR"
@@ -47,9 +46,9 @@ class Meteor(MeanMetric):
     def __init__(
         self, references: Sequence[Sequence[str]], *, target_language: str | None, tokenize: str | None = None
     ) -> None:
-        """`target_language`: a code such as `en`, for the stemmer; None: words must be equal.
+        """`target_language` is a code such as `en`, which chooses the stemmer; None: words must be equal.
 
-        Raises ConfigError when nltk is not installed, and what Words raises.
+        Raises ConfigError when nltk is not installed, and the errors of Words.
         """
         try:
             import nltk
@@ -91,7 +90,7 @@ class Meteor(MeanMetric):
         return scores
 
     def signature(self) -> MeanSignature:
-        """Return the signature, with what words are matched by."""
+        """Return the signature, with the kinds of matches."""
         return MeanSignature(dict(self._entries), self._version)
 
 
@@ -110,7 +109,7 @@ class _NoSynonyms:
 
 
 def _stemmer(code: str) -> tuple[Any, str | None]:
-    """Return nltk's stemmer for a language and its name; None where it has none."""
+    """Return nltk's stemmer for a language, and its name; a stemmer that does nothing, and None, where it has none."""
     from nltk.stem import PorterStemmer, SnowballStemmer
 
     if code == "en":
@@ -121,7 +120,7 @@ def _stemmer(code: str) -> tuple[Any, str | None]:
 
 
 def _wordnet(code: str) -> tuple[Any, bool]:
-    """Return WordNet for English where its data is installed, else an empty one; and whether it is there."""
+    """Return WordNet and True for English, where its data is installed; otherwise an empty one and False."""
     if code == "en":
         from nltk.corpus import wordnet
 

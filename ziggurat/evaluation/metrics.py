@@ -20,7 +20,7 @@ ALL_METRICS: tuple[str, ...] = (*METRICS, "meteor", "comet")
 
 
 def check_metrics(names: Sequence[str]) -> None:
-    """Raise ConfigError when one of `names` is no metric, or there are none."""
+    """Raise ConfigError unless there are `names`, all of known metrics."""
     if not names:
         raise ConfigError(f"no metric is named; valid: {', '.join(ALL_METRICS)}")
     if unknown := [name for name in names if name not in ALL_METRICS]:
@@ -29,9 +29,9 @@ def check_metrics(names: Sequence[str]) -> None:
 
 @dataclass(frozen=True)
 class TestSet:
-    """What outputs are scored against, and how."""
+    """The texts that outputs are scored against, and the settings of scoring."""
 
-    __test__ = False  # to pytest it looks like tests
+    __test__ = False  # pytest takes a class of this name for tests
 
     references: Sequence[Sequence[str]]
     """One list of lines per reference translation."""
@@ -42,17 +42,17 @@ class TestSet:
     tokenize: str | None = None
     """BLEU's and METEOR's tokenizer by sacreBLEU's name; None: by the language, else by the text, else 13a."""
     lowercase: bool = False
-    """BLEU and chrF without regard to case (TER and METEOR never regard it)."""
+    """Ignore case in BLEU and chrF (TER and METEOR always do)."""
 
     @property
     def splitting(self) -> Splitting:
-        """How BLEU, METEOR and TER split lines into words."""
+        """The splitting of lines into words by BLEU, METEOR and TER."""
         return splitting(self.references, self.target_language, self.tokenize)
 
     def metric(self, name: str, comet: CometEnvironment | None = None) -> SegmentMetric:
         """Return the metric of this name, with these references.
 
-        Raises ConfigError for an unknown name, what a metric needs and does not have, a package that is missing.
+        Raises ConfigError for an unknown name, a missing package, and where COMET lacks its Python or the source text.
         """
         check_metrics([name])
         if name == "meteor":
@@ -63,7 +63,7 @@ class TestSet:
             from ziggurat.evaluation.comet import Comet
 
             if comet is None:
-                raise ConfigError("COMET runs in an environment of its own: give its Python (`--comet-python`)")
+                raise ConfigError("COMET runs in a separate environment: give its Python (`--comet-python`)")
             if self.sources is None:
                 raise ConfigError("COMET needs the source text (`--source FILE`)")
             return Comet(self.references, self.sources, comet)

@@ -1,7 +1,7 @@
-"""Scores of translations as sacreBLEU gives them, each with the signature that makes it comparable.
+"""Scores by sacreBLEU, each with the signature that says with which others it can be compared.
 
 BLEU: Papineni et al. 2002; chrF: Popović 2015; TER: Snover et al. 2006; signatures: Post 2018; confidence intervals:
-bootstrap resampling, Koehn 2004. All of it is sacreBLEU's own code, with sacreBLEU's defaults, on detokenised text.
+bootstrap resampling, Koehn 2004. All of them run in sacreBLEU, with its defaults, on detokenised text.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ METRICS: tuple[Metric, ...] = ("bleu", "chrf", "ter")
 """Names of the metrics, as sacreBLEU's command line spells them."""
 
 BOOTSTRAP_SAMPLES = 1000
-"""Resamplings behind a confidence interval: sacreBLEU's default."""
+"""Number of resamplings behind a confidence interval: sacreBLEU's default."""
 
 
 class MissingTokenizerError(ConfigError):
-    """BLEU's tokenizer for a language is not installed; the message has the command that installs it."""
+    """BLEU's tokenizer for a language is not installed; the message has the command to install it."""
 
 
 @dataclass(frozen=True)
@@ -44,21 +44,21 @@ class Score:
     name: str
     """Such as `BLEU`, `chrF2`, `TER`."""
     value: float
-    """From 0 to 100 (TER: from 0, and smaller is better)."""
+    """From 0 to 100 (TER: from 0 up, smaller is better)."""
     signature: str
-    """How it was made; scores with different signatures must not be compared."""
+    """The settings behind it; scores with different signatures must not be compared."""
     sentences: int
-    """Lines that were scored."""
+    """Number of lines."""
     details: str
     """sacreBLEU's further figures, such as BLEU's precisions and brevity penalty; may be empty."""
     mean: float | None = None
-    """Mean over bootstrap resamplings; None: not asked for."""
+    """Mean over bootstrap resamplings; None where not asked for."""
     interval: float | None = None
-    """Half the width of the 95 % confidence interval around `mean`; None: not asked for."""
+    """Half the width of the 95 % confidence interval around `mean`; None where not asked for."""
     comparable: bool = True
-    """False: must not be compared with sacreBLEU scores."""
+    """False for scores that must not be compared with sacreBLEU's."""
     decimals: int = 1
-    """How many to show."""
+    """Decimals to show."""
 
     def __str__(self) -> str:
         n = self.decimals
@@ -81,7 +81,7 @@ def evaluate(
     lowercase: bool = False,
     chrf_word_order: int = 0,
 ) -> list[Score]:
-    """Return the score of each of `metrics`, in that order, equal to those of the `sacrebleu` command.
+    """Return the score of each of `metrics`, in that order, equal to the scores of the `sacrebleu` command.
 
     Args:
         hypotheses: detokenised translations, one per line of the test set.
@@ -91,7 +91,7 @@ def evaluate(
         target_language: lets sacreBLEU choose BLEU's tokenizer for languages that need their own (zh, ja, ko).
         tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else by the references where
             they are written without blanks (ziggurat.evaluation.splitting), else 13a.
-        lowercase: BLEU and chrF without regard to case (TER always is, as in the command).
+        lowercase: ignore case in BLEU and chrF (TER always does, as in the command).
         chrf_word_order: 2 gives chrF++.
 
     Raises DataError when there are no lines or unequal numbers of them, ConfigError for an unknown metric or a
@@ -124,8 +124,8 @@ def sacrebleu_metric(
 ) -> Any:
     """Return sacreBLEU's object for a metric, made as its command makes it.
 
-    `references` are kept in it, for many outputs; `ter_by_character`: TER takes Chinese and Japanese characters one by
-    one. The other arguments and errors: as in `evaluate`, but that `references` decide nothing.
+    `references` are stored in it, to score many outputs; they do not choose the tokenizer. `ter_by_character` lets TER
+    take Chinese and Japanese characters one by one. The other arguments and the errors are those of `evaluate`.
     """
     import sacrebleu
 
@@ -147,7 +147,7 @@ def sacrebleu_metric(
         raise ConfigError(f"unknown tokenizer `{tokenize}`; valid: {', '.join(sacrebleu.BLEU.TOKENIZERS)}")
     try:
         return makers[name]()
-    except (ImportError, RuntimeError) as error:  # sacreBLEU: a tokenizer's package is missing
+    except (ImportError, RuntimeError) as error:  # in sacreBLEU, the package of a tokenizer is missing
         tokenizer = tokenize or f"{main_language(target_language or '')}-mecab"
         if tokenizer not in INSTALLED_BY:
             raise ConfigError(f"{name}: {' '.join(str(error).split())}") from None
@@ -157,7 +157,7 @@ def sacrebleu_metric(
 
 
 def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Raise DataError unless there are references, and as many lines (at least one) in each as in `hypotheses`."""
+    """Raise DataError unless there are references, each with as many lines as `hypotheses`, at least one."""
     if isinstance(hypotheses, str) or not references or any(isinstance(r, str) for r in references):
         raise DataError("needs a list of lines as hypotheses, and a list of lists of lines as references")
     for number, reference in enumerate(references, start=1):
@@ -174,7 +174,7 @@ def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) 
 def corpus_score(
     metric: Any, hypotheses: Sequence[str], references: Sequence[Sequence[str]], *, confidence: bool
 ) -> Score:
-    """Return the score of a sacreBLEU `metric` object on lines that check_lines has seen."""
+    """Return the score by a sacreBLEU `metric` object, for lines that passed check_lines."""
     resamplings = BOOTSTRAP_SAMPLES if confidence else 1
     if confidence:
         _score_in_plain_floats(metric)
@@ -184,14 +184,14 @@ def corpus_score(
         value=float(found.score),
         signature=str(metric.get_signature()),
         sentences=len(hypotheses),
-        details=str(found._verbose),  # in no public attribute
+        details=str(found._verbose),  # no public attribute has it
         mean=float(found._mean) if confidence else None,
         interval=float(found._ci) if confidence else None,
     )
 
 
 def _score_in_plain_floats(metric: Any) -> None:
-    """Make `metric` give Python floats.
+    """Make `metric` return Python floats.
 
     sacreBLEU 2.6 resamples chrF into a mixture of numpy's float32 and, where nothing matches, Python's float;
     `statistics.mean` refuses that mixture (TypeError) on poor translations.

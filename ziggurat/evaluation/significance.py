@@ -1,11 +1,13 @@
-"""Whether chance explains the difference of two systems: sacreBLEU's paired tests, for every metric and several seeds.
+"""Tests of the difference between systems: sacreBLEU's paired tests, for every metric and for several seeds.
 
-Paired bootstrap resampling: Koehn 2004; approximate randomisation: Riezler and Maxwell 2005; correction for many
-pairs: Holm 1979. With one output per system the p-values are those of `sacrebleu --paired-bs` and `--paired-ar`, but
-for systems of equal score: no difference at all has p = 1 here, and the smallest p of all there, where only resamples
-of a larger difference count. With several seeds a sentence's statistics are added up over the seeds of a system, so a
-sentence is drawn with all its translations: drawing them one by one would take the same sentence for several
-independent ones.
+Paired bootstrap resampling: Koehn 2004; approximate randomisation: Riezler and Maxwell 2005; correction for the number
+of pairs: Holm 1979.
+
+With one output per system, the p-values are those of `sacrebleu --paired-bs` and `--paired-ar`, except for systems of
+equal score: here they have p = 1, there the smallest p possible, since only resamples with a larger difference count.
+
+With several seeds, the statistics of a sentence are summed over the seeds of a system, so a resample draws a sentence
+with all its translations. Drawn one by one, the same sentence would count as several independent ones.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 __all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm"]
 
 RESAMPLINGS = 1000
-"""Of the paired bootstrap: sacreBLEU's default, and what Liu et al. 2020 (P3) used."""
+"""Resamplings of the paired bootstrap: sacreBLEU's default, and the number in Liu et al. 2020 (P3)."""
 
 TRIALS = 10_000
-"""Of approximate randomisation: sacreBLEU's default."""
+"""Trials of approximate randomisation: sacreBLEU's default."""
 
 
 def compare_scores(
@@ -36,14 +38,14 @@ def compare_scores(
     resamplings: int = RESAMPLINGS,
     trials: int = TRIALS,
 ) -> Scores:
-    """Return the scores of all systems under `metric` and the tests of every two of them.
+    """Return the scores of all systems under `metric`, and the tests of all pairs.
 
     Args:
-        metric: which the statistics are of.
-        names: of the systems.
-        statistics: of each system's outputs, one per seed.
-        resamplings: of the paired bootstrap.
-        trials: of approximate randomisation.
+        metric: a metric.
+        names: names of the systems.
+        statistics: the metric's statistics of each seed's output of each system.
+        resamplings: number of resamplings of the paired bootstrap.
+        trials: number of trials of approximate randomisation.
     """
     found = [[metric.from_sums(add_up(seed)) for seed in seeds] for seeds in statistics]
     systems = tuple(OverSeeds.of([score.score for score in seeds]) for seeds in found)
@@ -73,7 +75,7 @@ def compare_scores(
 def holm(p_values: Sequence[float]) -> list[float]:
     """Return p-values corrected for their number, in the same order: Holm 1979.
 
-    The smallest of m is multiplied by m, the next by m - 1, and so on; none may be below one before it, or above 1.
+    The smallest of m is multiplied by m, the next by m - 1, and so on; none is below the one before it, or above 1.
     """
     adjusted = [0.0] * len(p_values)
     highest = 0.0
@@ -84,9 +86,9 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 
 def _pooled(statistics: Sequence[Sequence[Statistics]]) -> list[Statistics]:
-    """Return one table per system: sums over its seeds, scaled so that systems with few seeds weigh as much.
+    """Return one table per system: sums over its seeds, scaled so that each system has the same weight.
 
-    The factor is a whole number (counts stay counts), and 1 where every system has as many seeds.
+    The factors are whole numbers, so that counts stay counts, and 1 where all systems have equally many seeds.
     """
     common = math.lcm(*(len(seeds) for seeds in statistics))
     pooled = []
@@ -102,12 +104,13 @@ def _pooled(statistics: Sequence[Sequence[Statistics]]) -> list[Statistics]:
 
 
 def _p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, count: int) -> list[float]:
-    """Return those of every two systems, in the order of `combinations`, by the test that sacreBLEU calls `kind`."""
+    """Return the p-values of all pairs, in the order of `combinations`, by the test that sacreBLEU calls `kind`."""
     from sacrebleu import significance
 
-    paired_test: Any = significance.PairedTest  # asks for a Metric of its own; _Tested is all it uses of one
+    paired_test: Any = significance.PairedTest  # typed for sacreBLEU's metrics; uses only what _Tested has
     scores = [metric.from_sums(add_up(table)).score for table in pooled]
     found = []
+    # PairedTest compares the first of its systems with all others, so one call serves all pairs with `first`.
     for first in range(len(pooled) - 1):
         named = [(str(index), table) for index, table in enumerate(pooled) if index >= first]
         _, results = paired_test(named, {"": _Tested(metric)}, None, kind, count)()
@@ -118,15 +121,15 @@ def _p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, co
 
 
 def _signature(resamplings: int, trials: int) -> str:
-    """Return how the tests are made, in sacreBLEU's form."""
+    """Return the signature of the tests, in sacreBLEU's form."""
     import sacrebleu
 
-    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()  # as sacreBLEU takes it
+    seed = os.environ.get("SACREBLEU_SEED", "12345").lower()  # as sacreBLEU reads it
     return f"bs:{resamplings}|ar:{trials}|seed:{seed}|version:{sacrebleu.__version__}"
 
 
 class _Tested:
-    """A metric as sacreBLEU's tests ask for it, with tables of statistics in the place of hypotheses."""
+    """A metric in the form that sacreBLEU's tests need, with statistics in the place of hypotheses."""
 
     def __init__(self, metric: SegmentMetric) -> None:
         self._compute_score_from_stats = metric.from_sums

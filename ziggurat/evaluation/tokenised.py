@@ -1,10 +1,9 @@
-"""BLEU on tokenised text, as many papers report it. Never comparable with sacreBLEU; the signature says so.
+"""BLEU on tokenised text, as many papers report it; not comparable with sacreBLEU, as the signature says.
 
-Both are multi-bleu.perl's figure on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU also
-does what tensor2tensor's utils/get_ende_bleu.sh does for English-German, after Luong et al. 2015: Unicode punctuation
-is replaced (replace-unicode-punctuation.perl), and after tokenisation every hyphen between two non-blanks becomes
-three tokens, "rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises
-the figure.
+Both scores are those of multi-bleu.perl on text tokenised like Moses' tokenizer.perl (sacremoses). Compound-split BLEU
+also follows tensor2tensor's utils/get_ende_bleu.sh for English-German, after Luong et al. 2015: Unicode punctuation is
+replaced (replace-unicode-punctuation.perl), and after tokenisation each hyphen between two non-blanks becomes a token,
+"rich-text" -> "rich ##AT##-##AT## text". The parts of a compound then match one by one, which raises the score.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from ziggurat.evaluation.scores import Score, check_lines, corpus_score
 __all__ = ["check_language", "compound_split_bleu", "split_compounds", "tokenised_bleu"]
 
 _COMPOUND = re.compile(r"(\S)-(\S)")
-_UNSPACED = ("ja", "ko", "zh", "cjk")  # sacremoses keeps their letters together without a list of abbreviations
+_UNSPACED = ("ja", "ko", "zh", "cjk")  # sacremoses handles them without a list of abbreviations
 
 
 def tokenised_bleu(
@@ -32,7 +31,7 @@ def tokenised_bleu(
 ) -> Score:
     """Return BLEU on both sides tokenised with Moses' rules for `language` (a code such as `de`).
 
-    hypotheses, references and errors: as in ziggurat.evaluation.scores.evaluate; also those of check_language.
+    The texts and errors are those of ziggurat.evaluation.scores.evaluate; check_language adds errors.
     """
     tokenise, version = _moses(language)
     label = f"tok:moses-{language}"
@@ -49,7 +48,7 @@ def compound_split_bleu(
 ) -> Score:
     """Return tokenised BLEU with Unicode punctuation replaced and hyphenated compounds split, on both sides.
 
-    For reproducing published English-German figures. Arguments and errors: as in tokenised_bleu.
+    For reproducing published English-German scores. Arguments and errors are those of tokenised_bleu.
     """
     tokenise, version = _moses(language)
     replace_punctuation = _punctuation_replacer()
@@ -64,7 +63,7 @@ def compound_split_bleu(
 def check_language(language: str) -> None:
     """Raise ConfigError when Moses' tokeniser has no rules for `language`, or sacremoses is not installed.
 
-    sacremoses itself takes the English rules then, without a word.
+    sacremoses would silently use the English rules.
     """
     try:
         from sacremoses.corpus import NonbreakingPrefixes
@@ -79,7 +78,7 @@ def check_language(language: str) -> None:
 
 
 def split_compounds(tokenised: str) -> str:
-    """Return the line with each hyphen between two non-blanks made a token of its own, `##AT##-##AT##`.
+    """Return the line with each hyphen between two non-blanks as a separate token, `##AT##-##AT##`.
 
     As in the original, matches do not overlap: the second hyphen of "a-b-c" stays, that of "one-to-one" does not.
     """
@@ -96,11 +95,11 @@ def _bleu(
     confidence: bool,
     lowercase: bool,
 ) -> Score:
-    """Return multi-bleu's figure on prepared lines, named and signed as what it is."""
+    """Return multi-bleu's score of prepared lines, with a name and signature that tell it from sacreBLEU's."""
     import sacrebleu
 
     check_lines(hypotheses, references)
-    # No smoothing and no warning about tokenised text: that is multi-bleu.perl.
+    # As in multi-bleu.perl: no smoothing. `force` suppresses the warning about tokenised text.
     metric = sacrebleu.BLEU(lowercase=lowercase, tokenize="none", smooth_method="none", force=True)
     score = corpus_score(
         metric,
@@ -113,7 +112,7 @@ def _bleu(
 
 
 def _moses(language: str) -> tuple[Callable[[str], str], str]:
-    """Return Moses' tokeniser for one line, and sacremoses' version."""
+    """Return Moses' tokeniser as a function of a line, and the version of sacremoses."""
     check_language(language)
     from importlib.metadata import version
 
@@ -128,7 +127,7 @@ def _moses(language: str) -> tuple[Callable[[str], str], str]:
 
 
 def _punctuation_replacer() -> Callable[[str], str]:
-    """Return replace-unicode-punctuation.perl for one line."""
+    """Return replace-unicode-punctuation.perl as a function of a line."""
     from sacremoses import MosesPunctNormalizer
 
     normalizer = MosesPunctNormalizer()

@@ -1,4 +1,6 @@
-"""A plain Transformer taken apart into its matrices: what every exporter reads and every importer makes.
+"""Matrices of a plain Transformer, without our parameter names: every exporter reads them, every importer builds them.
+
+`dissect` takes a model's parameters apart, `compose` puts them together again.
 
 Shapes: D width of a stack, F inner width, V vocabulary, P positions.
 """
@@ -16,7 +18,7 @@ from torch import Tensor
 from ziggurat.config.model import ModelConfig
 from ziggurat.nn.embedding import sinusoids
 
-__all__ = ["Affine", "Anatomy", "Attention", "Layer", "Stack", "compose", "dissect"]
+__all__ = ["Affine", "Anatomy", "AttentionMatrices", "LayerMatrices", "StackMatrices", "compose", "dissect"]
 
 
 @dataclass(frozen=True)
@@ -27,13 +29,19 @@ class Affine:
     bias: Tensor | None = None
 
     def times(self, factor: float, *, bias: bool = True) -> Affine:
-        """Return it with the weight, and the bias where `bias`, multiplied by `factor`."""
+        """Return the map with its weight, and if `bias` also its bias, multiplied by `factor`."""
         b = self.bias * factor if bias and self.bias is not None else self.bias
         return Affine(self.weight * factor, b)
 
+    @classmethod
+    def joined(cls, *parts: Affine) -> Affine:
+        """Return one map with the outputs of all `parts`, one after the other."""
+        biases = [part.bias for part in parts if part.bias is not None]
+        return cls(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
+
 
 @dataclass(frozen=True)
-class Attention:
+class AttentionMatrices:
     """The four maps of an attention, the norm of its sub-layer, and the tables of relative positions."""
 
     query: Affine
@@ -46,14 +54,14 @@ class Attention:
 
 
 @dataclass(frozen=True)
-class Layer:
-    """Self-attention, cross-attention in a decoder, and the feed-forward network with its norm.
+class LayerMatrices:
+    """Self-attention, a decoder's cross-attention, and the feed-forward network with its norm.
 
-    `gate` is the map under the non-linearity of a gated network, whose `ffn_in` is the other one.
+    In a gated network the output of `gate` goes through the non-linearity, and that of `ffn_in` does not.
     """
 
-    self_attn: Attention
-    cross_attn: Attention | None
+    self_attn: AttentionMatrices
+    cross_attn: AttentionMatrices | None
     ffn_in: Affine
     ffn_out: Affine
     ffn_norm: Affine
@@ -61,25 +69,25 @@ class Layer:
 
 
 @dataclass(frozen=True)
-class Stack:
+class StackMatrices:
     """Encoder or decoder: input(token, position) = scale * embedding[token] + positions[position].
 
     Attributes:
-        pre_norm: norms are at the inputs of sub-layers (else behind the sum).
-        heads: of every attention.
-        epsilon: inside the norms.
-        layers: bottom first.
-        final_norm: at the end, or None.
+        pre_norm: norms are at the inputs of sub-layers; False: after the residual sums.
+        heads: heads of every attention.
+        epsilon: epsilon of the norms.
+        layers: the layers, bottom first.
+        final_norm: norm of the stack's output, or None.
         embedding: [V, D].
         scale: factor of the embedding.
-        positions: [P, D], a vector added to every embedding counted in; None where nothing is added.
+        positions: [P, D], including a vector that is added to every embedding; None where nothing is added.
         zero_start: the embedding of the first input counts as 0.
     """
 
     pre_norm: bool
     heads: int
     epsilon: float
-    layers: tuple[Layer, ...]
+    layers: tuple[LayerMatrices, ...]
     final_norm: Affine | None
     embedding: Tensor
     scale: float
@@ -89,10 +97,10 @@ class Stack:
 
 @dataclass(frozen=True)
 class Anatomy:
-    """A plain Transformer; `output` has a bias or none."""
+    """A plain Transformer: two stacks and the output projection, with or without bias."""
 
-    encoder: Stack
-    decoder: Stack
+    encoder: StackMatrices
+    decoder: StackMatrices
     output: Affine
     activation: str
     norm: str
@@ -101,15 +109,16 @@ class Anatomy:
 def dissect(
     config: ModelConfig, tensors: Mapping[str, Tensor], positions: int, entries: Mapping[str, Tensor] | None = None
 ) -> Anatomy:
-    """Take a model apart whose residual kinds are `post` or `pre`, histories `latest` and attentions full or relative.
+    """Return the matrices of a model with residuals `post` or `pre`, history `latest`, attention full or relative.
 
     Args:
-        config: of the model.
+        config: the model's configuration.
         tensors: its parameters by name.
-        positions: how many sinusoidal positions to write down.
-        entries: by stack, a factor [D] of its input.
+        positions: number of sinusoidal positions in the tables.
+        entries: per stack, a factor [D] of its input.
     """
     stacks = [_stack(config, tensors, decoder, positions) for decoder in (False, True)]
+    # Without a matrix of its output the model uses the decoder's embedding.
     weight = tensors.get("output.weight")
     if weight is None:
         weight = stacks[1].embedding
@@ -119,8 +128,8 @@ def dissect(
     return Anatomy(encoder, decoder, output, config.activation, config.norm)
 
 
-def _entered(stack: Stack, factor: Tensor | None) -> Stack:
-    """Return a stack whose input is `factor` [D] times as large."""
+def _entered(stack: StackMatrices, factor: Tensor | None) -> StackMatrices:
+    """Return the stack with its input multiplied by `factor` [D]."""
     if factor is None:
         return stack
     positions = None if stack.positions is None else stack.positions * factor
@@ -137,15 +146,16 @@ def _parts(whole: Affine, count: int) -> list[Affine]:
     return [Affine(weight, bias) for weight, bias in zip(weights, biases, strict=True)]
 
 
-def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, positions: int) -> Stack:
+def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, positions: int) -> StackMatrices:
     name, side = ("decoder", "target") if decoder else ("encoder", "source")
     stack = config.decoder if decoder else config.encoder
+    # Without a table of its side the model uses the source's.
     embedding = tensors.get(f"{side}_embedding.tokens.weight")
     if embedding is None:
         embedding = tensors["source_embedding.tokens.weight"]
     pre_norm = (config.decoder_residual if decoder else config.encoder_residual) == "pre"
     zero_start = decoder and config.embedding.zero_start
-    return Stack(
+    return StackMatrices(
         pre_norm=pre_norm,
         heads=config.heads if decoder else config.encoder_heads,
         epsilon=stack.layer_norm_epsilon or config.layer_norm_epsilon,
@@ -161,9 +171,10 @@ def _stack(config: ModelConfig, tensors: Mapping[str, Tensor], decoder: bool, po
 def _positions(
     config: ModelConfig, tensors: Mapping[str, Tensor], side: str, width: int, count: int, zero_start: bool
 ) -> Tensor | None:
-    """Return what is added to the embeddings [P, D]: positions, and the vector that both sides share."""
+    """Return the sum [P, D] that is added to the embeddings: positions, and the vector that both sides share."""
     table: Tensor | None = None
     if config.embedding.positions == "sinusoidal":
+        # Computed in fp64 and rounded once, as in the model.
         table = sinusoids(count, width).float()
     elif config.embedding.positions == "learned":
         table = tensors[f"{side}_embedding.positions.weight"]
@@ -172,15 +183,18 @@ def _positions(
         return table
     table = torch.zeros(count, width) if table is None else table
     summed = table + bias
-    if zero_start:  # there is no embedding at the start, so nothing is added to one
+    if zero_start:  # the first input is no embedding, so the vector is not added to it
         summed[0] = table[0]
     return summed
 
 
-def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, pre_norm: bool) -> Layer:
+def _layer(
+    config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decoder: bool, pre_norm: bool
+) -> LayerMatrices:
     norm = "in_norm" if pre_norm else "out_norm"
+    # One product computes queries, keys and values; other toolkits keep three matrices.
     query, key, value = _parts(_affine(tensors, f"{name}.self_attn.qkv_proj"), 3)
-    self_attn = Attention(
+    self_attn = AttentionMatrices(
         query,
         key,
         value,
@@ -192,7 +206,7 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decode
     cross_attn = None
     if decoder:
         key, value = _parts(_affine(tensors, f"{name}.cross_attn.kv_proj"), 2)
-        cross_attn = Attention(
+        cross_attn = AttentionMatrices(
             _affine(tensors, f"{name}.cross_attn.q_proj"),
             key,
             value,
@@ -201,8 +215,9 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decode
         )
     ffn_in, gate = _affine(tensors, f"{name}.ffn.in_proj"), None
     if config.activation == "swiglu":
+        # The rows of the gate come first (ziggurat.nn.feed_forward).
         gate, ffn_in = _parts(ffn_in, 2)
-    return Layer(
+    return LayerMatrices(
         self_attn,
         cross_attn,
         ffn_in,
@@ -213,7 +228,7 @@ def _layer(config: ModelConfig, tensors: Mapping[str, Tensor], name: str, decode
 
 
 def compose(anatomy: Anatomy) -> dict[str, Tensor]:
-    """Return the parameters, by our names, of a model with three embedding matrices of its own and learned positions.
+    """Return the parameters, by our names, of a model with three separate embedding matrices and learned positions.
 
     The inverse of `dissect` for `embedding: {sharing: none, positions: learned}`.
     """
@@ -229,23 +244,18 @@ def compose(anatomy: Anatomy) -> dict[str, Tensor]:
         for number, layer in enumerate(stack.layers):
             at = f"{name}.layers.{number}"
             own, cross = layer.self_attn, layer.cross_attn
-            _put(tensors, f"{at}.self_attn.qkv_proj", _joined(own.query, own.key, own.value))
+            _put(tensors, f"{at}.self_attn.qkv_proj", Affine.joined(own.query, own.key, own.value))
             _put(tensors, f"{at}.self_attn.out_proj", own.out)
             _put(tensors, f"{at}.self_attn_residual.{norm}", own.norm)
             if cross is not None:
                 _put(tensors, f"{at}.cross_attn.q_proj", cross.query)
-                _put(tensors, f"{at}.cross_attn.kv_proj", _joined(cross.key, cross.value))
+                _put(tensors, f"{at}.cross_attn.kv_proj", Affine.joined(cross.key, cross.value))
                 _put(tensors, f"{at}.cross_attn.out_proj", cross.out)
                 _put(tensors, f"{at}.cross_attn_residual.{norm}", cross.norm)
             _put(tensors, f"{at}.ffn.in_proj", layer.ffn_in)
             _put(tensors, f"{at}.ffn.out_proj", layer.ffn_out)
             _put(tensors, f"{at}.ffn_residual.{norm}", layer.ffn_norm)
     return tensors
-
-
-def _joined(*parts: Affine) -> Affine:
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Affine(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
 
 def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:

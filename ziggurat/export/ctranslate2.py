@@ -1,4 +1,4 @@
-"""Writes a plain Transformer for CTranslate2."""
+"""Export of a plain Transformer to a directory for CTranslate2."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch import Tensor
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.errors import ConfigError
-from ziggurat.export.anatomy import Affine, Anatomy, Attention, Layer, Stack
-from ziggurat.export.epsilon import with_epsilon
+from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices
+from ziggurat.export.plain import with_epsilon
 
 __all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2"]
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
-"""What CTranslate2 can store matrices in, besides fp32."""
+"""Types besides fp32 in which CTranslate2 can store matrices."""
 
 
 def ctranslate2_reasons(config: ModelConfig) -> Iterator[str]:
-    """Yield why CTranslate2 cannot run a plain Transformer of this configuration."""
+    """Yield the reasons why CTranslate2 cannot run a plain Transformer of this configuration."""
     relative = "relative" in (config.encoder.attention, config.decoder.attention)
     if relative and config.embedding.positions != "none":
         yield (
@@ -38,13 +38,13 @@ def write_ctranslate2(
 ) -> None:
     """Write `model.bin`, `config.json` and the vocabularies into `folder`.
 
-    CTranslate2 has one epsilon for all norms: an encoder with another one is rescaled (`with_epsilon`). Positions are
-    written down, since its own are counted otherwise.
+    CTranslate2 has one epsilon for all norms: an encoder with another one is rescaled (`with_epsilon`). Sinusoids are
+    written as tables, since CTranslate2 counts its own in another way.
 
     Args:
-        folder: exists.
-        anatomy: of the model.
-        tokenizers: of source and target.
+        folder: an existing folder.
+        anatomy: the model's matrices.
+        tokenizers: tokenizers of source and target.
         quantization: one of QUANTIZATIONS; None: fp32.
 
     Raises ConfigError when ctranslate2 is not installed.
@@ -91,7 +91,7 @@ def _specs() -> ModuleType:
 
 
 def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> None:
-    """Tell the vocabularies; rows of the matrices that are no token get names of their own."""
+    """Register the vocabularies; rows of the matrices beyond the tokens get names, which must differ."""
     source, target = tokenizers
     for tokenizer, rows, register in (
         (source, anatomy.encoder.embedding.shape[0], spec.register_source_vocabulary),
@@ -102,14 +102,16 @@ def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> N
         [target.unk, target.bos, target.eos]
     )
     spec.config.decoder_start_token = spec.config.bos_token
+    # Our sources end with end-of-sentence, which CTranslate2 then appends itself.
     spec.config.add_source_eos = True
 
 
-def _fill_stack(side: Any, stack: Stack) -> None:
+def _fill_stack(side: Any, stack: StackMatrices) -> None:
     embedding = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
     embedding.weight = _array(stack.embedding)
     side.scale_embeddings = np.dtype("float32").type(stack.scale) if stack.scale != 1 else False
     if stack.layers[0].self_attn.key_table is None:
+        # CTranslate2 always adds positions, if only zeros.
         positions = stack.positions
         side.position_encodings.encodings = _array(
             torch.zeros_like(stack.embedding) if positions is None else positions
@@ -120,36 +122,33 @@ def _fill_stack(side: Any, stack: Stack) -> None:
         _fill_layer(spec, layer)
 
 
-def _fill_layer(spec: Any, layer: Layer) -> None:
+def _fill_layer(spec: Any, layer: LayerMatrices) -> None:
     own = layer.self_attn
-    _fill(spec.self_attention.linear[0], _joined(own.query, own.key, own.value))
+    _fill(spec.self_attention.linear[0], Affine.joined(own.query, own.key, own.value))
     _fill_out(spec.self_attention, own)
     if own.key_table is not None:
+        # CTranslate2 always has a table of values; zeros add nothing.
         zeros = torch.zeros_like(own.key_table)
         spec.self_attention.relative_position_keys = _array(own.key_table)
         spec.self_attention.relative_position_values = _array(zeros if own.value_table is None else own.value_table)
     if layer.cross_attn is not None:
         cross = layer.cross_attn
         _fill(spec.attention.linear[0], cross.query)
-        _fill(spec.attention.linear[1], _joined(cross.key, cross.value))
+        _fill(spec.attention.linear[1], Affine.joined(cross.key, cross.value))
         _fill_out(spec.attention, cross)
     if layer.gate is None:
         _fill(spec.ffn.linear_0, layer.ffn_in)
     else:
+        # The non-linearity follows `linear_0`; `linear_0_noact` has none.
         _fill(spec.ffn.linear_0, layer.gate)
         _fill(spec.ffn.linear_0_noact, layer.ffn_in)
     _fill(spec.ffn.linear_1, layer.ffn_out)
     _fill_norm(spec.ffn.layer_norm, layer.ffn_norm)
 
 
-def _fill_out(spec: Any, attention: Attention) -> None:
+def _fill_out(spec: Any, attention: AttentionMatrices) -> None:
     _fill(spec.linear[-1], attention.out)
     _fill_norm(spec.layer_norm, attention.norm)
-
-
-def _joined(*parts: Affine) -> Affine:
-    biases = [part.bias for part in parts if part.bias is not None]
-    return Affine(torch.cat([part.weight for part in parts]), torch.cat(biases) if biases else None)
 
 
 def _fill(spec: Any, affine: Affine) -> None:
@@ -165,4 +164,4 @@ def _fill_norm(spec: Any, norm: Affine) -> None:
 
 
 def _array(tensor: Tensor) -> Any:
-    return tensor.detach().float().cpu().numpy().copy()  # quantisation works in place
+    return tensor.detach().float().cpu().numpy().copy()  # CTranslate2 quantises in place

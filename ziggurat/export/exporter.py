@@ -1,4 +1,7 @@
-"""`ziggurat export`: write, verify, measure; the folder appears when all of that went well."""
+"""Export of a model: write it for a target, compare its translations with the model's, measure a loss of BLEU.
+
+The folder appears only when all of that has succeeded.
+"""
 
 from __future__ import annotations
 
@@ -26,15 +29,15 @@ from ziggurat.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
 from ziggurat.export.huggingface import MAX_NEW_TOKENS
-from ziggurat.export.model import ExportedModel
-from ziggurat.export.targets import TARGETS, Target, Translations, target_named
+from ziggurat.export.plain import ExportedModel
+from ziggurat.export.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.directory import OpenedModel, open_model
 
 __all__ = ["REPORT_FILE", "Gate", "export_model", "reachable"]
 
 REPORT_FILE = "export.json"
-"""What was exported from what, and what was checked."""
+"""Report of an export: its origin and the results of its checks."""
 
 REPORT_FORMAT = 1
 
@@ -46,7 +49,7 @@ class Gate:
     Attributes:
         source: text file.
         reference: its translation.
-        tolerance: greatest loss of BLEU.
+        tolerance: greatest loss of BLEU that is allowed.
     """
 
     source: Path
@@ -55,7 +58,7 @@ class Gate:
 
 
 def reachable(experiment: Experiment) -> dict[str, list[str]]:
-    """Return of each target all reasons why no model of this configuration reaches it; none: it does."""
+    """Return, for each target, all reasons why no model of this configuration reaches it; none: it does."""
     return {name: target.reasons(experiment) for name, target in TARGETS.items()}
 
 
@@ -72,38 +75,69 @@ def export_model(
     force: bool = False,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
-    """Export a model and return the report that is also `export.json` of the result.
+    """Export a model; return the report, which is also `export.json` of the result.
 
     Args:
         path: run or model directory.
         to: name of the target.
         out: folder to write.
         which: checkpoint of a run; see ziggurat.models.directory.open_model.
-        quantization: what matrices are stored in; None: fp32. The fp32 form is verified all the same.
+        quantization: type of the stored matrices; None: fp32. The fp32 form is verified in any case.
         verify: text to verify with; None: the development set of the model's store, or embedded sentences.
-        lines: how many of its lines.
+        lines: number of its lines that are used.
         gate: a test set that can refuse the result.
-        force: replace an earlier export, whatever it was made of; never anything else.
-        say: told what is being done, before what takes long.
+        force: replace an earlier export, of whichever model, and nothing else.
+        say: receives a message before each step that takes long.
 
-    Raises ExportError: the target cannot be reached (with all reasons), the result is not the model, or it is worse
-    than the gate allows. ConfigError, DataError, CheckpointError: for what is given.
+    Raises ExportError: the target cannot be reached (with all reasons), the result is not the same model, or it is
+    worse than the gate allows. ConfigError, DataError, CheckpointError: faults of the arguments.
     """
+    # (1) Refuse what cannot succeed, before anything takes time.
     target = target_named(to)
     if quantization is not None and quantization not in target.quantizations:
         known = ", ".join(target.quantizations) or "none"
         raise ConfigError(f"`--quantization {quantization}`: `--to {to}` has: {known}")
+    # The folder first: opening a model takes seconds.
     _refuse_other_folder(out, force)
     opened = open_model(path, which=which)
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
+    # (2) Prepare the comparison: the model, searching as the target's toolkit does, and text.
     model = ExportedModel.of(opened)
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others()) if target.own_search else ours
-    if gate is not None:  # a tokenizer that is not installed is missed now, not after the export
+    if gate is not None:  # to learn now, not after the export, that BLEU's tokenizer is not installed
         how = splitting([_read(gate.reference)], ours.target_language)
         sacrebleu_metric("bleu", tokenize=how.bleu)
     texts, origin = _texts(opened.experiment, verify, lines)
+    report = _report_head(opened, model, to, quantization)
+    with building(out) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore", TranslationWarning)  # the report counts translations that were cut
+        # (3) Write and compare in fp32: only there must the translations be the same.
+        say(f"{opened.origin}: writing for {to}")
+        target.write(folder, model, None)
+        _write_report(folder, report)
+        say(f"comparing it with the model: both translate {len(texts):,} lines ({origin})")
+        report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
+        # (4) Write once more, quantised, and count the translations that changed.
+        if quantization is not None:
+            say(f"{quantization}: writing and comparing again")
+            _empty(folder)
+            target.write(folder, model, quantization)
+            _write_report(folder, report)
+            report["quantized"] = _unchanged(ours, target.translator(folder), texts)
+        # (5) Compare BLEU, and finish the folder; checksums come last, since they are of everything else.
+        if gate is not None:
+            report["gate"] = _passed(ours, target.translator(folder), gate)
+        _write_report(folder, report)
+        chosen = ["--which", which] if which is not None else []
+        chosen += ["--quantization", quantization] if quantization is not None else []
+        write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
+    return report
+
+
+def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantization: str | None) -> dict[str, Any]:
+    """Return the report of an export before its checks."""
     report: dict[str, Any] = {
         "format": REPORT_FORMAT,
         "ziggurat": __version__,
@@ -113,27 +147,8 @@ def export_model(
         "positions": model.positions,
         "quantization": quantization,
     }
-    if target.own_search and (left_out := model.unlike_others()):
+    if TARGETS[to].own_search and (left_out := model.unlike_others()):
         report["search_without"] = left_out
-    with building(out) as folder, warnings.catch_warnings():
-        warnings.simplefilter("ignore", TranslationWarning)  # what is cut is counted in the report
-        say(f"{opened.origin}: writing for {to}")
-        target.write(folder, model, None)
-        _write_report(folder, report)
-        say(f"comparing it with the model: both translate {len(texts):,} lines ({origin})")
-        report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
-        if quantization is not None:
-            say(f"{quantization}: writing and comparing again")
-            _empty(folder)
-            target.write(folder, model, quantization)
-            _write_report(folder, report)
-            report["quantized"] = _unchanged(ours, target.translator(folder), texts)
-        if gate is not None:
-            report["gate"] = _passed(ours, target.translator(folder), gate)
-        _write_report(folder, report)
-        chosen = ["--which", which] if which is not None else []
-        chosen += ["--quantization", quantization] if quantization is not None else []
-        write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
     return report
 
 
@@ -146,7 +161,7 @@ def _refuse_other_folder(out: Path, force: bool) -> None:
 
 
 def _earlier(out: Path) -> str:
-    """Say what an earlier export is."""
+    """Return a description of an earlier export."""
     try:
         report = parse_json(read_bounded(out / REPORT_FILE), REPORT_FILE)
         quantization = report["quantization"] or "fp32"
@@ -169,9 +184,9 @@ def _translator(opened: OpenedModel, model: ExportedModel, experiment: Experimen
 
 
 def _texts(experiment: Experiment, verify: Path | None, lines: int) -> tuple[list[str], str]:
-    """Return text to verify with, at most `lines` lines, and where it is from.
+    """Return text to verify with, at most `lines` lines, and its origin.
 
-    Raises DataError: no text in it, or a store that is there and cannot be read. Models travel without their store.
+    Raises DataError: the text is empty, or the store cannot be read. It may be missing: models are copied without it.
     """
     store = Path(experiment.data.store).expanduser()
     if verify is not None:
@@ -198,28 +213,29 @@ def _read(path: Path) -> list[str]:
 
 
 def _verified(
-    ours: Translator, target: Target, folder: Path, model: ExportedModel, texts: Sequence[str]
+    ours: Translator, target: ExportTarget, folder: Path, model: ExportedModel, texts: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the figures of the comparison, lines too long for it left out. Raises ExportError: not the same model."""
+    """Return the figures of the comparison, without lines too long for it. Raises ExportError: not the same model."""
+    # All toolkits must have room for the same lengths.
     settings = search_settings(model.positions, ours.decoding.max_length.limit)
     longest = min(MAX_NEW_TOKENS, model.positions) - 1
     lengths = [len(ids) for ids in model.source.encode(list(texts))]
     short = [text for text, length in zip(texts, lengths, strict=True) if length < longest]
     if not short:
         raise DataError(f"no line to verify the export with is shorter than {longest} pieces")
-    comparison = compare(ours, target.translator(folder), short, settings)
-    comparison.check()
-    return {**comparison.record(), "left_out": len(texts) - len(short), "settings": settings}
+    verification = compare(ours, target.translator(folder), short, settings)
+    verification.check()
+    return {**verification.record(), "left_out": len(texts) - len(short), "settings": settings}
 
 
-def _unchanged(ours: Translator, theirs: Translations, texts: Sequence[str]) -> dict[str, int]:
-    """Return how many of the texts are translated as before, with the model's own search."""
+def _unchanged(ours: Translator, theirs: ExportTranslator, texts: Sequence[str]) -> dict[str, int]:
+    """Return the number of texts that are translated as before, with the model's own search."""
     sides = (translator.translate_stream(texts) for translator in (ours, theirs))
     same = sum(a.text == b.text for a, b in zip(*sides, strict=True))
     return {"lines": len(texts), "identical": same}
 
 
-def _passed(ours: Translator, theirs: Translations, gate: Gate) -> dict[str, Any]:
+def _passed(ours: Translator, theirs: ExportTranslator, gate: Gate) -> dict[str, Any]:
     """Return BLEU before and after. Raises ExportError when it falls by more than the tolerance."""
     sources, references = _read(gate.source), _read(gate.reference)
     if len(sources) != len(references):
@@ -247,8 +263,8 @@ def _passed(ours: Translator, theirs: Translations, gate: Gate) -> dict[str, Any
 
 
 def _empty(folder: Path) -> None:
-    """Remove what was written, once nothing holds it open."""
-    gc.collect()
+    """Remove all files."""
+    gc.collect()  # translators of the first export may still hold its files open
     for file in folder.iterdir():
         file.unlink()
 

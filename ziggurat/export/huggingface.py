@@ -1,7 +1,7 @@
-"""Writes a plain Transformer for transformers: as MarianMT where it is post-norm, as Pegasus where it is pre-norm.
+"""Export of a plain Transformer to a directory for transformers: as MarianMT if post-norm, as Pegasus if pre-norm.
 
-Both are of the BART family and read positions from the checkpoint, so that ours are kept to the bit. M2M100 computes
-its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer undoes.
+Both classes belong to the BART family and read positions from the checkpoint, so ours are kept to the bit. M2M100
+computes its own, from position 2 on; BART and mBART normalise the embeddings, which no plain Transformer can undo.
 """
 
 from __future__ import annotations
@@ -20,22 +20,21 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.errors import ConfigError, ExportError
-from ziggurat.export.anatomy import Affine, Anatomy, Stack
-from ziggurat.export.bart_names import layer_names
-from ziggurat.export.epsilon import with_epsilon
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.imported import NORM_EPSILON, layer_names
+from ziggurat.export.plain import with_epsilon
 from ziggurat.models.tensors import write_tensors
 
 __all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "transformers", "write_huggingface"]
 
-_EPSILON = 1e-5  # of torch.nn.LayerNorm, which these classes take unchanged
 MAX_NEW_TOKENS = 256
 """Longest output of `generate`, end-of-sentence counted, unless the caller says otherwise."""
-_NEVER = -1e9
-"""Logit of rows that are no token."""
+_FILLER_LOGIT = -1e9
+"""Output bias of rows that are no token."""
 
 
 def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
-    """Yield why no stock class of transformers is a plain Transformer of this configuration."""
+    """Yield the reasons why no stock class of transformers is a plain Transformer of this configuration."""
     if "relative" in (config.encoder.attention, config.decoder.attention):
         yield "`attention: relative`: the stock encoder-decoder classes have no Shaw et al. (2018) positions"
     if config.activation == "swiglu":
@@ -67,24 +66,25 @@ def write_huggingface(
     """Write `config.json`, `model.safetensors`, `generation_config.json` and the tokenizer into `folder`.
 
     Args:
-        folder: exists.
-        anatomy: of the model.
-        tokenizers: of source and target, SentencePiece models.
+        folder: an existing folder.
+        anatomy: the model's matrices.
+        tokenizers: tokenizers of source and target, SentencePiece models.
         languages: codes of source and target.
-        decoding: the search that `generate` is set to; a length penalty of another kind than `power` counts as none.
+        decoding: search settings for `generate`; a length penalty of another kind than `power` counts as none.
 
-    Raises ExportError for tokenizers that are no SentencePiece models, ConfigError when transformers is not installed.
+    Raises ExportError for tokenizers without a SentencePiece model, ConfigError when transformers is not installed.
     """
     module = transformers()
     anatomy = dataclasses.replace(
         anatomy,
-        encoder=with_epsilon(anatomy.encoder, _EPSILON),
-        decoder=with_epsilon(anatomy.decoder, _EPSILON),
+        encoder=with_epsilon(anatomy.encoder, NORM_EPSILON),
+        decoder=with_epsilon(anatomy.decoder, NORM_EPSILON),
     )
     model_class = "Pegasus" if anatomy.encoder.pre_norm else "Marian"
     tensors, options = _weights(anatomy, tokenizers[1])
     options |= _sizes(anatomy) | _tokens(tokenizers[1])
     if model_class == "Pegasus":
+        # Pegasus has one vocabulary size for both sides.
         rows = max(options["vocab_size"], options.pop("decoder_vocab_size"))
         tensors = _one_vocabulary(tensors, rows)
         options["vocab_size"] = rows
@@ -122,15 +122,15 @@ def _tokens(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _position_table(stack: Stack) -> Tensor:
+def _position_table(stack: StackMatrices) -> Tensor:
     return stack.embedding.new_zeros(1024, stack.embedding.shape[1]) if stack.positions is None else stack.positions
 
 
 def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return the parameters by their names, and the options that say how embeddings are scaled and shared.
+    """Return the parameters by their names there, and the options for the scale and the sharing of embeddings.
 
-    The classes scale by sqrt(D) or not at all; any other factor goes into the embeddings, and then, as with a first
-    input that is no embedding, they are no longer the output's matrix.
+    The classes scale embeddings by sqrt(D) or not at all. Any other factor is multiplied into the embeddings; then they
+    no longer equal the output's matrix. So it is with a first input that is no embedding: its row becomes 0.
     """
     encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
     tables, scale = [encoder.embedding, decoder.embedding], encoder.scale
@@ -138,8 +138,10 @@ def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], di
         tables, scale = [stack.embedding * stack.scale for stack in (encoder, decoder)], 1.0
     if decoder.zero_start:
         tables[1] = tables[1].clone()
+        # The decoder reads begin-of-sentence only as its first input, whose embedding counts as 0.
         tables[1][target.bos] = 0
     output = anatomy.output
+    # Matrices are tied if they are one and the same memory.
     tied = tables[1].data_ptr() == output.weight.data_ptr()
     shared = tied and tables[0].data_ptr() == tables[1].data_ptr()
     tensors = {
@@ -155,6 +157,7 @@ def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], di
             tensors |= {f"model.{name}.layer_norm.{k}": t for k, t in _named(stack.final_norm)}
     tensors["lm_head.weight"] = output.weight
     bias = output.bias if output.bias is not None else output.weight.new_zeros(output.weight.shape[0])
+    # The classes always have an output bias.
     tensors["final_logits_bias"] = bias[None]
     options: dict[str, Any] = {
         "vocab_size": tables[0].shape[0],
@@ -173,7 +176,7 @@ def _named(affine: Affine) -> Iterator[tuple[str, Tensor]]:
 
 
 def _without_copies(tensors: dict[str, Tensor], tied: bool, shared: bool) -> dict[str, Tensor]:
-    """Leave matrices out that the classes tie to others."""
+    """Return the tensors without matrices that the classes tie to others."""
     if shared:
         tensors["model.shared.weight"] = tensors["model.encoder.embed_tokens.weight"]
     left_out = [
@@ -184,9 +187,10 @@ def _without_copies(tensors: dict[str, Tensor], tied: bool, shared: bool) -> dic
 
 
 def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
-    """Bring what has a row for each token to `rows` rows: Pegasus has one vocabulary size; no filler is generated.
+    """Fill up the matrices with a row per token to `rows` rows: Pegasus has one vocabulary size.
 
-    Without a matrix for all it is untied: the class knows ties between all three or none.
+    The bias keeps added rows from being generated. Unless one matrix serves all three purposes, none are tied: the
+    class ties all three or none.
     """
     tensors = dict(tensors)
     if "model.shared.weight" not in tensors:
@@ -197,12 +201,12 @@ def _one_vocabulary(tensors: dict[str, Tensor], rows: int) -> dict[str, Tensor]:
             filler = table.new_zeros(rows - table.shape[0], table.shape[1])
             tensors[f"{name}.weight"] = torch.cat([table, filler])
     bias = tensors["final_logits_bias"]
-    tensors["final_logits_bias"] = torch.cat([bias, bias.new_full((1, rows - bias.shape[1]), _NEVER)], dim=1)
+    tensors["final_logits_bias"] = torch.cat([bias, bias.new_full((1, rows - bias.shape[1]), _FILLER_LOGIT)], dim=1)
     return tensors
 
 
 def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positions: int) -> Any:
-    """Return the settings of `generate` under which it finds what our search finds with `endings: beam`."""
+    """Return the settings under which `generate` finds what our search finds with `endings: beam`."""
     penalty = decoding.length_penalty
     tokens = _tokens(target)
     del tokens["forced_eos_token_id"]
@@ -211,6 +215,7 @@ def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positi
         **tokens,
         num_beams=decoding.beam_size,
         length_penalty=penalty.alpha if penalty.kind == "power" else 0.0,
+        # Continue until no beam can become better, as our search does.
         early_stopping="never" if decoding.beam_size > 1 else False,
         max_new_tokens=min(MAX_NEW_TOKENS, decoding.max_length.limit + 1, positions),
         min_new_tokens=decoding.min_length or None,
@@ -219,7 +224,7 @@ def _generation(module: Any, target: Tokenizer, decoding: DecodingConfig, positi
 
 
 def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: Sequence[str], positions: int) -> None:
-    """Write SentencePiece models and vocabularies for MarianTokenizer, which segments by SentencePiece itself."""
+    """Write SentencePiece models and vocabularies for MarianTokenizer, which segments by SentencePiece, too."""
     source, target = tokenizers
     for side, tokenizer in (("source", source), ("target", target)):
         if not isinstance(tokenizer, SentencePieceTokenizer):
@@ -246,7 +251,7 @@ def _write_tokenizer(folder: Path, tokenizers: Sequence[Tokenizer], languages: S
 
 
 def _trimming(model: bytes) -> bytes:
-    """Return a SentencePiece model that drops spare blanks itself, as our normalisation does before ours."""
+    """Return a SentencePiece model that removes spare blanks; ours leaves that to our own normalisation."""
     from sentencepiece import sentencepiece_model_pb2
 
     proto = sentencepiece_model_pb2.ModelProto.FromString(model)  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""Translation with an exported directory by stock transformers, for the exporter's own check."""
+"""Translation with an exported directory by stock transformers, for the check of an export."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
-from ziggurat.decoding.batches import length_batches
 from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.decoding.state import length_batches
 from ziggurat.export.huggingface import transformers
 
 __all__ = ["HuggingFaceTranslator"]
@@ -22,13 +22,13 @@ __all__ = ["HuggingFaceTranslator"]
 
 @contextlib.contextmanager
 def _quiet(module: Any) -> Iterator[None]:
-    """Context in which transformers shows no bar of its own, and does not recommend a package that is not needed."""
+    """Keep transformers from showing its progress bars, and from recommending a package that is not needed."""
     logging = module.utils.logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         with warnings.catch_warnings():
-            # MarianTokenizer: sacremoses would normalise punctuation, which models from here were not trained on.
+            # MarianTokenizer would normalise punctuation by sacremoses; our models are trained on text as it is.
             warnings.filterwarnings("ignore", message="Recommended: pip install sacremoses")
             yield
     finally:
@@ -37,12 +37,12 @@ def _quiet(module: Any) -> Iterator[None]:
 
 
 class HuggingFaceTranslator:
-    """`AutoTokenizer` and `AutoModelForSeq2SeqLM.generate`, as anybody would call them.
+    """Translator by `AutoTokenizer` and `AutoModelForSeq2SeqLM.generate`, called as users of transformers call them.
 
     Args:
-        path: directory with model and tokenizer; nothing is fetched.
+        path: directory with model and tokenizer; nothing is downloaded.
 
-    Raises ConfigError when transformers is not installed, CheckpointError when a file is not what it was written as.
+    Raises ConfigError when transformers is not installed, CheckpointError when a file has changed since it was written.
     """
 
     def __init__(self, path: str | Path) -> None:
@@ -54,10 +54,10 @@ class HuggingFaceTranslator:
 
     @torch.inference_mode()
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> list[Translation]:
-        """Return one Translation per line: `generate` with its saved settings, or those that `decoding` names.
+        """Return one Translation per line, by `generate` with its saved settings, or with those of `decoding`.
 
-        Of `decoding` are taken `beam_size`, `length_penalty`, `min_length` and `max_length.limit`; scores are those of
-        `generate`.
+        Only `beam_size`, `length_penalty`, `min_length` and `max_length.limit` of `decoding` are used. Scores are those
+        of `generate`.
         """
         options: dict[str, Any] = {}
         if decoding:
@@ -67,16 +67,18 @@ class HuggingFaceTranslator:
                 "early_stopping": "never" if section.beam_size > 1 else False,
                 "length_penalty": section.length_penalty.alpha,
                 "max_new_tokens": section.max_length.limit + 1,
-                "min_new_tokens": section.min_length,  # the saved one may be another
+                "min_new_tokens": section.min_length,  # else the saved one would hold
             }
         lengths = [len(ids) for ids in self._tokenizer(list(lines)).input_ids]
         found: dict[int, Translation] = {}
+        # Batches of like lengths, longest first; results go back into the order of the lines.
         for batch in length_batches(lengths, 1024):
             inputs = self._tokenizer([lines[i] for i in batch], return_tensors="pt", padding=True)
             given = self._model.generate(**inputs, **options, return_dict_in_generate=True, output_scores=True)
             scores = getattr(given, "sequences_scores", None)
             for row, i in enumerate(batch):
                 score = 0.0 if scores is None else float(scores[row])
+                # Without the first token, which is the decoder's first input.
                 found[i] = Translation(lines[i], [self._hypothesis(given.sequences[row].tolist()[1:], score)])
         return [found[i] for i in range(len(lines))]
 

@@ -1,6 +1,6 @@
-"""Reads plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.export.pickled).
+"""Reader of plain Transformers of fairseq. Its checkpoints are pickles (ziggurat.export.pickled).
 
-Options are kept in an `argparse.Namespace`, which holds values and does nothing; it is the only class let in.
+Their options are an `argparse.Namespace`, the only class that is allowed: it holds values and runs nothing.
 """
 
 from __future__ import annotations
@@ -19,14 +19,23 @@ from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Token
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.documents import Form, check_regular, read_bounded, shaped
 from ziggurat.errors import DataError, ExportError, printable
-from ziggurat.export.anatomy import Affine, Anatomy, Stack
-from ziggurat.export.bart_names import layer_from, take
-from ziggurat.export.imported import ACTIVATIONS, MAX_POSITIONS, Control, ForeignModel, positions_from, width_of
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.imported import (
+    ACTIVATIONS,
+    MAX_POSITIONS,
+    NORM_EPSILON,
+    ControlIds,
+    ForeignModel,
+    layer_from,
+    positions_from,
+    take,
+    width_of,
+)
 from ziggurat.export.pickled import load_pickled
 
 __all__ = ["read_fairseq"]
 
-_BOS, _PAD, _EOS, _UNK = range(4)  # of every fairseq dictionary; the tokens of dict.txt follow
+_BOS, _PAD, _EOS, _UNK = range(4)  # ids in every fairseq dictionary; the tokens of dict.txt follow
 _REFUSED: dict[str, Any] = {
     "adaptive_input": False,
     "adaptive_softmax_cutoff": None,
@@ -36,11 +45,11 @@ _REFUSED: dict[str, Any] = {
     "no_cross_attention": False,
     "no_decoder_final_norm": False,
 }
-"""Options that make it no plain Transformer, with the value that does not."""
+"""Options with the value that a plain Transformer has; any other value refuses the model."""
 
 _UNREAD = re.compile(
     r"(en|de)coder\.version|\w+\.embed_positions\._float_tensor|decoder\.output_projection\.weight"
-    # copies that fairseq's layers keep for torch's fused inference, never trained
+    # copies that fairseq's layers keep for torch's fused inference; they are not trained
     r"|encoder\.layers\.\d+\.(in_proj|out_proj|fc1|fc2)_(weight|bias)"
 )
 
@@ -48,15 +57,15 @@ _UNREAD = re.compile(
 def read_fairseq(
     path: Path, dictionaries: Sequence[Path], models: Sequence[Path], languages: tuple[str, str] | None
 ) -> ForeignModel:
-    """Read a checkpoint of the architecture `transformer` (and those named transformer_...), with a warning.
+    """Read a checkpoint of an architecture whose name begins with `transformer`, and warn that it is a pickle.
 
     Args:
         path: checkpoint (.pt).
-        dictionaries: dict.XX.txt of source and target, one where they are the same.
-        models: SentencePiece models of source and target, likewise; none: text comes segmented.
+        dictionaries: dict.XX.txt of source and target, or one for both.
+        models: SentencePiece models of source and target, or one for both; none: text is segmented already.
         languages: codes of source and target; None: those of the checkpoint.
 
-    Raises ExportError with all reasons why the model is no plain Transformer; DataError: files that cannot be read.
+    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files that cannot be read.
     """
     if not dictionaries:
         raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
@@ -64,10 +73,11 @@ def read_fairseq(
     options, tensors = _load(path)
     shaped(options, _Options, f"{path}: its options have")
     if reasons := _reasons(options, tensors):
-        raise ExportError(f"{path}: not a plain Transformer that can be taken in: {'; '.join(reasons)}")
+        raise ExportError(f"{path}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
     contents = [_read(file) for file in dictionaries]
     named_contents = list(zip(dictionaries, contents, strict=True))
     ids = [_ids(content, file) for file, content in (named_contents[0], named_contents[-1])]
+    # Equal dictionaries are one vocabulary, unless each side is segmented by a separate model.
     joint = contents[0] == contents[-1] and len(models) < 2
     source = _tokenizer(contents[0], models[0] if models else None)
     target = source if joint else _tokenizer(contents[-1], models[-1] if models else None)
@@ -79,7 +89,7 @@ def read_fairseq(
         scaled=not options.get("no_scale_embedding", False),
         source_ids=ids[0],
         target_ids=ids[1],
-        control=Control(_PAD, _UNK, _EOS, _EOS),
+        control=ControlIds(_PAD, _UNK, _EOS, _EOS),
         source=source,
         target=target,
         languages=languages or named,
@@ -87,14 +97,17 @@ def read_fairseq(
 
 
 def _refuse_packed(path: Path) -> None:
-    """Raise DataError for what is no file, or a zip file that unpacks to more than it is: torch writes none."""
+    """Raise DataError if there is no such file, or if it is a compressed zip file: torch writes none.
+
+    A few kilobytes of a compressed file could unpack to all of the memory.
+    """
     try:
         size = check_regular(path)
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as packed:
                 if sum(entry.file_size for entry in packed.infolist()) > size:
                     raise DataError(f"{path}: a compressed zip file, not a checkpoint as torch writes it")
-    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # names that are no text
+    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # ValueError: bad names
         raise DataError(f"{path}: not a checkpoint of fairseq ({error})") from None
 
 
@@ -102,6 +115,7 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the options of the model and its parameters. Raises DataError."""
     content = load_pickled(path, "weights and options", classes=[argparse.Namespace])
     try:
+        # Options are in `args` of older checkpoints, in `cfg.model` of newer ones.
         configured = content.get("cfg") or {}
         options = content.get("args") or configured["model"]
         tensors = content["model"]
@@ -111,14 +125,14 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     if not isinstance(tensors, dict) or not all(isinstance(key, str) for key in (*named, *tensors)):
         raise DataError(f"{path}: not a checkpoint of fairseq (options or parameters without names)")
     for key, tensor in tensors.items():
-        # A view may repeat one number a thousand million times; a copy of it then takes the memory.
+        # A view may repeat one number a thousand million times, and a copy of it would fill the memory.
         if not isinstance(tensor, Tensor) or tensor.nbytes > tensor.untyped_storage().nbytes():
             raise DataError(f"{path}: parameter {printable(key)} is not a tensor that the file holds")
     return named, tensors
 
 
 class _Options(Form):
-    """Options that are needed."""
+    """The options that are needed."""
 
     encoder_layers: int = Field(ge=1, le=4096)
     decoder_layers: int = Field(ge=1, le=4096)
@@ -132,12 +146,12 @@ class _Options(Form):
 
 
 def _shown(value: Any) -> str:
-    """Return an option's value for people; of a list only that it is one, since it may hold itself a million times."""
+    """Return an option's value for messages; of a list only its type, since it may hold itself a million times."""
     return printable(str(value)) if isinstance(value, str | int | float | None) else type(value).__name__
 
 
 def _reasons(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> list[str]:
-    """Return all reasons why the checkpoint is not taken in."""
+    """Return all reasons why the checkpoint cannot be imported."""
     name = _shown(options.get("arch") or options.get("_name"))
     reasons = [] if name.startswith("transformer") else [f"`arch: {name}` is not transformer..."]
     reasons += [
@@ -197,23 +211,24 @@ def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anato
     return Anatomy(encoder, decoder, Affine(output), ACTIVATIONS[options.get("activation_fn", "relu")], "layer")
 
 
-def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> Stack:
+def _stack(options: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> StackMatrices:
     pre_norm = bool(options[f"{name}_normalize_before"])
     if (embedding := tensors.get(f"{name}.embed_tokens.weight")) is None:
         raise ExportError(f"the checkpoint has no parameter {name}.embed_tokens.weight; is it a plain Transformer?")
     width_of(embedding, f"{name}.embed_tokens.weight")
     embedding = embedding.float()
+    # fairseq's default where an old checkpoint does not say.
     count = int(options.get("max_source_positions" if name == "encoder" else "max_target_positions") or 1024)
     positions: Tensor | None = None
     if not options.get("no_token_positional_embeddings", False):
         learned = tensors.get(f"{name}.embed_positions.weight")
-        first = _PAD + 1  # position 0 and those below are padding's
+        first = _PAD + 1  # fairseq counts positions from behind the id of padding
         positions = positions_from(first, count, embedding.shape[1]) if learned is None else learned[first:].float()
     layers = range(options[f"{name}_layers"])
-    return Stack(
+    return StackMatrices(
         pre_norm=pre_norm,
         heads=options[f"{name}_attention_heads"],
-        epsilon=1e-5,
+        epsilon=NORM_EPSILON,
         layers=tuple(layer_from(tensors, f"{name}.layers.{n}", decoder=name == "decoder") for n in layers),
         final_norm=take(tensors, f"{name}.layer_norm") if pre_norm else None,
         embedding=embedding,

@@ -1,7 +1,6 @@
-"""Reads plain Transformers of transformers: MarianMT, Pegasus, M2M100 and Blenderbot.
+"""Reader of plain Transformers of transformers: MarianMT, Pegasus, M2M100 and Blenderbot.
 
-Weights are read from safetensors where there are any, else from `pytorch_model.bin`, a pickle, in the way of
-ziggurat.export.pickled.
+Weights are read from safetensors if there are any, else from `pytorch_model.bin`, a pickle (ziggurat.export.pickled).
 """
 
 from __future__ import annotations
@@ -19,45 +18,55 @@ from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
 from ziggurat.documents import Form, inside, read_bounded, read_json
 from ziggurat.errors import DataError, ExportError
-from ziggurat.export.anatomy import Affine, Anatomy, Stack
-from ziggurat.export.bart_names import layer_from, take
-from ziggurat.export.imported import ACTIVATIONS, MAX_POSITIONS, Control, ForeignModel, positions_from, width_of
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.imported import (
+    ACTIVATIONS,
+    MAX_POSITIONS,
+    NORM_EPSILON,
+    ControlIds,
+    ForeignModel,
+    layer_from,
+    positions_from,
+    take,
+    width_of,
+)
 from ziggurat.export.pickled import load_pickled
 
 __all__ = ["read_huggingface"]
 
 _PRE_NORM = {"marian": False, "pegasus": True, "m2m_100": True, "blenderbot": True}
-"""Model types that are plain Transformers, and where their norms are."""
+"""Model types that are plain Transformers, and whether they are pre-norm."""
 
 _INDEX = "model.safetensors.index.json"
-"""Lists the parts of weights that lie in several files."""
+"""Index of weights that are split over several files."""
 
 Shape = TypeVar("Shape", bound=BaseModel)
-_EPSILON = 1e-5  # of torch.nn.LayerNorm
 
 
 def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str, str] | None) -> ForeignModel:
     """Read a directory of transformers.
 
     Args:
-        folder: holds config.json, model.safetensors or pytorch_model.bin, vocab.json and SentencePiece models.
-        models: SentencePiece models of source and target, where they are not `source.spm` and `target.spm`.
+        folder: folder with config.json, model.safetensors or pytorch_model.bin, vocab.json and SentencePiece models.
+        models: SentencePiece models of source and target, if they are not `source.spm` and `target.spm` in the folder.
         languages: codes of source and target; None: those of the tokenizer's configuration.
 
-    Raises ExportError with all reasons why the model is no plain Transformer; DataError: files are missing or damaged.
+    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged.
     """
+    # An index from elsewhere in a folder of ours would lead to other weights than those that were verified.
     listed = check_folder(folder)
     if listed and _INDEX not in listed and (folder / _INDEX).exists():
         raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")
     config = _read(folder, "config.json", _AnyConfig).model_dump()
     if reasons := _reasons(config):
-        raise ExportError(f"{folder}: not a plain Transformer that can be taken in: {'; '.join(reasons)}")
+        raise ExportError(f"{folder}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
     config = _read(folder, "config.json", _Config).model_dump()
     tensors = _tensors(folder)
     source_ids = _read(folder, "vocab.json", _Ids).root
     tokenizers = _read(folder, "tokenizer_config.json", _TokenizerConfig, _TokenizerConfig())
     target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
     files = list(models) or [folder / "source.spm", folder / "target.spm"]
+    # Language codes: `>>fra<<` of OPUS-MT, `__fr__` of M2M100.
     tags = [token for token in source_ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__"))]
     read = [_tokenizer(file, tags) for file in (files[0], files[-1])]
     joint = source_ids == target_ids and read[0].model == read[1].model
@@ -68,7 +77,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         scaled=bool(config["scale_embedding"]),
         source_ids=source_ids,
         target_ids=target_ids,
-        control=Control(
+        control=ControlIds(
             config["pad_token_id"],
             source_ids.get("<unk>", config["pad_token_id"]),
             config["eos_token_id"],
@@ -81,7 +90,7 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
 
 
 def _reasons(config: Mapping[str, Any]) -> list[str]:
-    """Return why a model with this config.json is not taken in."""
+    """Return the reasons why a model with this config.json cannot be imported."""
     kind, activation = config.get("model_type"), config.get("activation_function")
     reasons = []
     if kind not in _PRE_NORM:
@@ -93,14 +102,14 @@ def _reasons(config: Mapping[str, Any]) -> list[str]:
 
 
 class _AnyConfig(Form):
-    """Of any model: what decides whether it can be read."""
+    """Keys of any model that decide if it can be imported."""
 
     model_type: str
     activation_function: str | None = None
 
 
 class _Config(Form):
-    """Of a model that can be; transformers writes all of these keys."""
+    """Keys of a model that can be imported; transformers writes all of them."""
 
     model_type: str
     activation_function: str
@@ -130,7 +139,7 @@ class _Index(Form):
 
 
 def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = None) -> Shape:
-    """Return what a JSON file of the folder says. Raises DataError."""
+    """Return the content of a JSON file of the folder. Raises DataError."""
     try:
         return read_json(inside(folder, name), form)
     except FileNotFoundError:
@@ -140,7 +149,7 @@ def _read(folder: Path, name: str, form: type[Shape], default: Shape | None = No
 
 
 def _tensors(folder: Path) -> dict[str, Tensor]:
-    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, or of parts that an index lists."""
+    """Return all parameters: of `model.safetensors`, else of `pytorch_model.bin`, each in one file or several."""
     for whole, read in (("model.safetensors", _safetensors), ("pytorch_model.bin", _pickled)):
         index = _read(folder, f"{whole}.index.json", _Index, _Index(weight_map={}))
         names = sorted(set(index.weight_map.values())) or [whole]
@@ -152,7 +161,7 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
                     raise DataError(f"{path}: no such file, but {whole}.index.json lists it")
                 tensors |= read(path)
             return tensors
-    raise DataError(f"{folder}: neither model.safetensors nor pytorch_model.bin is there; they have the weights")
+    raise DataError(f"{folder}: neither model.safetensors nor pytorch_model.bin, which have the weights, is there")
 
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
@@ -194,17 +203,18 @@ def _anatomy(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatom
     )
 
 
-def _stack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> Stack:
+def _stack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> StackMatrices:
     prefix, kind = f"model.{name}", config["model_type"]
+    # A checkpoint with tied embeddings saves one table, `model.shared`.
     embedding = tensors.get(f"{prefix}.embed_tokens.weight", tensors.get("model.shared.weight"))
     if embedding is None:
         raise ExportError(f"the checkpoint has neither {prefix}.embed_tokens.weight nor model.shared.weight")
     width = width_of(embedding, f"{prefix}.embed_tokens.weight")
     layers = range(config[f"{name}_layers"])
-    return Stack(
+    return StackMatrices(
         pre_norm=_PRE_NORM[kind],
         heads=config[f"{name}_attention_heads"],
-        epsilon=_EPSILON,
+        epsilon=NORM_EPSILON,
         layers=tuple(layer_from(tensors, f"{prefix}.layers.{n}", decoder=name == "decoder") for n in layers),
         final_norm=take(tensors, f"{prefix}.layer_norm") if _PRE_NORM[kind] else None,
         embedding=embedding.float(),
@@ -214,13 +224,14 @@ def _stack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) 
 
 
 def _positions(config: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, width: int) -> Tensor:
-    """Return the table from the checkpoint, or what the class computes where it saves none."""
+    """Return the table from the checkpoint, or the one that the class computes if it saves none."""
     count = config["max_position_embeddings"]
     saved = tensors.get(f"{prefix}.embed_positions.weight")
     if saved is not None:
         return saved.float()
     if config["model_type"] == "m2m_100":
         return positions_from(config["pad_token_id"] + 1, count, width)
+    # Marian and Pegasus: first the sines, then the cosines, computed in float64 and rounded once, as in transformers.
     half = (width + 1) // 2
     channel = torch.arange(width, dtype=torch.float64)
     rates = 10000.0 ** (-2 * (channel // 2) / width)

@@ -1,9 +1,13 @@
-"""A plain Transformer of another toolkit on its way to a model directory: rows put in the order of our vocabularies."""
+"""Models of other toolkits on their way to a model directory.
+
+First the parameter names that fairseq, and after it the BART family of transformers, give to a layer. Then
+`ForeignModel`, which checks that the parts fit each other and puts the rows in the order of our vocabularies.
+"""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,22 +17,84 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.errors import ExportError
-from ziggurat.export.anatomy import Affine, Anatomy, compose
+from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
 
-__all__ = ["ACTIVATIONS", "MAX_POSITIONS", "Control", "ForeignModel", "positions_from", "width_of"]
+__all__ = [
+    "ACTIVATIONS",
+    "MAX_POSITIONS",
+    "NORM_EPSILON",
+    "ControlIds",
+    "ForeignModel",
+    "layer_from",
+    "layer_names",
+    "positions_from",
+    "take",
+    "width_of",
+]
+
+
+_MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
+
+
+def layer_names(layer: LayerMatrices) -> Iterator[tuple[str, Tensor]]:
+    """Yield the parameters of a layer by those names; the classes need biases, so a missing one becomes zeros."""
+    attentions = [("self_attn", layer.self_attn)]
+    if layer.cross_attn is not None:
+        attentions.append(("encoder_attn", layer.cross_attn))
+    for name, attention in attentions:
+        for theirs, ours in _MAPS:
+            yield from _affine(f"{name}.{theirs}", getattr(attention, ours))
+        yield from _affine(f"{name}_layer_norm", attention.norm)
+    yield from _affine("fc1", layer.ffn_in)
+    yield from _affine("fc2", layer.ffn_out)
+    yield from _affine("final_layer_norm", layer.ffn_norm)
+
+
+def layer_from(tensors: Mapping[str, Tensor], prefix: str, *, decoder: bool) -> LayerMatrices:
+    """Return the layer whose parameters begin with `prefix`. Raises ExportError: a parameter is missing."""
+    attentions = []
+    for name in ("self_attn", "encoder_attn")[: 1 + decoder]:
+        query, key, value, out = (take(tensors, f"{prefix}.{name}.{theirs}") for theirs, _ in _MAPS)
+        attentions.append(AttentionMatrices(query, key, value, out, take(tensors, f"{prefix}.{name}_layer_norm")))
+    return LayerMatrices(
+        attentions[0],
+        attentions[1] if decoder else None,
+        take(tensors, f"{prefix}.fc1"),
+        take(tensors, f"{prefix}.fc2"),
+        take(tensors, f"{prefix}.final_layer_norm"),
+    )
+
+
+def take(tensors: Mapping[str, Tensor], name: str) -> Affine:
+    """Return the map `name` in fp32. Raises ExportError: it is missing."""
+    try:
+        return Affine(tensors[f"{name}.weight"].float(), tensors[f"{name}.bias"].float())
+    except KeyError as error:
+        raise ExportError(f"the checkpoint has no parameter {error.args[0]}; is it a plain Transformer?") from None
+
+
+def _affine(name: str, affine: Affine) -> Iterator[tuple[str, Tensor]]:
+    yield f"{name}.weight", affine.weight
+    bias = affine.bias if affine.bias is not None else affine.weight.new_zeros(affine.weight.shape[0])
+    yield f"{name}.bias", bias
+
 
 ACTIVATIONS = {"relu": "relu", "gelu": "gelu", "silu": "silu", "swish": "silu"}
-"""What other toolkits call a non-linearity -> `model.activation`."""
+"""Other toolkits' names of activations -> `model.activation`."""
 
 MAX_POSITIONS = 16_384
-"""Most positions of a model that is taken in: four times those of the longest ones; their table is computed whole."""
+"""Most positions of an imported model, four times those of the longest known. The table is computed as a whole, and a
+larger number in a file would fill the memory."""
 
-_NEVER = -1e9
+NORM_EPSILON = 1e-5
+"""Default of torch.nn.LayerNorm, which fairseq and transformers leave as it is."""
+
+_UNKNOWN_LOGIT = -1e9
 """Output bias of a token that the other toolkit does not have."""
 
 
 @dataclass(frozen=True)
-class Control:
+class ControlIds:
     """Ids of the other toolkit's control symbols; `first` is the decoder's first input."""
 
     pad: int
@@ -39,13 +105,13 @@ class Control:
 
 @dataclass(frozen=True)
 class ForeignModel:
-    """What an importer has read.
+    """A plain Transformer as another toolkit stored it.
 
     Attributes:
-        kind: what it was, in words for people.
-        anatomy: its matrices, rows in its own order.
+        kind: its toolkit and architecture, for messages.
+        anatomy: its matrices, rows in the other toolkit's order.
         scaled: embeddings are multiplied by the square root of the width.
-        source_ids, target_ids: its ids by piece.
+        source_ids, target_ids: the other toolkit's ids by piece.
         control: ids of its control symbols.
         source, target: our tokenizers.
         languages: codes of source and target.
@@ -56,13 +122,13 @@ class ForeignModel:
     scaled: bool
     source_ids: Mapping[str, int]
     target_ids: Mapping[str, int]
-    control: Control
+    control: ControlIds
     source: Tokenizer
     target: Tokenizer
     languages: tuple[str, str]
 
     def checked(self, name: str) -> ForeignModel:
-        """Return the model if its parts fit each other; `name` says in errors what it was read from.
+        """Return the model if its parts fit each other; `name` is its file or folder, for errors.
 
         Raises ExportError: ids beyond the rows of a matrix, a matrix of another shape, heads that do not divide it.
         """
@@ -73,6 +139,7 @@ class ForeignModel:
         ):
             rows, width = stack.embedding.shape
             control = dataclasses.asdict(self.control)
+            # The encoder never reads the decoder's first input.
             control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
             largest = max(ids.values(), default=-1)
             reasons += [
@@ -98,33 +165,35 @@ class ForeignModel:
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters by our names, every row where our tokenizers expect it.
 
-        A token that the other model does not have is read as its unknown token and never written. Its first input to
-        the decoder is a token of its vocabulary (end-of-sentence, padding), ours is one of its own.
+        A token that the other model does not have is read as its unknown token and never written. The decoder's first
+        input is a token of the other vocabulary (end-of-sentence or padding), but a separate one of ours.
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
+        # Rows of the other matrices for each of our ids; None where there is no such token.
         read = _rows(self.source, self.source_ids, self.control)
-        begun = _rows(self.target, self.target_ids, self.control)
-        written = list(begun)
-        begun[self.target.bos] = self.control.first
+        target_read = _rows(self.target, self.target_ids, self.control)
+        written = list(target_read)
+        target_read[self.target.bos] = self.control.first
         rows = torch.tensor([row is not None for row in written])
         known = torch.tensor([row or 0 for row in written])
         bias = output.bias[known] if output.bias is not None else torch.zeros(len(written))
         anatomy = dataclasses.replace(
             self.anatomy,
             encoder=dataclasses.replace(encoder, embedding=encoder.embedding[self._filled(read)]),
-            decoder=dataclasses.replace(decoder, embedding=decoder.embedding[self._filled(begun)]),
+            decoder=dataclasses.replace(decoder, embedding=decoder.embedding[self._filled(target_read)]),
             output=Affine(
                 torch.where(rows[:, None], output.weight[known], 0.0),
-                torch.where(rows, bias.clamp(min=_NEVER), _NEVER),  # -inf would make sums of biases NaN
+                torch.where(rows, bias.clamp(min=_UNKNOWN_LOGIT), _UNKNOWN_LOGIT),  # -inf would make sums of biases NaN
             ),
         )
         return compose(anatomy)
 
     def _filled(self, rows: Sequence[int | None]) -> Tensor:
+        """Return the rows, with that of the unknown token where there is none."""
         return torch.tensor([self.control.unk if row is None else row for row in rows])
 
     def _subword(self, out: str) -> dict[str, str]:
-        """Return the section `data.subword` by which `prepare` takes the vocabularies of the model directory `out`."""
+        """Return a section `data.subword` with which `prepare` uses the vocabularies of the model directory `out`."""
         if isinstance(self.source, SentencePieceTokenizer):
             return {"kind": "existing", "source_model": out}
         if self.source is self.target:
@@ -173,17 +242,19 @@ class ForeignModel:
         )
 
 
-def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: Control) -> list[int | None]:
-    """Return of each of our ids the other toolkit's, or None."""
+def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: ControlIds) -> list[int | None]:
+    """Return, for each of our ids, the other toolkit's, or None."""
     rows = [ids.get(piece) for piece in tokenizer.pieces(range(tokenizer.size))]
+    # Control symbols may be spelt differently there: by purpose, not by piece.
     rows[tokenizer.pad], rows[tokenizer.unk], rows[tokenizer.eos] = control.pad, control.unk, control.eos
+    # A row that is end-of-sentence already must not be written for begin-of-sentence, too.
     if rows[tokenizer.bos] == control.eos:
         rows[tokenizer.bos] = None
     return rows
 
 
 def width_of(embedding: Tensor, name: str) -> int:
-    """Return the width of an embedding [rows, width]. Raises ExportError when it is no matrix."""
+    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
     if embedding.ndim != 2 or 0 in embedding.shape:
         raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
     return int(embedding.shape[1])

@@ -1,4 +1,4 @@
-"""`ziggurat import`: a model directory from a plain Transformer that another toolkit trained."""
+"""Import of a plain Transformer that another toolkit trained, as a model directory."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def import_checkpoint(
     languages: str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Read a directory of transformers or a fairseq checkpoint and write a model directory; return what it is.
+    """Read a directory of transformers or a fairseq checkpoint and write a model directory; return a summary.
 
     Args:
         checkpoint: folder with config.json and model.safetensors, or a .pt file.
         out: folder to write; must not exist, or be empty.
-        force: it may hold a model, which is replaced.
-        dictionaries: of fairseq; see read_fairseq.
+        force: replace a model in `out`.
+        dictionaries: dictionaries of fairseq; see read_fairseq.
         models: SentencePiece models; see read_fairseq and read_huggingface.
-        languages: codes of source and target, such as `de-en`; None: as the checkpoint says.
+        languages: codes of source and target, such as `de-en`; None: those of the checkpoint.
 
-    Raises ExportError: no plain Transformer (with all reasons). ConfigError, DataError: for what is given.
+    Raises ExportError: not a plain Transformer (with all reasons). ConfigError, DataError: faults of the arguments.
     """
     refuse_replacing(out, force=force)
     pair: tuple[str, str] | None = None
@@ -68,12 +68,13 @@ def import_checkpoint(
 
 
 def write_imported(model: ForeignModel, out: Path, again: str) -> int:
-    """Write the model directory, after it was built once; return how many parameters it has.
+    """Write the model directory; return the number of parameters.
 
-    `again` says how to get the folder anew (ziggurat.data.checksums.write_checksums).
+    `again` is the command that writes the folder again (ziggurat.data.checksums.write_checksums).
     """
     try:
         experiment, tensors = model.experiment(str(out)), model.tensors()
+    # Shapes that do not fit show up as any of these; lack of memory is a RuntimeError, too.
     except (ValidationError, RuntimeError, IndexError, ValueError) as error:
         if out_of_memory(error):
             raise
@@ -81,6 +82,7 @@ def write_imported(model: ForeignModel, out: Path, again: str) -> int:
         raise ExportError(f"{model.kind}: its parts do not fit each other: {printable(str(said), 300)}") from None
     if bad := [name for name, tensor in tensors.items() if tensor.isnan().any()]:
         raise ExportError(f"{model.kind}: parameters hold numbers that are none (NaN), of ours {', '.join(bad[:3])}")
+    # Built once before anything is written: parameters of a wrong shape are found here.
     load_weights(build_model(experiment.model, model.source.size, model.target.size), tensors, model.kind)
     with building(out) as folder:
         save_tokenizers(folder, model.source, model.target)

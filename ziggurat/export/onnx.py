@@ -1,4 +1,4 @@
-"""Export to ONNX: encoder and decoding step of any model as two graphs."""
+"""Export to ONNX of any model, as two graphs: the encoder, and one decoding step."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ ENCODER_FILE = "encoder.onnx"
 STEP_FILE = "step.onnx"
 MANIFEST_FILE = "onnx.json"
 FORMAT = 1
-"""Of the manifest and of what the graphs take and give."""
+"""Version of the manifest, and of the graphs' inputs and outputs."""
 OPSET = 20
-"""Of ai.onnx: onnxruntime has had it since 1.17 (January 2024)."""
+"""Version of ai.onnx; onnxruntime has it since 1.17 (January 2024)."""
 _EXAMPLE = {"sentences": 2, "beams": 3, "source": 5, "steps": 7}
-"""Sizes while a graph is made; none is 1, which a graph would take for a constant."""
+"""Sizes while a graph is traced; none is 1, which the graph would take for a constant."""
 
 
 def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: int) -> None:
     """Write `encoder.onnx`, `step.onnx` and, last, `onnx.json`, which names and describes their inputs and outputs.
 
     Args:
-        folder: exists.
-        model: in evaluation mode, on the CPU, in fp32.
+        folder: an existing folder.
+        model: the model, in evaluation mode, on the CPU, in fp32.
         config: its architecture.
-        positions: what tables of sinusoids hold, which cannot grow in a graph: the longest source and target, begin-
-            or end-of-sentence counted. It counts only with sinusoidal or rotary positions; learned ones have their
-            own limit, and other models have none.
+        positions: size of tables of sinusoids, which cannot grow in a graph: the longest source and target, begin- or
+            end-of-sentence counted. Used only with sinusoidal or rotary positions; learned ones have a limit already,
+            and other models have none.
 
     A graph of more than 2 GB keeps its weights in a file `*.onnx.data` beside it. Raises ConfigError when a package of
     the extra `export` is missing, and OSError.
     """
     try:
         import onnx
-        import onnxscript  # noqa: F401  (what torch.onnx translates with)
+        import onnxscript  # noqa: F401  (torch.onnx needs it)
     except ImportError as error:
         raise ConfigError(
             f"the export to ONNX needs the package {error.name}: pip install 'ziggurat-mt[export]'"
@@ -59,6 +59,7 @@ def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: 
     limit = _position_limit(config, positions)
     model = exportable(model)
     _make_room(model, limit)
+    # The largest position; models without positions do not use it.
     longest = (limit or 1) - 1
     ports = ports_of(model, longest)
     source = [Port("source", ("sentences", "source")), Port("source_mask", ("sentences", "source"))]
@@ -76,18 +77,19 @@ def write_onnx(folder: Path, model: Seq2Seq, config: ModelConfig, *, positions: 
     )
     for name in (ENCODER_FILE, STEP_FILE):
         onnx.checker.check_model(str(folder / name), full_check=True)
+    # Last: a folder without a manifest is incomplete.
     write_atomically(folder / MANIFEST_FILE, json.dumps(_manifest(model, ports, limit), indent=1).encode())
 
 
 def _position_limit(config: ModelConfig, positions: int) -> int | None:
-    """Return how many positions the graphs have, or None where they have no limit."""
+    """Return the number of positions of the graphs, or None where they have no limit."""
     if config.family == "rnmt" or config.embedding.positions == "none":
         return None
     return config.embedding.max_positions if config.embedding.positions == "learned" else positions
 
 
 def _make_room(model: nn.Module, positions: int | None) -> None:
-    """Let tables grow to that many positions."""
+    """Grow tables of sinusoids to `positions` by using them once."""
     for module in model.modules():
         if isinstance(module, SinusoidalPositions) and positions is not None:
             module(0, positions)
@@ -98,7 +100,7 @@ def _make_room(model: nn.Module, positions: int | None) -> None:
 def _write(
     module: nn.Module, inputs: Sequence[Port | Sequence[Port]], outputs: Sequence[str], limit: int | None, path: Path
 ) -> None:
-    """Trace `module`, whose arguments are these tensors and lists of tensors, and write its graph."""
+    """Trace `module`, whose arguments are `inputs` (tensors and lists of tensors), and write its graph."""
     axes = {name: Dim(name) for name in ("sentences", "beams")}
     axes["source"] = Dim("source", max=limit)
     axes["steps"] = Dim("steps", max=None if limit is None else limit - 1)
@@ -118,7 +120,8 @@ def _write(
             verbose=False,
         )
     assert program is not None  # it is with dynamo
-    for node in program.model.graph.all_nodes():  # lines of our source and where it lies on this machine: half the file
+    # Lines of our source, and paths of this machine: half the size of the file.
+    for node in program.model.graph.all_nodes():
         node.metadata_props.clear()
     program.save(path)
 
@@ -150,7 +153,7 @@ def _manifest(model: Seq2Seq, ports: Ports, limit: int | None) -> dict[str, Any]
 
 @contextmanager
 def _quietly() -> Iterator[None]:
-    """Keep what torch's exporter says of its own inner life (versions, deprecations, torchvision) from people."""
+    """Silence messages of torch's exporter about itself (versions, deprecations, torchvision)."""
     logs = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
     levels = [log.level for log in logs]
     for log in logs:

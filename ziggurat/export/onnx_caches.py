@@ -1,6 +1,7 @@
-"""What a decoder keeps between steps, as tensors that go in and out of a graph; an LSTM's loop as one scan.
+"""Caches of a decoder as tensors that enter and leave a graph, and an LSTM's loop as one scan.
 
-The caches of ziggurat.nn.attention write into buffers that stay; a graph has none. These answer the same modules.
+The caches of ziggurat.nn.attention write into buffers that stay between steps; a graph has no such buffers. The classes
+here serve the same modules with tensors alone.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ __all__ = ["GrowingCache", "LayerCache", "RecurrentCache", "RunningSum", "Scanne
 
 
 class _Rows:
-    """Hypotheses at positions of their own, one row each: what modules ask of ziggurat.nn.attention.Live.
+    """Hypotheses, one row each, at separate positions: the part of ziggurat.nn.attention.LiveBeams that modules use.
 
     Args:
         positions: [rows].
-        entries: how many positions the keys have, from 0 on.
-        longest: a position that none is beyond.
+        entries: number of positions that the keys have, from 0.
+        longest: an upper bound of the positions.
     """
 
     def __init__(self, positions: Tensor, entries: int, longest: int) -> None:
@@ -41,22 +42,22 @@ class _Rows:
         self.away = torch.arange(entries, device=positions.device) - positions[:, None]
 
     def distances(self, entries: int) -> Tensor:
-        """Return the position of every entry less that of the row, [rows, entries]."""
+        """Return the position of every entry minus that of the row, [rows, entries]."""
         return self.away
 
     def seen(self, entries: int) -> Mask:
-        """Hide what is not there yet, and what others have at places that are empty here."""
+        """Hide entries beyond a row's position: they are empty, or belong to longer rows."""
         bias = torch.zeros(self.away.shape, device=self.away.device)
         return Mask(bias.masked_fill(self.away > 0, -math.inf)[:, None, None])
 
 
 class GrowingCache:
-    """Keys and values of the positions so far; position p of a sentence is at index p, whatever the other ones have.
+    """Keys and values of the positions so far; position p of a sentence is at index p, however far the others are.
 
     Args:
-        parts: keys and values, [N, K, heads, steps, d_head]; what lies at and behind a sentence's position is not read.
-        positions: [N], of the newest token; at most `steps`.
-        longest: a position that none is beyond.
+        parts: keys and values, [N, K, heads, steps, d_head]; entries from a sentence's position on are not read.
+        positions: [N], positions of the newest tokens; at most `steps`.
+        longest: an upper bound of the positions.
 
     Attributes:
         parts: keys and values after `attend`, [N, K, heads, steps + 1, d_head].
@@ -70,11 +71,12 @@ class GrowingCache:
         self.live = _Rows(positions[:, None].expand(-1, beams).flatten(), steps + 1, longest)
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
-        """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis a sentence of its own."""
+        """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis as a separate row."""
         return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self)).view(x.shape)
 
     def append(self, key: Tensor, value: Tensor) -> list[Block]:
         """Add one position, [rows, heads, 1, d_head] each; return one block [rows, heads, steps + 1, d_head]."""
+        # Not at the end: a sentence that entered later has empty places there, and continues at its own position.
         here = (self.live.away == 0)[:, None, :, None]
         rows = []
         for old, new in zip(self.parts, (key, value), strict=True):
@@ -85,12 +87,12 @@ class GrowingCache:
 
 
 class RunningSum:
-    """Sum of the positions so far.
+    """Sum of the inputs so far, for average attention.
 
     Args:
         parts: the sum, [N, K, d_model].
-        positions: [N], of the newest token.
-        longest: not needed.
+        positions: [N], positions of the newest tokens.
+        longest: not used; here so that both caches are created alike.
 
     Attributes:
         parts: the sum after `attend`.
@@ -113,11 +115,11 @@ class RunningSum:
 
 
 class LayerCache:
-    """What one decoder layer sees in a step, as ziggurat.models.layers.DecoderLayerCache shows it.
+    """Cache of one decoder layer in a step, in place of ziggurat.models.layers.DecoderLayerCache.
 
     Args:
-        own: of its attention to the target.
-        cross: of its attention to the memory.
+        own: cache of the attention to the target.
+        cross: cache of the attention to the memory.
     """
 
     def __init__(self, own: GrowingCache | RunningSum, cross: CrossAttentionCache) -> None:
@@ -129,17 +131,17 @@ class LayerCache:
         return self.own.attend(module, x)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
-        """Return the memory as the encoder's graph projected it."""
+        """Return the memory, which the encoder's graph has projected."""
         return self.cross
 
 
 class RecurrentCache:
-    """What the decoder of RNMT+ sees in a step, as ziggurat.models.rnmt.RnmtCache shows it.
+    """Cache of the decoder of RNMT+ in a step, in place of ziggurat.models.rnmt.RnmtCache.
 
     Args:
-        memory: its projection.
-        context: what the first layer attended to last, [N, K, width].
-        states: of all layers, [N, K, width] a part.
+        memory: the projected memory.
+        context: result of the last attention, [N, K, width].
+        states: LSTM states of all layers, each part [N, K, width].
     """
 
     def __init__(self, memory: CrossAttentionCache, context: Tensor, states: list[LstmState]) -> None:
@@ -153,17 +155,17 @@ class RecurrentCache:
         return self.memory.weights
 
     def update(self, context: Tensor, states: list[LstmState]) -> None:
-        """Take what a step gives."""
+        """Store the results of a step."""
         self.context, self.states = context, states
 
 
 class ScannedLstm(nn.Module):
-    """An LSTM layer over whole sequences, one scan over the steps of its own cells per direction.
+    """An LSTM layer over whole sequences, as one scan over the steps of a cell per direction.
 
-    The hand-written recurrence that it stands for (ziggurat.nn.recurrence) writes into buffers, which no graph can.
+    The hand-written recurrence that it replaces (ziggurat.nn.recurrence) writes into buffers, which a graph cannot.
 
     Args:
-        layer: whose cells it has.
+        layer: the layer whose cells are used.
     """
 
     def __init__(self, layer: LstmLayer) -> None:
@@ -184,7 +186,7 @@ def _over(cell: LstmCell, steps: Tensor) -> Tensor:
 
     def advance(state: list[Tensor], x: Tensor) -> tuple[list[Tensor], Tensor]:
         after = cell.step(x, LstmState(*state))
-        return [after.output, after.cell], after.output.clone()  # a scan takes no tensor for two results
+        return [after.output, after.cell], after.output.clone()  # a scan refuses one tensor as two results
 
     zero = cell.start(steps.shape[1]).output
     _, outputs = scan(advance, [zero, zero.clone()], steps)

@@ -1,4 +1,4 @@
-"""A model as two functions of tensors alone: the encoder, and one decoding step with its state going in and out."""
+"""A model as two graphs of tensors: the encoder, and one decoding step from its state to the next one."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from torch import Tensor, nn
 
 from ziggurat.export.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningSum, ScannedLstm
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, MergedDecoderLayer
-from ziggurat.models.memory import Memory
 from ziggurat.models.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import Memory, Seq2Seq
 from ziggurat.models.transformer import Decoder, DecoderCache
 from ziggurat.nn.attention import (
     CrossAttention,
@@ -31,12 +30,12 @@ __all__ = ["EncoderGraph", "Port", "Ports", "StepGraph", "exportable", "ports_of
 
 @dataclass(frozen=True)
 class Port:
-    """A tensor that goes from the encoder to the steps, or from step to step.
+    """A tensor that is passed from the encoder to the steps, or from step to step.
 
     Attributes:
         name: its name in the graphs.
         shape: numbers, and the names of axes that vary: `sentences`, `beams`, `source`, `steps`.
-        initial: of a state: the encoder's output [sentences, ...] that every beam starts with; None: zeros.
+        initial: for a state, the encoder's output [sentences, ...] that every beam starts with; None: zeros.
     """
 
     name: str
@@ -45,34 +44,34 @@ class Port:
 
 
 class Ports(Protocol):
-    """How the caches of one family of decoders are laid out as named tensors."""
+    """Layout of the caches of one family of decoders as named tensors."""
 
     memory: list[Port]
-    """What every step reads of the source."""
+    """Tensors of the source, which every step reads."""
     states: list[Port]
-    """What steps hand on; those with an axis `steps` grow by one each time."""
+    """Tensors that each step passes to the next; those with an axis `steps` grow by one each time."""
 
     def remember(self, memory: Memory) -> list[Tensor]:
-        """Return the tensors `memory` of encoded sentences, and behind them `initial` ones of states."""
+        """Return the tensors `memory` of encoded sentences, followed by the `initial` ones of states."""
 
     def cache(
         self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
     ) -> DecoderCache | RecurrentCache:
-        """Return the cache that sentences at `positions` [sentences] have with these tensors."""
+        """Return the cache of sentences at `positions` [sentences] that consists of these tensors."""
 
     def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
         """Return the tensors `states` of a cache after a step."""
 
 
 def ports_of(model: Seq2Seq, longest: int) -> Ports:
-    """Return how the caches of the model's decoder are laid out; no position is beyond `longest`."""
+    """Return the layout of the caches of the model's decoder; no position is beyond `longest`."""
     if isinstance(model.decoder, RnmtDecoder):
         return _RnmtPorts(model.decoder)
     return _TransformerPorts(cast(Decoder, model.decoder), longest)
 
 
 class _TransformerPorts:
-    """Per layer: keys and values of the memory, and those of the target so far, or the sum of what is averaged."""
+    """Layout per layer: keys and values of the memory, and of the target so far, or the sum of an average attention."""
 
     def __init__(self, decoder: Decoder, longest: int) -> None:
         self.longest = longest
@@ -112,14 +111,14 @@ class _TransformerPorts:
 
 
 def _attentions(layer: AnyDecoderLayer) -> tuple[OwnAttention, CrossAttention]:
-    """Return the attentions of a decoder layer: to the target and to the memory."""
+    """Return a decoder layer's attention to the target and its attention to the memory."""
     if isinstance(layer, MergedDecoderLayer):
         return layer.merged_attn.own, layer.merged_attn.cross
     return layer.self_attn, layer.cross_attn
 
 
 class _RnmtPorts:
-    """Keys and values of the memory, the states of all LSTM layers, and what was attended to last."""
+    """Layout: keys and values of the memory, the states of all LSTM layers, and the last attention's result."""
 
     def __init__(self, decoder: RnmtDecoder) -> None:
         self._attention = decoder.attention
@@ -134,7 +133,7 @@ class _RnmtPorts:
     def remember(self, memory: Memory) -> list[Tensor]:
         states = memory.of(0)
         cache = self._attention.remember(states, Mask(padding_bias(memory.mask, states.dtype)))
-        # Before the first step nothing was attended to: a query of zeros, as RnmtDecoder.admit has it.
+        # The first step needs the result of an attention before it: that of a query of zeros, as in RnmtDecoder.admit.
         context = self._attention(torch.zeros_like(states[:, :1]), cache)
         return [cache.key, cache.value, context.squeeze(1)]
 
@@ -151,11 +150,11 @@ class _RnmtPorts:
 
 
 class EncoderGraph(nn.Module):
-    """(source ids [sentences, source], mask of that shape, True at real tokens) -> what steps start from.
+    """Graph: source ids and mask (True at real tokens) [sentences, source] -> the tensors that steps start from.
 
     Args:
-        model: in evaluation mode.
-        ports: of its decoder.
+        model: the model, in evaluation mode.
+        ports: layout of its decoder's caches.
     """
 
     def __init__(self, model: Seq2Seq, ports: Ports) -> None:
@@ -164,17 +163,17 @@ class EncoderGraph(nn.Module):
         self.ports = ports
 
     def forward(self, source: Tensor, source_mask: Tensor) -> tuple[Tensor, ...]:
-        """Return the tensors `memory` of the ports, and behind them the `initial` ones of states."""
+        """Return the tensors `memory` of the ports, followed by the `initial` ones of states."""
         return tuple(self.ports.remember(self.model.encode(source, source_mask)))
 
 
 class StepGraph(nn.Module):
-    """One token per hypothesis, every sentence at its own position -> logits, attention and the new state.
+    """Graph: one token per hypothesis, each sentence at its own position -> logits, attention and the new state.
 
     Args:
-        model: in evaluation mode.
-        ports: of its decoder.
-        longest: no position is beyond it.
+        model: the model, in evaluation mode.
+        ports: layout of its decoder's caches.
+        longest: an upper bound of the positions.
     """
 
     def __init__(self, model: Seq2Seq, ports: Ports, longest: int) -> None:
@@ -190,24 +189,26 @@ class StepGraph(nn.Module):
 
         Args:
             tokens: ids [sentences, beams]; begin-of-sentence at position 0.
-            positions: [sentences], how many tokens each sentence has taken before.
+            positions: [sentences], number of tokens that each sentence has taken before.
             source_mask: [sentences, source], True at real tokens.
-            memory: what EncoderGraph gave, without `initial` tensors.
-            states: those after the step before; a state's `steps` is at least the largest position.
+            memory: results of EncoderGraph, without the `initial` ones.
+            states: the states after the previous step; their axis `steps` is at least the largest position.
         """
         padding = Mask(padding_bias(source_mask, memory[0].dtype))
         cache = self.ports.cache(positions, padding, memory, states)
+        # The decoder's own step, since that of Seq2Seq keeps its state in buffers.
         advance = cast(Callable[..., Tensor], self.model.decoder.step)
         hidden = advance(self.model.target_embedding.step(tokens, positions, self.longest), cache)
         attention = cache.cross_attention
-        assert attention is not None  # it is kept
+        assert attention is not None  # every layout keeps the last layer's
         return (self.model.logits(hidden), attention, *self.ports.states_of(cache))
 
 
 def exportable(model: Seq2Seq) -> Seq2Seq:
-    """Return the model with modules that a graph can hold: the loops of a recurrent encoder as scans."""
+    """Return the model with modules that a graph can contain: the loops of a recurrent encoder as scans."""
     if not isinstance(model.encoder, RnmtEncoder):
         return model
+    # The caller's model keeps its loops.
     model = copy.deepcopy(model)
     for layer in cast(RnmtEncoder, model.encoder).layers:
         recurrent = cast(RnmtLayer, layer)

@@ -1,4 +1,4 @@
-"""Models exported to ONNX under our own search: onnxruntime computes, the state is kept here."""
+"""Models exported to ONNX, translated with by our own search: onnxruntime computes, `OnnxScorer` keeps the state."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ __all__ = ["OnnxModel", "OnnxScorer", "load_onnx", "open_onnx"]
 
 @dataclass(frozen=True)
 class OnnxModel:
-    """Two graphs ready to run, and what their manifest says.
+    """Two graphs ready to run, and the content of their manifest.
 
     Attributes:
         encoder: (source, source_mask) -> memory.
         step: (tokens, positions, source_mask, memory, states) -> (logits, attention, states).
         vocabulary_size: number of target tokens.
         max_positions: longest source and target, in tokens, end-of-sentence included; None: no limit.
-        memory: what the encoder gives.
-        states: what steps hand on; inputs `state.NAME`, outputs `next.NAME`.
+        memory: results of the encoder.
+        states: tensors passed from step to step; inputs `state.NAME`, outputs `next.NAME`.
     """
 
     encoder: InferenceSession
@@ -55,7 +55,7 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
 
     Args:
         directory: the folder.
-        threads: of each operator; None: as many as torch has.
+        threads: threads of each operator; None: as many as torch has.
 
     Raises ConfigError: onnxruntime is missing. CheckpointError: files are missing, damaged or of another format.
     """
@@ -68,14 +68,15 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
     manifest = _read_manifest(folder / MANIFEST_FILE)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads or torch.get_num_threads()
+    # Errors only; warnings about graph optimisation would go to standard error.
     options.log_severity_level = 3
     sessions = {}
     for name in (ENCODER_FILE, STEP_FILE):
-        if not (folder / name).is_file():  # of a pipe it would wait for more
+        if not (folder / name).is_file():  # onnxruntime would wait for ever on a pipe
             raise CheckpointError(f"{folder / name}: cannot be opened: no such file, or not a regular one")
         try:
             sessions[name] = onnxruntime.InferenceSession(folder / name, options, ["CPUExecutionProvider"])
-        except Exception as error:  # onnxruntime's own classes have no public base but this
+        except Exception as error:  # the classes of onnxruntime have no other public base
             raise CheckpointError(f"{folder / name}: cannot be opened: {error}") from None
     _refuse_other_graphs(folder, manifest, sessions[ENCODER_FILE], sessions[STEP_FILE])
     return OnnxModel(
@@ -89,7 +90,7 @@ def open_onnx(directory: str | Path, *, threads: int | None = None) -> OnnxModel
 
 
 def _refuse_other_graphs(folder: Path, manifest: _Manifest, encoder: InferenceSession, step: InferenceSession) -> None:
-    """Raise CheckpointError unless the graphs take and give what the manifest says."""
+    """Raise CheckpointError unless the graphs have the inputs and outputs of the manifest."""
     memory, states = {port.name for port in manifest.memory}, [port.name for port in manifest.states]
     first = {port.initial for port in manifest.states if port.initial is not None}
     for name, needed, there in (
@@ -109,10 +110,10 @@ def load_onnx(directory: str | Path, *, threads: int | None = None, **decoding: 
 
     Args:
         directory: the folder.
-        threads: of each operator; None: as many as torch has.
+        threads: threads of each operator; None: as many as torch has.
         decoding: keys of the `decoding` section that replace the saved ones.
 
-    Raises what open_onnx and ziggurat.decoding.translator.load_translator raise.
+    Raises the errors of open_onnx and of ziggurat.decoding.translator.load_translator.
     """
     model = open_onnx(directory, threads=threads)
     experiment = load_experiment(Path(directory) / CONFIG_FILE)
@@ -167,10 +168,10 @@ def _port(port: _Port) -> Port:
 
 
 class OnnxScorer:
-    """The scorer (decoding.scorer.Scorer) of an exported model.
+    """Scorer (ziggurat.decoding.scorers.Scorer) of an exported model.
 
-    Sentences are rows of every tensor; beams the second axis of states. A sentence that came later has taken fewer
-    steps: its keys and values fill the first places of what the others have.
+    Sentences are the rows of every tensor, beams the second axis of states. A sentence that entered later has taken
+    fewer steps: its keys and values fill only the first places of the axis `steps`.
 
     Args:
         model: opened by open_onnx.
@@ -183,7 +184,7 @@ class OnnxScorer:
         self.start(1, 0)
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> None:
-        """Begin with an empty batch of `beam_size` beams per sentence; `slots` bounds nothing here."""
+        """Begin without sentences; each will have `beam_size` beams. `slots` is not used."""
         self._beams = beam_size
         self._keep_attention = keep_attention
         self.attention = None
@@ -193,7 +194,7 @@ class OnnxScorer:
         self._states = [self._zeros(port, 0) for port in self.model.states]
 
     def admit(self, source: Tensor, source_mask: Tensor, max_steps: int) -> None:
-        """Encode source ids [n, S] (mask: True at real tokens); the new sentences come behind those in the batch.
+        """Encode source ids [n, S] (mask: True at real tokens) of new sentences, behind those in the batch.
 
         Each may then take `max_steps` steps. Raises ConfigError when the graphs have fewer positions.
         """
@@ -214,6 +215,7 @@ class OnnxScorer:
         self._mask = _below(self._mask, source_mask)
         memory = [given[port.name] for port in self.model.memory]
         self._memory = [_below(old, new) for old, new in zip(self._memory, memory, strict=True)]
+        # New sentences have no steps yet: zeros fill up their states to the longest.
         self._states = [_below(old, new) for old, new in zip(self._states, states, strict=True)]
 
     def step(self, tokens: Tensor) -> Tensor:
@@ -234,6 +236,7 @@ class OnnxScorer:
         if self._beams == 1 or not len(parents):
             return
         rows = (parents + torch.arange(len(parents))[:, None] * self._beams).flatten()
+        # A copy of all states is worth a comparison: often every beam continues itself.
         if not torch.equal(rows, torch.arange(len(rows))):
             self._states = [part.flatten(0, 1).index_select(0, rows).view_as(part) for part in self._states]
 
@@ -242,6 +245,7 @@ class OnnxScorer:
         self._positions = self._positions[sentences]
         self._mask = self._mask[sentences]
         self._memory = [part.index_select(0, sentences) for part in self._memory]
+        # When the sentence that is furthest leaves, the axis `steps` shrinks.
         longest = int(self._positions.max()) if len(sentences) else 0
         self._states = [
             _first_steps(part, port, longest).index_select(0, sentences)
@@ -257,23 +261,23 @@ class OnnxScorer:
 
 
 def _run(graph: InferenceSession, wanted: Sequence[str] | None, inputs: Mapping[str, Tensor]) -> list[Any]:
-    """Return the outputs of a graph. Raises CheckpointError where it is not the one that its manifest describes."""
+    """Return the outputs of a graph. Raises CheckpointError where its manifest does not describe it."""
     given = {name: part.contiguous().numpy() for name, part in inputs.items()}
     try:
         return list(graph.run(wanted, given))
-    except Exception as error:  # onnxruntime's own classes have no public base but this
+    except Exception as error:  # the classes of onnxruntime have no other public base
         raise CheckpointError(
-            f"the exported graph cannot be run with what {MANIFEST_FILE} says; export again ({error})"
+            f"the exported graph cannot be run as {MANIFEST_FILE} describes it; export again ({error})"
         ) from None
 
 
 def _first_steps(state: Tensor, port: Port, steps: int) -> Tensor:
-    """Return the state without what lies behind `steps` positions, where it grows with them."""
+    """Return the first `steps` positions of a state, or all of it if it does not grow with them."""
     return state.narrow(port.shape.index("steps"), 0, steps) if "steps" in port.shape else state
 
 
 def _below(upper: Tensor, lower: Tensor) -> Tensor:
-    """Return `lower` below `upper` (axis 0), either filled up with zeros at the end of its other axes."""
+    """Return `lower` below `upper` (axis 0), each filled up with zeros at the end of its other axes."""
     if upper.shape[1:] == lower.shape[1:]:
         return torch.cat([upper, lower])
     sizes = [max(pair) for pair in zip(upper.shape[1:], lower.shape[1:], strict=True)]

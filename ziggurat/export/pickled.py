@@ -1,8 +1,8 @@
-"""Checkpoints that are pickles, read by torch with `weights_only=True`.
+"""Reader of checkpoints that are pickles, by torch with `weights_only=True`.
 
 That reader runs no code of the file: it knows tensors, numbers, strings, lists and dictionaries, and the classes that a
-caller lets in, which must hold values and do nothing. A file that needs more is refused. Nevertheless take checkpoints
-from people you trust: the reader itself has had flaws.
+caller allows, which must only hold values. Any other content is refused. Still, import only checkpoints of people you
+trust: the reader has had security flaws.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ __all__ = ["load_pickled"]
 
 
 def load_pickled(path: Path, what: str, *, classes: Sequence[type] = ()) -> Any:
-    """Return what a file of torch.save holds, tensors on the CPU, with a warning that it is a pickle.
+    """Return the content of a file of torch.save, tensors on the CPU, and warn that it is a pickle.
 
     Args:
-        path: the file; zip or the format before torch 1.6.
-        what: it should hold, for people.
-        classes: let in besides tensors and plain values.
+        path: the file, as zip or in the format before torch 1.6.
+        what: description of the content that is expected, for messages.
+        classes: classes allowed besides tensors and plain values.
 
-    Raises DataError: it holds more than that, or is no such file.
+    Raises DataError: it has other content, or is no such file.
     """
     warnings.warn(
         f"{path} is a pickle, read by torch.load(weights_only=True), which runs no code of it; import only checkpoints "

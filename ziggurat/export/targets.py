@@ -1,4 +1,4 @@
-"""The visible table of export targets: whether a configuration reaches it, how it is written, how it translates."""
+"""Table of export targets: reasons why a configuration does not reach them, their writers and their translators."""
 
 from __future__ import annotations
 
@@ -17,39 +17,38 @@ from ziggurat.errors import ConfigError
 from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2
 from ziggurat.export.huggingface import huggingface_reasons, write_huggingface
 from ziggurat.export.huggingface_translator import HuggingFaceTranslator
-from ziggurat.export.model import ExportedModel
 from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import load_onnx
-from ziggurat.export.plain import not_plain, unlike_plain
+from ziggurat.export.plain import ExportedModel, not_plain, unlike_plain
 from ziggurat.models.directory import CONFIG_FILE, fill_model_directory
 
-__all__ = ["TARGETS", "Target", "Translations", "target_named"]
+__all__ = ["TARGETS", "ExportTarget", "ExportTranslator", "target_named"]
 
 
-class Translations(Protocol):
-    """What translates with the result of an export."""
+class ExportTranslator(Protocol):
+    """Translator that uses the result of an export."""
 
     def translate_stream(self, lines: Sequence[str], **decoding: Any) -> Iterable[Translation]:
         """Yield one Translation per line; `decoding` are keys of that section."""
 
 
 @dataclass(frozen=True)
-class Target:
-    """One target.
+class ExportTarget:
+    """Format that a model can be exported to.
 
     Attributes:
-        summary: what it is, in a few words.
-        reasons: experiment -> all reasons why no model of it reaches the target; none: it does.
+        summary: a few words about the result.
+        reasons: experiment -> all reasons why its models do not reach the target; none: they do.
         write: (folder, model, quantization) -> None; writes the result into an empty folder.
-        translator: folder -> what translates with it, for the check.
-        quantizations: what matrices may be stored in, besides fp32.
-        own_search: the result is searched with its toolkit's search, not ours.
+        translator: folder -> a translator that uses the result, for the check.
+        quantizations: types besides fp32 in which matrices may be stored.
+        own_search: the result is searched with its toolkit's search, not with ours.
     """
 
     summary: str
     reasons: Callable[[Experiment], list[str]]
     write: Callable[[Path, ExportedModel, str | None], None]
-    translator: Callable[[Path], Translations]
+    translator: Callable[[Path], ExportTranslator]
     quantizations: tuple[str, ...] = ()
     own_search: bool = False
 
@@ -97,30 +96,30 @@ def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) ->
     write_onnx(folder, model.seq2seq(), model.experiment.model, positions=model.positions)
 
 
-TARGETS: dict[str, Target] = {
-    "ziggurat": Target("model directory of this package", lambda _: [], _write_ziggurat, load_translator),
-    "plain": Target(
+TARGETS: dict[str, ExportTarget] = {
+    "ziggurat": ExportTarget("model directory of this package", lambda _: [], _write_ziggurat, load_translator),
+    "plain": ExportTarget(
         "ADMIN, DeepNorm or LayerScale folded into a plain Transformer of this package",
         lambda experiment: not_plain(experiment.model),
         _write_plain,
         load_translator,
     ),
-    "ctranslate2": Target(
+    "ctranslate2": ExportTarget(
         "directory for CTranslate2", _ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS, True
     ),
-    "huggingface": Target(
+    "huggingface": ExportTarget(
         "directory for transformers",
         _huggingface_reasons,
         _write_huggingface,
         HuggingFaceTranslator,
         own_search=True,
     ),
-    "onnx": Target("encoder and decoding step as ONNX graphs", lambda _: [], _write_onnx, load_onnx),
+    "onnx": ExportTarget("encoder and decoding step as ONNX graphs", lambda _: [], _write_onnx, load_onnx),
 }
-"""Name -> target."""
+"""Targets by name."""
 
 
-def target_named(name: str) -> Target:
+def target_named(name: str) -> ExportTarget:
     """Return the target. Raises ConfigError for an unknown name."""
     if name not in TARGETS:
         raise ConfigError(f"`--to {name}`: choose one of {', '.join(TARGETS)}")

@@ -1,4 +1,9 @@
-"""Whether an exported model is the model: the same beam search over the same text must give the same text."""
+"""Verification of an exported model: the same beam search over the same text must give the same translations.
+
+Toolkits sum in another order than ours, so two translations of nearly the same score may change places. Such ties are
+told from real differences by the model itself: by its scores in fp64, and by searches with weights moved in their last
+digits.
+"""
 
 from __future__ import annotations
 
@@ -10,33 +15,33 @@ from typing import Any
 import torch
 
 from ziggurat.decoding.results import Translation
-from ziggurat.decoding.score import force_score
+from ziggurat.decoding.scorers import force_score
 from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ExportError, printable
-from ziggurat.export.targets import Translations
+from ziggurat.export.targets import ExportTranslator
 
-__all__ = ["BEAM", "Comparison", "compare", "search_settings"]
+__all__ = ["BEAM", "ExportVerification", "compare", "search_settings"]
 
 BEAM = 4
 _TIE = 1e-4
-"""Two translations whose log-probabilities differ by less are equally good: what fp32 leaves of a sum over tokens."""
+"""Log-probabilities that differ by less are equal: about the error of a sum over tokens in fp32."""
 _TRIALS = 8
 _NOISE = 2.0**-21
 """Relative change of every weight in a trial: a few units in the last place of fp32."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """What a comparison found.
+class ExportVerification:
+    """Counts of the lines compared.
 
     Attributes:
-        lines: compared.
-        identical: with the same text.
-        ties: with another text of the same score, or one that our own search gives when weights change in their last
+        lines: lines compared.
+        identical: lines with the same translation.
+        ties: another translation of the same score, or one that our own search finds when weights change in their last
             digits.
-        cut: with another text, not ended within the limit on either side; toolkits rank those differently.
-        different: with another text for no such reason.
-        example: the first of those.
+        cut: another translation, where one of the two did not end within the limit; toolkits rank those differently.
+        different: another translation for none of these reasons.
+        example: the first line that is different.
     """
 
     lines: int
@@ -47,7 +52,7 @@ class Comparison:
     example: str = ""
 
     def record(self) -> dict[str, Any]:
-        """Return the figures by name."""
+        """Return the counts by name."""
         return asdict(self)
 
     def check(self) -> None:
@@ -59,15 +64,15 @@ class Comparison:
             )
         if self.cut > self.lines // 2:
             raise ExportError(
-                f"{self.cut:,} of {self.lines:,} translations did not end, so they tell nothing; is the model trained? "
+                f"{self.cut:,} of {self.lines:,} translations did not end, so they show nothing; is the model trained? "
                 "Give text of its kind by `--verify FILE`. Nothing was written"
             )
 
 
 def search_settings(positions: int, limit: int) -> dict[str, Any]:
-    """Return settings under which all toolkits search alike: no penalty, one limit for all, ends within the beam.
+    """Return settings under which all toolkits search alike: no penalty, one limit for all lines, `endings: beam`.
 
-    `limit` is the model's own, in tokens; more than 255 are not tried.
+    `limit` is the model's own, in tokens; at most 255 are used.
     """
     limit = min(255, positions - 1, limit)
     return {
@@ -80,8 +85,10 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
     }
 
 
-def compare(ours: Translator, theirs: Translations, texts: Sequence[str], settings: dict[str, Any]) -> Comparison:
-    """Translate `texts` with the model and with its export, and count what is the same."""
+def compare(
+    ours: Translator, theirs: ExportTranslator, texts: Sequence[str], settings: dict[str, Any]
+) -> ExportVerification:
+    """Translate `texts` with the model and with its export, and compare the translations."""
     mine = list(ours.translate_stream(texts, **settings))
     others = list(theirs.translate_stream(texts, **settings))
     counts = {"identical": 0, "ties": 0, "cut": 0, "different": 0}
@@ -89,6 +96,7 @@ def compare(ours: Translator, theirs: Translations, texts: Sequence[str], settin
     for number, (a, b) in enumerate(zip(mine, others, strict=True)):
         if a.text == b.text:
             counts["identical"] += 1
+        # Translations that were cut are no evidence: toolkits rank them differently.
         elif a.hypotheses[0].finished and b.hypotheses[0].finished:
             unlike.append(number)
         else:
@@ -102,17 +110,19 @@ def compare(ours: Translator, theirs: Translations, texts: Sequence[str], settin
             shown = (printable(text) for text in (texts[number], mine[number].text, others[number].text))
             example = "`{}`: `{}`, exported `{}`".format(*shown)
             break
-    return Comparison(len(texts), **counts, example=example)
+    return ExportVerification(len(texts), **counts, example=example)
 
 
 def _ties(ours: Translator, mine: list[Translation], others: list[Translation], settings: dict[str, Any]) -> list[bool]:
-    """Return of each pair of unlike translations whether only rounding decided between them."""
+    """Return, for each pair of unlike translations, True if only rounding decided between them."""
     if not mine:
         return []
     sources = [translation.source for translation in mine]
     scores = [_log_probabilities(ours, sources, side) for side in (mine, others)]
+    # (1) The model gives both the same score in fp64.
     tied = [abs(a - b) <= _TIE for a, b in zip(*scores, strict=True)]
     generator = torch.Generator().manual_seed(0)
+    # (2) A search finds the export's translation, in fp64 (the first trial) or with weights moved in their last digits.
     for trial in range(_TRIALS + 1):
         left = [number for number, tie in enumerate(tied) if not tie]
         if not left:
@@ -125,11 +135,12 @@ def _ties(ours: Translator, mine: list[Translation], others: list[Translation], 
 
 
 def _log_probabilities(ours: Translator, sources: list[str], translations: list[Translation]) -> list[float]:
-    """Return what the model itself gives each translation, in fp64."""
+    """Return the log-probability of each translation by the model itself, in fp64."""
     tokenizer = ours.target_tokenizer
     ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
     targets = [[ids.get(piece, tokenizer.unk) for piece in t.hypotheses[0].tokens] for t in translations]
     scored = force_score(
+        # fp64 leaves no ties to rounding; a copy, since the weights may be exported again, quantised.
         copy.deepcopy(ours.model).double(),
         ours.source_tokenizer.encode(sources),
         targets,

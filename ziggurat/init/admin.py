@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Literal
+from typing import Any, Literal, assert_never
 
 import torch
 from torch import Tensor, nn
 
+from ziggurat.nn.dropout import StochasticBranch
 from ziggurat.nn.residual import Residual
-from ziggurat.nn.stochastic import StochasticBranch
 
 __all__ = ["constant_omega", "profile_omega"]
 
@@ -29,7 +29,15 @@ def constant_omega(
     stack without omega stays as it is.
     """
     n = planned or len(residuals)
-    omega = {"log": math.sqrt((n + 1) / math.log(n + 1) - 1), "linear": math.sqrt(n), "one": 1.0}[kind]
+    match kind:
+        case "log":
+            omega = math.sqrt((n + 1) / math.log(n + 1) - 1)
+        case "linear":
+            omega = math.sqrt(n)
+        case "one":
+            omega = 1.0
+        case _:
+            assert_never(kind)
     for skip in map(_omega, residuals):
         if skip is not None:
             skip.fill_(omega)
@@ -42,7 +50,7 @@ def profile_omega(
     masks: Sequence[Tensor],
     kept: Collection[Residual] = (),
 ) -> list[list[float]]:
-    """Set omega of every sub-layer from the variances met in one forward pass; return the values, stack by stack.
+    """Set omega of every sub-layer from the variances in one forward pass; return the values, stack by stack.
 
     Args:
         stacks: the Residuals of each stack; one without omega is left alone and gives an empty list.
@@ -50,15 +58,15 @@ def profile_omega(
         masks: of each stack's tokens [batch, length], True where real.
         kept: Residuals whose omega stays as it is and is not returned: those of a trained model that has grown.
 
-    Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order
-    in which the pass meets the sub-layers and with each omega in force as soon as it is known: the progressive form
-    of the released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.)
-    Variances are over all channels of all real tokens, after the branch's dropout; what the pass then adds is that
-    very branch. Branches that are dropped as a whole (stochastic sub-layers) are present, and compiled layers run as
-    they were written. Nothing but omega changes.
+    Stacks are independent. Within one, omega_1 = 1 and omega_{i+1}^2 = Var(omega_i x_{i-1}) + Var(f_i), in the order in
+    which the pass meets the sub-layers. Each omega is applied as soon as it is known: the progressive form of the
+    released code. (The paper's formula profiles with omega = 1 throughout and would make omega_1 zero.) Variances are
+    over all channels of all real tokens, after the branch's dropout, and the pass adds that same dropped branch. No
+    branch is dropped as a whole (stochastic sub-layers), and compiled layers run uncompiled. Nothing but omega changes.
     """
     recursions = [_Recursion(mask, kept) for mask in masks]
-    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):  # hooks would be compiled for each sub-layer
+    # Uncompiled: a compiled layer would be compiled again with its hooks, once for every sub-layer.
+    with ExitStack() as hooks, torch.compiler.set_stance("force_eager"):
         for residuals, recursion in zip(stacks, recursions, strict=True):
             for residual in residuals:
                 if _omega(residual) is not None:
@@ -72,7 +80,7 @@ def _omega(residual: Residual) -> nn.Parameter | None:
 
 
 class _Recursion:
-    """The recursion of one stack over its sub-layers; `mask` [batch, length] says which tokens count."""
+    """The recursion of one stack over its sub-layers; `mask` [batch, length] is True at tokens that count."""
 
     def __init__(self, mask: Tensor, kept: Collection[Residual]) -> None:
         self.mask = mask
@@ -82,7 +90,7 @@ class _Recursion:
 
     @contextmanager
     def watching(self, residual: Residual) -> Iterator[None]:
-        """Profile `residual` when it is called; its dropout then lets pass what has been dropped out already."""
+        """Profile `residual` when it is called."""
         training = residual.dropout.training
         hook = residual.register_forward_pre_hook(self._profile)
         try:
@@ -91,18 +99,19 @@ class _Recursion:
             hook.remove()
             residual.dropout.train(training)
 
-    def _profile(self, residual: nn.Module, joined: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor, Tensor]:
+    def _profile(self, residual: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
         assert isinstance(residual, Residual)
-        x, fx, below = joined
+        x, fx, *bottom = inputs
         omega, dropout = _omega(residual), residual.dropout
         assert omega is not None
         if residual not in self.kept:
             omega.fill_(self.following)
             self.omegas.append(self.following)
+        # Var(f_i) is of the branch after dropout. It is dropped out here, so the module's own dropout must pass it on.
         fx = (dropout.dropout if isinstance(dropout, StochasticBranch) else dropout)(fx)
         dropout.eval()
         self.following = math.sqrt(self._variance(x * omega) + self._variance(fx))
-        return x, fx, below
+        return x, fx, *bottom
 
     def _variance(self, x: Tensor) -> float:
         real = x[self.mask]

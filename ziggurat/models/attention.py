@@ -1,10 +1,15 @@
-"""Attention kinds of the configuration -> modules and decoder layers."""
+"""The table of attention kinds, and the decoder layer that each makes.
+
+What a configuration must know of a kind is on its row in ziggurat.config.kinds: also whether attention to the memory is
+part of the same sub-layer (`merged`).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
-from ziggurat.config.model import DecoderAttentionKind
+from ziggurat.config.kinds import ATTENTIONS, DecoderAttentionKind, EncoderAttentionKind
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
 from ziggurat.models.parts import StackParts
 from ziggurat.nn.attention import (
@@ -20,7 +25,7 @@ from ziggurat.nn.attention import (
     SimplifiedAverageAttention,
 )
 
-__all__ = ["MERGED", "OWN", "decoder_layer", "encoder_attention"]
+__all__ = ["ATTENTION", "ENCODER_ATTENTION", "AttentionRow", "decoder_layer"]
 
 
 def _full(parts: StackParts) -> SelfAttention:
@@ -30,7 +35,7 @@ def _full(parts: StackParts) -> SelfAttention:
         parts.dropout(parts.config.dropout.attention),
         linear=parts.linear,
         scaling=_scaling(parts),
-        rotary=_rotary(parts),
+        rotary=Rotary(parts.d_model // parts.heads) if parts.config.embedding.positions == "rotary" else None,
     )
 
 
@@ -57,50 +62,18 @@ def _simplified(parts: StackParts) -> SimplifiedAverageAttention:
     return SimplifiedAverageAttention(parts.d_model, linear=parts.linear)
 
 
-OWN: dict[DecoderAttentionKind, Callable[[StackParts], OwnAttention]] = {
-    "full": _full,
-    "relative": _relative,
-    "average": _average,
-    "simplified_average": _simplified,
-}
-"""Attention to the target as a sub-layer of its own."""
-
-
 def _merged(parts: StackParts) -> MergedAttention:
     cross = _cross(parts, project_out=False)
     return MergedAverageAttention(cross, share_value=parts.config.attention.share_value, linear=parts.linear)
 
 
-MERGED: dict[DecoderAttentionKind, Callable[[StackParts], MergedAttention]] = {
-    "merged": _merged,
-    "merged_full": lambda parts: MergedAttention(_full(parts), _cross(parts)),
-    "merged_gated": lambda parts: MergedAttention(_average(parts), _cross(parts)),
-}
-"""Attention to the target and to the memory in one sub-layer."""
-
-
-def encoder_attention(parts: StackParts) -> SelfAttention:
-    """Return the self-attention of one encoder layer."""
-    return _relative(parts) if parts.config.encoder.attention == "relative" else _full(parts)
-
-
-def decoder_layer(parts: StackParts, number: int) -> AnyDecoderLayer:
-    """Return decoder layer `number`, from 1."""
-    kind = parts.config.decoder.attention
-    if kind in MERGED:
-        return MergedDecoderLayer(MERGED[kind](parts), parts.feed_forward(), parts.residuals(number, (True, False)))
-    residuals = parts.residuals(number, (True, True, False))
-    return DecoderLayer(OWN[kind](parts), _cross(parts), parts.feed_forward(), residuals)
-
-
 def _cross(parts: StackParts, *, project_out: bool = True) -> CrossAttention:
     config = parts.config
-    dropout = parts.dropout(config.dropout.attention)
     return CrossAttention(
         parts.d_model,
         config.encoder_width,
         parts.heads,
-        dropout,
+        parts.dropout(config.dropout.attention),
         linear=parts.linear,
         scaling=_scaling(parts),
         project_out=project_out,
@@ -120,5 +93,51 @@ def _scaling(parts: StackParts) -> QueryKeyScaling | None:
     )
 
 
-def _rotary(parts: StackParts) -> Rotary | None:
-    return Rotary(parts.d_model // parts.heads) if parts.config.embedding.positions == "rotary" else None
+@dataclass(frozen=True)
+class AttentionRow:
+    """One kind of attention to the target.
+
+    Attributes:
+        make: makes the sub-layer's module; of a kind that is `merged` in ziggurat.config.kinds a MergedAttention.
+        reads: names of the linear maps that read the stream and nothing else; None: other things read it too.
+        writes: names of the maps whose sum is the sub-layer's output; None: its output is something else.
+    """
+
+    make: Callable[[StackParts], OwnAttention | MergedAttention]
+    reads: tuple[str, ...] | None
+    writes: tuple[str, ...] | None
+
+
+ENCODER_ATTENTION: dict[EncoderAttentionKind, Callable[[StackParts], SelfAttention]] = {
+    "full": _full,
+    "relative": _relative,
+}
+"""Attention to the source; what else must be known of a kind is on its row in ATTENTION."""
+
+ATTENTION: dict[DecoderAttentionKind, AttentionRow] = {
+    "full": AttentionRow(_full, ("qkv_proj",), ("out_proj",)),
+    "relative": AttentionRow(_relative, ("qkv_proj",), ("out_proj",)),
+    # It averages and gates the stream itself.
+    "average": AttentionRow(_average, None, None),
+    "simplified_average": AttentionRow(_simplified, ("v_proj",), ("out_proj",)),
+    # With `attention.share_value` there is no `v_proj`: a map that also reads the memory takes its place.
+    "merged": AttentionRow(_merged, ("cross.q_proj", "v_proj"), ("out_proj",)),
+    "merged_full": AttentionRow(
+        lambda parts: MergedAttention(_full(parts), _cross(parts)),
+        ("own.qkv_proj", "cross.q_proj"),
+        ("own.out_proj", "cross.out_proj"),
+    ),
+    "merged_gated": AttentionRow(lambda parts: MergedAttention(_average(parts), _cross(parts)), None, None),
+}
+"""Attention to the target: as a sub-layer, or merged with attention to the memory."""
+
+
+def decoder_layer(parts: StackParts, number: int) -> AnyDecoderLayer:
+    """Return decoder layer `number`, from 1."""
+    kind = parts.config.decoder.attention
+    attention = ATTENTION[kind].make(parts)
+    if ATTENTIONS[kind].merged:
+        assert isinstance(attention, MergedAttention), f"`{kind}` is merged by ziggurat.config.kinds, not by its module"
+        return MergedDecoderLayer(attention, parts.feed_forward(), parts.residuals(number, (True, False)))
+    assert isinstance(attention, OwnAttention), f"`{kind}` is merged by its module, not by ziggurat.config.kinds"
+    return DecoderLayer(attention, _cross(parts), parts.feed_forward(), parts.residuals(number, (True, True, False)))

@@ -1,4 +1,7 @@
-"""ModelConfig -> Seq2Seq."""
+"""Building of models: ModelConfig -> Seq2Seq, and what follows from the whole model: roles, compilation, recomputation.
+
+`assemble` makes the modules, whose parameters have no values; `build_model` also initialises them.
+"""
 
 from __future__ import annotations
 
@@ -6,24 +9,24 @@ import dataclasses
 import os
 import shutil
 from collections.abc import Callable
-from typing import cast
+from typing import Any
 
 import torch
 import torch.fx.experimental._config
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
 
-from ziggurat.config.model import Family, ModelConfig
-from ziggurat.config.recompute import RecomputeConfig
+from ziggurat.config.kinds import Family
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.train import RecomputeConfig
 from ziggurat.errors import ConfigError
-from ziggurat.init import Depth, Role, Slot, assign_roles, constant_omega, initialise
-from ziggurat.models.attention import decoder_layer, encoder_attention
+from ziggurat.init import ModelDepth, Role, Slot, assign_roles, constant_omega, initialise
+from ziggurat.models.attention import ENCODER_ATTENTION, decoder_layer
 from ziggurat.models.layers import EncoderLayer
-from ziggurat.models.parts import Embeddings, StackParts
-from ziggurat.models.recompute import Recomputing
+from ziggurat.models.parts import Embeddings, StackParts, memory_mixtures
 from ziggurat.models.rnmt import build_rnmt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.history import Transparent
 from ziggurat.nn.residual import Residual
 from ziggurat.nn.roles import place_of
 
@@ -62,7 +65,7 @@ def build_model(
     different size.
     """
     model = assemble(config, source_vocabulary, target_vocabulary, exact_dropout=exact_dropout)
-    depth = Depth(
+    depth = ModelDepth(
         config.planned_encoder_layers,
         config.decoder.layers,
         merged=config.decoder.attention == "merged",
@@ -77,12 +80,29 @@ def build_model(
 def assemble(
     config: ModelConfig, source_vocabulary: int, target_vocabulary: int, *, exact_dropout: bool = False
 ) -> Seq2Seq:
-    """Return the modules of a model without initial values; on torch.device("meta") it takes no memory.
+    """Return the modules of a model on the CPU, or on the device of the context; "meta" takes no memory.
 
-    The arguments and errors are those of build_model.
+    Parameters are left as memory was found, but for those that modules fill themselves (Role.WIRING); buffers are
+    filled. The arguments and errors are those of build_model.
     """
-    with torch.random.fork_rng(devices=[]):  # torch.nn draws throw-away values while modules are made
+    with _Undrawn():
         return FAMILY[config.family](config, source_vocabulary, target_vocabulary, exact_dropout)
+
+
+class _Undrawn(TorchFunctionMode):
+    """Context in which nothing is drawn.
+
+    The modules of torch.nn draw initial values while they are made. Initialisation or a model file replaces every one
+    of them, and for a deep model drawing takes longer than all the rest. It would also move the global random state.
+    """
+
+    _DRAWS = frozenset({nn.init.kaiming_uniform_, nn.init.uniform_, nn.init.normal_, Tensor.uniform_, Tensor.normal_})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func in self._DRAWS:
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **kwargs)
 
 
 def _build_transformer(
@@ -92,27 +112,24 @@ def _build_transformer(
     source_tokens, target_tokens, output = outside.tokens(source_vocabulary, target_vocabulary, config.d_model)
     below = StackParts(config, decoder=False, exact_dropout=exact_dropout)
     above = StackParts(config, decoder=True, exact_dropout=exact_dropout)
-    transparent, frame = None, below.frame(sublayers=2)
-    if config.memory == "transparent":
-        frame = dataclasses.replace(frame, final_norm=None)  # it would act on no state that is merged
-        transparent = Transparent(config.encoder.layers + 1, config.decoder.layers, config.dropout.transparent)
+    encoder_layers = [
+        EncoderLayer(
+            ENCODER_ATTENTION[config.encoder.attention](below),
+            below.feed_forward(),
+            below.residuals(number, (True, False)),
+        )
+        for number in range(1, config.encoder.layers + 1)
+    ]
     decoder_layers = [decoder_layer(above, number) for number in range(1, config.decoder.layers + 1)]
+    transparent = memory_mixtures(config, sources=config.encoder.layers + 1, readers=config.decoder.layers)
+    encoder_wiring = below.wiring(sublayers=2)
+    if transparent is not None:  # a final norm would act on no state that is mixed
+        encoder_wiring = dataclasses.replace(encoder_wiring, final_norm=None)
     return Seq2Seq(
         outside.input(source_tokens),
         outside.input(target_tokens, zero_start=config.embedding.zero_start),
-        Encoder(
-            [
-                EncoderLayer(
-                    encoder_attention(below),
-                    below.feed_forward(),
-                    below.residuals(number, (True, False)),
-                )
-                for number in range(1, config.encoder.layers + 1)
-            ],
-            frame,
-            transparent,
-        ),
-        Decoder(decoder_layers, above.frame(len(decoder_layers[0].sublayers()))),
+        Encoder(encoder_layers, encoder_wiring, transparent),
+        Decoder(decoder_layers, above.wiring(len(decoder_layers[0].sublayers()))),
         output,
     )
 
@@ -140,20 +157,21 @@ def compile_layers(model: Seq2Seq) -> None:
     compiler = os.environ.get("CXX", "g++")
     if model.device.type == "cpu" and shutil.which(compiler) is None:
         raise ConfigError(f"`training.compile: layers` needs a C++ compiler on a CPU, and there is no `{compiler}`")
-    # Both stacks count together, and past the limit (8) torch would run layers uncompiled. Twice the bound: in some
-    # models the first layer reads another kind of tensor than the others do.
+    # torch counts the graphs of both stacks together and beyond its limit (8) runs layers uncompiled. Twice the bound:
+    # in some models the first layer reads another kind of tensor than the others do, which makes other graphs.
     torch._dynamo.config.recompile_limit = max(48, torch._dynamo.config.recompile_limit)
-    # Else two sizes that are equal by chance while a graph is made are taken to be one, and it is made again.
+    # With duck shapes, two sizes that are equal by chance while a graph is made (batch and length, say) are taken for
+    # one, and the first batch in which they differ makes the graph again.
     torch.fx.experimental._config.use_duck_shape = False
     for stack in (model.encoder, model.decoder):
-        for layer in cast(nn.ModuleList, stack.layers):
+        for layer in stack.layers:
             layer.compile(dynamic=True)
 
 
 def set_recompute(model: Seq2Seq, config: RecomputeConfig) -> None:
-    """Say which layers of each stack are computed again in the backward pass; names and gradients stay the same."""
+    """Set which layers of each stack are computed again in the backward pass; names and gradients stay the same."""
     for stack, recompute in ((model.encoder, config.encoder), (model.decoder, config.decoder)):
-        cast(Recomputing, stack).recompute = recompute
+        stack.recompute = recompute
 
 
 def model_slots(model: Seq2Seq) -> list[Slot]:
@@ -161,9 +179,10 @@ def model_slots(model: Seq2Seq) -> list[Slot]:
     layer_of = {
         slot.place: (number, decoder)
         for decoder, stack in enumerate((model.encoder, model.decoder))
-        for number, layer in enumerate(stack.layers, start=1)  # type: ignore[arg-type]
+        for number, layer in enumerate(stack.layers, start=1)
         for slot in assign_roles(layer)
     }
+    # A target embedding that is not the source's too belongs to the decoder, though it is in no layer (T-Fixup).
     source, target = (place_of(e.tokens.weight) for e in (model.source_embedding, model.target_embedding))
     if source != target:
         layer_of[target] = (0, 1)

@@ -13,7 +13,7 @@ from pydantic import ValidationError
 from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.changes import changed, shown
+from ziggurat.config.experiment import changed, shown
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import folder_kind
@@ -21,8 +21,7 @@ from ziggurat.data.subword import VOCABULARY_FILE, copy_tokenizers, load_tokeniz
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
-from ziggurat.models.build import build_model
-from ziggurat.models.device import usable_device
+from ziggurat.models.build import assemble
 from ziggurat.models.grow import at_depth
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
@@ -34,8 +33,7 @@ from ziggurat.models.run_folder import (
     refuse_missing,
 )
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.tensors import read_tensors, write_tensors
-from ziggurat.models.weights import check_fit, load_weights, weights
+from ziggurat.models.tensors import check_fit, load_weights, read_tensors, usable_device, weights, write_tensors
 
 __all__ = [
     "CHECKPOINTS",
@@ -70,7 +68,7 @@ class OpenedModel:
         experiment: its configuration.
         directory: folder that holds the vocabulary files.
         weights: file the weights came from.
-        origin: which weights these are, in words for people: `runs/a: best, update 1200`.
+        origin: these weights in words: `runs/a: best, update 1200`.
     """
 
     model: Seq2Seq
@@ -85,7 +83,7 @@ _MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{re.escape(CHECKSUMS_FILE)}|{TE
 
 
 def may_become_model_directory(path: Path) -> bool:
-    """Whether nothing would be lost: there is nothing at `path`, an empty folder, or a model directory alone.
+    """Whether writing to `path` loses nothing: it is free, an empty folder, or holds a model directory alone.
 
     Raises DataError: another process is building it.
     """
@@ -98,7 +96,7 @@ def may_become_model_directory(path: Path) -> bool:
 def is_half_written(path: Path) -> bool:
     """Whether a folder holds no more than an earlier version left when it was killed before it wrote the weights.
 
-    A folder of somebody's SentencePiece models, or with a configuration alone, is none.
+    A folder of a user's SentencePiece models, or with a configuration alone, does not count.
     """
     if not holds_only(path, _MODEL_DIRECTORY_FILES) or (path / MODEL_FILE).exists():
         return False
@@ -145,7 +143,7 @@ def write_model_directory(
     *,
     again: str = "write the folder anew",
 ) -> None:
-    """Write a model directory; it appears whole or not at all, in place of what was there.
+    """Write a model directory; it appears whole or not at all, and replaces one that was there.
 
     `again` says how to get the folder anew (ziggurat.data.checksums.write_checksums). Raises DataError: the folder
     cannot be made, or another process is building it.
@@ -174,7 +172,7 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
         path: the folder.
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first of these
             that is there.
-        device: where to put the model; see ziggurat.models.device.usable_device.
+        device: where to put the model; see ziggurat.models.tensors.usable_device.
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
     a device that cannot be used.
@@ -186,7 +184,9 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     experiment = _experiment(weights_file.parent, root)
     source, target = load_tokenizers(root)
     check_fit(experiment.model, (source.size, target.size), weights_file)
-    model = build_model(experiment.model, source.size, target.size)
+    # Without initial values: the file has every parameter (load_weights checks that), and buffers are made with the
+    # modules.
+    model = assemble(experiment.model, source.size, target.size)
     load_weights(model, read_weights(weights_file), str(weights_file))
     return OpenedModel(model.to(place).eval(), experiment, root, weights_file, weights_origin(path, weights_file))
 
@@ -231,7 +231,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
 
 
 def _run_of(checkpoint: Path) -> Path:
-    """Return the folder of the run that a checkpoint would be in."""
+    """Return the folder of the run to which a checkpoint at this path would belong."""
     return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
 
 
@@ -254,7 +254,7 @@ def _experiment(folder: Path, root: Path) -> Experiment:
 
 
 def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, Any]) -> None:
-    """Raise CheckpointError naming the keys when weights were trained by another `model` section than the file's."""
+    """Raise CheckpointError naming the keys in which `model` differs from the section the weights were trained with."""
     try:
         before = type(experiment.model).model_validate(kept["model"])  # with defaults for keys that came later
     except (ValidationError, KeyError) as error:
@@ -269,7 +269,7 @@ def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, A
 
 
 def weights_origin(path: Path, weights_file: Path) -> str:
-    """Say for people which weights `weights_file` holds, behind the folder they were asked of."""
+    """Describe the weights in `weights_file` in words: the folder that was asked for, then which of its weights."""
     folder = weights_file.parent
     step = re.fullmatch(r"step-(\d+)", Path(os.path.realpath(folder)).name)  # `best` and `last` are links
     said = [f"update {int(step[1])}"] if step else []

@@ -1,16 +1,24 @@
-"""Rewrites a deep model as a plain post-norm or pre-norm Transformer that computes the same (Liu et al. 2020)."""
+"""Folding: a deep model rewritten as a plain post- or pre-norm Transformer that computes the same (Liu et al. 2020).
+
+Three tables say what can be folded: RESIDUAL how a residual's factor moves, HISTORY which norm a layer reads, ATTENTION
+which linear maps read and write the stream (ziggurat.models.kinds and ziggurat.models.attention).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple, assert_never
 
 import torch
 from torch import Tensor
 
-from ziggurat.config.model import DecoderAttentionKind, ModelConfig, ResidualKind, StackConfig
+from ziggurat.config.kinds import ATTENTIONS, ResidualKind
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError
-from ziggurat.nn.residual.deepnorm import deepnorm_constants
+from ziggurat.models.attention import ATTENTION
+from ziggurat.models.kinds import HISTORY, RESIDUAL
+from ziggurat.nn.residual.kinds import deepnorm_constants
 
 __all__ = ["NotPlainError", "fold"]
 
@@ -40,14 +48,14 @@ def fold(
     - `layer_scale` to `pre`: lambda goes into the maps by which sub-layers write.
 
     `post` and `pre` stay as they are. The two stacks may be of different kinds; attention, histories and the rest of
-    the configuration are kept. What the model would do in training is another matter: norms and matrices then learn
-    at other speeds, and LayerDrop skips a layer with its omega.
+    the configuration are kept. Only evaluation is the same: in training, norms and matrices of the folded model would
+    learn at other speeds, and LayerDrop would skip a layer with its omega.
 
     Args:
         config: of the model.
         tensors: its parameters by name (ziggurat.models.directory.weights); they are not changed.
-        entries: gets, by stack, a factor [d_model] of its input (embedding and position) that the folded model needs,
-            for formats that can hold one; omega_1 need not be 1 then. None: there is no place for such a factor.
+        entries: for formats that can multiply a stack's input (embedding and position) by a factor [d_model]: receives
+            that factor by stack, and omega_1 need not be 1. None: the format has no such factor.
 
     Raises NotPlainError with all reasons why this model cannot be folded.
     """
@@ -68,7 +76,7 @@ def fold(
 
 
 class _Folded(NamedTuple):
-    """What became of a stack: its residual kind, and its epsilon if that is new."""
+    """The residual kind of a folded stack, and its epsilon if that is new."""
 
     kind: ResidualKind
     epsilon: float | None = None
@@ -80,7 +88,7 @@ class _Branch(NamedTuple):
     Attributes:
         name: of the sub-layer in its layer.
         reads: maps that read the stream and nothing else; None: something that is no such map reads it.
-        writes: maps whose sum is what the sub-layer gives; None: something else.
+        writes: maps whose sum is the sub-layer's output; None: its output is something else.
     """
 
     name: str
@@ -88,36 +96,29 @@ class _Branch(NamedTuple):
     writes: tuple[str, ...] | None
 
 
-_FULL = ("qkv_proj",), ("out_proj",)
-_OWN: dict[DecoderAttentionKind, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
-    "full": _FULL,
-    "relative": _FULL,
-    "simplified_average": (("v_proj",), ("out_proj",)),
-    "average": (None, None),  # averages and gates the stream itself
-}
-_MERGED: dict[DecoderAttentionKind, tuple[tuple[str, ...] | None, tuple[str, ...] | None]] = {
-    "merged": (("cross.q_proj", "v_proj"), ("out_proj",)),
-    "merged_full": (("own.qkv_proj", "cross.q_proj"), ("own.out_proj", "cross.out_proj")),
-    "merged_gated": (None, None),
-}
-
-
 def _branches(config: ModelConfig, decoder: bool) -> list[_Branch]:
     """Return the sub-layers of a layer of one stack, in order."""
     ffn = _Branch("ffn", ("in_proj",), ("out_proj",))
-    if not decoder:
-        return [_Branch("self_attn", *_FULL), ffn]
-    kind = config.decoder.attention
-    if kind in _OWN:
-        return [_Branch("self_attn", *_OWN[kind]), _Branch("cross_attn", ("q_proj",), ("out_proj",)), ffn]
-    merged = _Branch("merged_attn", *_MERGED[kind])
+    kind = config.decoder.attention if decoder else config.encoder.attention
+    row = ATTENTION[kind]
+    if not ATTENTIONS[kind].merged:
+        own = _Branch("self_attn", row.reads, row.writes)
+        cross = _Branch("cross_attn", ("q_proj",), ("out_proj",))  # its keys and values read the memory
+        return [own, cross, ffn] if decoder else [own, ffn]
+    merged = _Branch("merged_attn", row.reads, row.writes)
     if kind == "merged" and config.attention.share_value:
         merged = merged._replace(reads=None)  # the value map reads the memory too
     return [merged, ffn]
 
 
-class _Place(NamedTuple):
-    """A sub-layer in its stack: `prefix` of its names, `norm` by whose output alone it is fed, or None."""
+class _Sublayer(NamedTuple):
+    """A sub-layer in its stack.
+
+    Attributes:
+        prefix: of the names of its parameters.
+        branch: its linear maps.
+        norm: the norm whose output it reads, and nothing else reads; None: there is no such norm.
+    """
 
     prefix: str
     branch: _Branch
@@ -125,7 +126,7 @@ class _Place(NamedTuple):
 
 
 class _Stack:
-    """One stack of a model, whose entries of `tensors` are replaced; what is in the way is added to `reasons`."""
+    """One stack of a model; its entries of `tensors` are replaced, and obstacles are added to `reasons`."""
 
     def __init__(
         self,
@@ -145,118 +146,131 @@ class _Stack:
         self.kind = config.decoder_residual if decoder else config.encoder_residual
 
     def fold(self) -> _Folded:
-        rules: dict[ResidualKind, Callable[[], _Folded]] = {
-            "post": lambda: _Folded("post"),
-            "pre": lambda: _Folded("pre"),
-            "admin": self._admin,
-            "deepnorm": self._deepnorm,
-            "layer_scale": self._layer_scale,
-        }
-        if self.kind not in rules:
-            self._refuse(f"`residual: {self.kind}` has no plain form; {', '.join(rules)} have")
-            return _Folded(self.kind)
-        return rules[self.kind]()
+        match RESIDUAL[self.kind].folding:
+            case "post" | "pre" as plain:
+                return _Folded(plain)
+            case "skip_vector":
+                return self._skip_vector()
+            case "alpha":
+                planned, decoder_layers = self.config.planned_encoder_layers, self.config.decoder.layers
+                return self._skip_constant(deepnorm_constants(planned, decoder_layers, self.decoder)[0])
+            case "branch_vector":
+                return self._branch_vector()
+            case None:
+                foldable = ", ".join(kind for kind, row in RESIDUAL.items() if row.folding is not None)
+                self._refuse(f"`residual: {self.kind}` has no plain form; {foldable} have")
+                return _Folded(self.kind)
+            case other:
+                assert_never(other)
 
     def _refuse(self, reason: str) -> None:
         self.reasons.append(f"{self.name}: {reason}")
 
-    def _places(self) -> Iterator[_Place]:
+    def _sublayers(self) -> Iterator[_Sublayer]:
         """Yield the sub-layers from the bottom."""
         branches = _branches(self.config, self.decoder)
-        split = self.config.combination.unit == "sublayer" and self.stack.history != "latest"
+        split = self.config.combination.splits(self.stack.history)
         below: str | None = None
         for layer in range(self.stack.layers):
             for number, branch in enumerate(branches):
                 prefix = f"{self.name}.layers.{layer}.{branch.name}"
                 norm = below
                 if number == 0 or split:
-                    norm = self._feeding(layer * len(branches) + number if split else layer, below)
-                if number == 0 and not self.decoder and self.config.memory == "transparent":
-                    norm = None  # the merges read it too
-                yield _Place(prefix, branch, norm)
+                    norm = self._norm_read(layer * len(branches) + number if split else layer, below)
+                if number == 0 and not self.decoder and self._is_mixed():
+                    norm = None  # the mixtures read it too
+                yield _Sublayer(prefix, branch, norm)
                 below = f"{prefix}_residual.out_norm"
 
-    def _feeding(self, unit: int, below: str | None) -> str | None:
-        """Return the norm whose output unit `unit`, from 0, reads and nobody else; `below` is that of the one below."""
-        options, row = self.config.combination, unit
-        match self.stack.history:
-            case "latest":
-                return below
-            case "blocks" if unit % options.period_of("blocks"):
-                return below
-            case "blocks":
-                row = unit // options.period_of("blocks")
-            case "top_only" | "depth_weighted":
-                return None
-        normed = options.norm in ("auto", "consumers") and (row > 0 or options.normalize_embedding)
-        return f"{self.name}.history.norms.{row}" if normed else None
+    def _norm_read(self, unit: int, below: str | None) -> str | None:
+        """Return the norm whose output layer `unit`, from 0, reads and nothing else does; None: there is none.
 
-    def _admin(self) -> _Folded:
-        omegas = [self.tensors.pop(f"{place.prefix}_residual.skip") for place in self._places()]
+        `below` is the norm at the end of the layer below. With a split history a unit is a sub-layer.
+        """
+        options, history = self.config.combination, self.stack.history
+        match HISTORY[history].feeding(unit, options.period_of(history)):
+            case "below":
+                return below
+            case "shared":
+                return None
+            case int(row):
+                # `auto` means consumers here: only post-norm kinds move a factor into a norm (ziggurat.models.kinds).
+                normed = options.norm in ("auto", "consumers") and (row > 0 or options.normalize_embedding)
+                return f"{self.name}.history.norms.{row}" if normed else None
+            case other:
+                assert_never(other)
+
+    def _is_mixed(self) -> bool:
+        """Whether the decoder reads mixtures of all encoder layers, not the encoder's output alone."""
+        match self.config.memory:
+            case "top":
+                return False
+            case "transparent":
+                return True
+            case other:
+                assert_never(other)
+
+    def _skip_vector(self) -> _Folded:
+        omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]
         everything = torch.stack(omegas)
         if not bool((omegas[0] == 1).all()) and bool((everything == omegas[0][0]).all()):
-            return self._constant(float(omegas[0][0]))
-        for place, omega in zip(self._places(), omegas, strict=True):
+            return self._skip_constant(float(omegas[0][0]))
+        for sublayer, omega in zip(self._sublayers(), omegas, strict=True):
             if not bool((omega == 1).all()):
-                self._move(place, omega)
+                self._move(sublayer, omega)
         return _Folded("post")
 
-    def _move(self, place: _Place, omega: Tensor) -> None:
+    def _move(self, sublayer: _Sublayer, omega: Tensor) -> None:
         """Let the norm that feeds a sub-layer give omega times as much and the sub-layer's maps read 1/omega of it."""
-        at_entry = self._is_entry(place)
-        if place.norm is None and not at_entry:
+        at_entry = self._is_entry(sublayer)
+        if sublayer.norm is None and not at_entry:
             self._refuse(
-                f"omega of {place.prefix} is not 1, and its input, an embedding or an output that others read too, "
+                f"omega of {sublayer.prefix} is not 1, and its input, an embedding or an output that others read too, "
                 "cannot be scaled (`wiring.omega_trainable: false` with a profiled omega keeps the first at 1)"
             )
-        elif place.branch.reads is None:
-            self._refuse(f"omega of {place.prefix} is not 1, and not only linear maps read its input")
+        elif sublayer.branch.reads is None:
+            self._refuse(f"omega of {sublayer.prefix} is not 1, and not only linear maps read its input")
         elif not bool((omega.isfinite() & (omega != 0)).all()):
-            self._refuse(f"omega of {place.prefix} is 0 or not finite in some channel")
+            self._refuse(f"omega of {sublayer.prefix} is 0 or not finite in some channel")
         else:
-            if place.norm is not None:
-                for name in self._parameters(place.norm):
+            if sublayer.norm is not None:
+                for name in self._parameters(sublayer.norm):
                     self.tensors[name] = self.tensors[name] * omega
             elif self.entries is not None:
                 self.entries[self.name] = omega
-            for name in place.branch.reads:
-                matrix = f"{place.prefix}.{name}.weight"
+            for name in sublayer.branch.reads:
+                matrix = f"{sublayer.prefix}.{name}.weight"
                 self.tensors[matrix] = self.tensors[matrix] / omega
 
-    def _is_entry(self, place: _Place) -> bool:
+    def _is_entry(self, sublayer: _Sublayer) -> bool:
         """Whether the stack's input feeds this sub-layer alone, and may get a factor."""
-        first = place.prefix == f"{self.name}.layers.0.{place.branch.name}" and place.branch.name.endswith("self_attn")
-        plain = self.stack.history == "latest" and (self.decoder or self.config.memory == "top")
+        first = sublayer.prefix == f"{self.name}.layers.0.self_attn"
+        plain = self.stack.history == "latest" and (self.decoder or not self._is_mixed())
         return self.entries is not None and first and plain
 
-    def _deepnorm(self) -> _Folded:
-        planned = self.config.planned_encoder_layers
-        alpha, _ = deepnorm_constants(planned, self.config.decoder.layers, self.decoder)
-        return self._constant(alpha)
-
-    def _constant(self, skip: float) -> _Folded:
-        """Divide norms' inputs by the one skip factor of the stack."""
+    def _skip_constant(self, skip: float) -> _Folded:
+        """Divide norms' inputs by the one skip factor of the stack, which a norm undoes but for its epsilon."""
         if any(name.startswith(f"{self.name}.history.norms.") for name in self.tensors):
             self._refuse(
                 f"the norms of `history: {self.stack.history}` keep their epsilon while those of sub-layers change it"
             )
-        for place in self._places():
-            self._write(place, torch.tensor(1.0 / skip, dtype=torch.float64))
+        for sublayer in self._sublayers():
+            self._write(sublayer, torch.tensor(1.0 / skip, dtype=torch.float64))
         epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
         return _Folded("post", epsilon / skip**2)
 
-    def _layer_scale(self) -> _Folded:
-        for place in self._places():
-            self._write(place, self.tensors.pop(f"{place.prefix}_residual.branch"))
+    def _branch_vector(self) -> _Folded:
+        for sublayer in self._sublayers():
+            self._write(sublayer, self.tensors.pop(f"{sublayer.prefix}_residual.branch"))
         return _Folded("pre")
 
-    def _write(self, place: _Place, factor: Tensor) -> None:
-        """Multiply what a sub-layer gives by `factor`, [] or [d_model]."""
-        if place.branch.writes is None:
-            self._refuse(f"what {place.prefix} gives is not the output of a linear map that could be scaled")
+    def _write(self, sublayer: _Sublayer, factor: Tensor) -> None:
+        """Multiply the output of a sub-layer by `factor`, [] or [d_model]."""
+        if sublayer.branch.writes is None:
+            self._refuse(f"what {sublayer.prefix} gives is not the output of a linear map that could be scaled")
             return
-        for name in place.branch.writes:
-            for parameter in self._parameters(f"{place.prefix}.{name}"):
+        for name in sublayer.branch.writes:
+            for parameter in self._parameters(f"{sublayer.prefix}.{name}"):
                 old = self.tensors[parameter]
                 scaled = factor[:, None] if factor.dim() and old.dim() == 2 else factor
                 self.tensors[parameter] = old * scaled.to(old)

@@ -20,7 +20,7 @@ __all__ = ["added_layers", "at_depth", "grow_moments", "grow_weights", "layer_so
 
 _LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
 _ACROSS = ("encoder.history.", "encoder.transparent.")
-"""Parts of the encoder whose tensors belong to several layers; they say themselves how they extend."""
+"""Parts of the encoder whose tensors belong to several layers; their modules extend them (`extend`)."""
 
 
 def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None]:
@@ -46,7 +46,7 @@ def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None
 
 
 def added_layers(sources: Sequence[int | None]) -> list[int]:
-    """Return which layers of a grown encoder, from 0, are not where `sources` keeps the old ones."""
+    """Return the layers of a grown encoder, from 0, that were added: random ones and second copies."""
     return [layer for layer, source in enumerate(sources) if source is None or source in sources[:layer]]
 
 
@@ -67,7 +67,7 @@ def at_depth(config: ModelConfig, layers: int) -> ModelConfig:
 
 @torch.no_grad()
 def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], old_layers: int, sources: Sequence[int | None]) -> None:
-    """Give `model`, freshly made with the new depth, the weights `old` of the shallow one.
+    """Copy the weights `old` of a shallow model into `model`, which was built with the new depth.
 
     Args:
         model: keeps its own weights in layers whose source is None.
@@ -75,7 +75,7 @@ def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], old_layers: int, sou
         old_layers: its encoder depth.
         sources: which old layer each new one starts as (layer_sources).
 
-    Everything outside the encoder's layers is copied; combinations of layers extend as their kind says. Raises
+    Everything outside the encoder's layers is copied; histories and mixtures extend as their kind says. Raises
     ConfigError when the models differ in more than the depth of the encoder.
     """
     across = _extended(model, old, old_layers)
@@ -118,7 +118,7 @@ def grow_moments(
 
 
 def _source_name(name: str, sources: Sequence[int | None]) -> str | None:
-    """Return the shallow model's name of what parameter `name` starts as."""
+    """Return the shallow model's name of the parameter that `name` starts as; None: it keeps its initial values."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return name

@@ -1,4 +1,4 @@
-"""What a model amounts to before it is trained: parameters by part, counted without allocating any."""
+"""Inspection of a model before it is trained: its parameters by part, counted without allocating any."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.data import DataConfig
 from ziggurat.config.methods import Method, methods_in_use
 from ziggurat.data.corpus import MANIFEST, read_manifest
-from ziggurat.data.provenance import unlike_store
+from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers
 from ziggurat.models.build import assemble, count_parameters
@@ -23,7 +23,7 @@ from ziggurat.models.seq2seq import Seq2Seq
 __all__ = ["Inspection", "VocabularySizes", "bare_model", "inspect_experiment", "parts", "vocabulary_sizes"]
 
 _PART = {"source_embedding": "embeddings", "target_embedding": "embeddings"}
-# What of `data` the vocabularies depend on besides the text.
+# Keys of `data` on which the vocabularies depend, besides the text.
 _VOCABULARY = ("data.subword", "data.unicode")
 
 
@@ -34,7 +34,7 @@ class VocabularySizes:
     Attributes:
         source: of the source side.
         target: of the target side.
-        origin: where they were read, in words for people.
+        origin: the place they were read from, in words.
     """
 
     source: int
@@ -44,7 +44,7 @@ class VocabularySizes:
 
 @dataclass(frozen=True)
 class Inspection:
-    """What a configuration amounts to.
+    """The size of the model of a configuration, and its methods.
 
     Attributes:
         parameters: values that are trained; a shared matrix counts once.
@@ -64,7 +64,7 @@ class Inspection:
 
 
 def inspect_experiment(experiment: Experiment, folder: Path | None = None) -> Inspection:
-    """Return what `experiment` amounts to; `folder` is the run or model directory it comes from, if any.
+    """Return the inspection of `experiment`; `folder` is the run or model directory it comes from, if any.
 
     Raises ConfigError and DataError as vocabulary_sizes and build_model do.
     """

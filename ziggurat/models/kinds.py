@@ -1,4 +1,8 @@
-"""The visible tables: every kind of the configuration -> what it is made by."""
+"""Tables of residual and history kinds: what each is built by, and what the model must know of it.
+
+What a configuration must know (paper, options, notices) is on the kind's row in ziggurat.config.kinds. The table of
+attention is in ziggurat.models.attention, that of initialisation in ziggurat.init.schemes.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +10,20 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import nn
+from ziggurat.config.kinds import HistoryKind, ResidualKind
+from ziggurat.nn.history import History, HistoryOptions
+from ziggurat.nn.history import kinds as history
+from ziggurat.nn.residual import Residual, ResidualOptions, SublayerPosition
+from ziggurat.nn.residual import kinds as residual
 
-from ziggurat.config.model import HistoryKind, ResidualKind
-from ziggurat.nn import history, residual
-from ziggurat.nn.history import Combining, History, Latest
-from ziggurat.nn.residual import Material, Place, Residual
+__all__ = ["HISTORY", "RESIDUAL", "Feeding", "Folding", "HistoryRow", "ResidualRow"]
 
-__all__ = ["HISTORY", "RESIDUAL", "ResidualRow"]
+Folding = Literal["post", "pre", "skip_vector", "alpha", "branch_vector"]
+"""The way in which ziggurat.models.fold makes a stack plain.
+
+`post`, `pre`: it is plain already. `skip_vector`: post-norm, and the parameter `skip` moves. `alpha`: post-norm, and
+DeepNorm's constant moves. `branch_vector`: pre-norm, and the parameter `branch` moves.
+"""
 
 
 @dataclass(frozen=True)
@@ -24,28 +34,32 @@ class ResidualRow:
         make: makes the Residual of one sub-layer.
         final_norm: the stream leaves the layers unnormalised, so each stack ends with a norm.
         history_norm: where combinations of layers normalise (`combination.norm: auto`).
+        folding: how a stack of this kind becomes a plain one; None: no plain stack computes the same.
         entry_norm: the stack normalises its input.
+        ends_as_model: an encoder of this kind is an ablation, and ends as one of `model.residual` would.
         shifted: linear maps have scalar shifts instead of biases (Fixup).
         streams: the stream is n parallel ones (hyper-connections).
     """
 
-    make: Callable[[Place, Material], Residual]
+    make: Callable[[SublayerPosition, ResidualOptions], Residual]
     final_norm: bool
     history_norm: Literal["sources", "consumers", "none"]
+    folding: Folding | None = None
     entry_norm: bool = False
+    ends_as_model: bool = False
     shifted: bool = False
     streams: bool = False
 
 
 RESIDUAL: dict[ResidualKind, ResidualRow] = {
-    "post": ResidualRow(residual.post_norm, False, "consumers"),
-    "pre": ResidualRow(residual.pre_norm, True, "sources"),
+    "post": ResidualRow(residual.post_norm, False, "consumers", "post"),
+    "pre": ResidualRow(residual.pre_norm, True, "sources", "pre"),
     "lingvo": ResidualRow(residual.lingvo, False, "sources"),
-    "none": ResidualRow(residual.no_skip, True, "sources"),
-    "admin": ResidualRow(residual.admin, False, "consumers"),
-    "deepnorm": ResidualRow(residual.deepnorm, False, "consumers"),
+    "none": ResidualRow(residual.no_skip, True, "sources", ends_as_model=True),
+    "admin": ResidualRow(residual.admin, False, "consumers", "skip_vector"),
+    "deepnorm": ResidualRow(residual.deepnorm, False, "consumers", "alpha"),
     "rezero": ResidualRow(residual.rezero, False, "none"),
-    "layer_scale": ResidualRow(residual.layer_scale, True, "sources"),
+    "layer_scale": ResidualRow(residual.layer_scale, True, "sources", "branch_vector"),
     "ln_scaling": ResidualRow(residual.ln_scaling, True, "sources"),
     "peri": ResidualRow(residual.peri, True, "sources", entry_norm=True),
     "res_post": ResidualRow(residual.res_post, True, "sources"),
@@ -55,19 +69,36 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "hyper": ResidualRow(residual.hyper, True, "sources", streams=True),
 }
 
-HISTORY: dict[HistoryKind, Callable[[Combining], History]] = {
-    "latest": lambda combining: Latest(),
-    "dlcl": history.Dlcl,
-    "dense": history.dense,
-    "average": history.average,
-    "blocks": history.Blocks,
-    "top_only": history.TopOnly,
-    "depth_weighted": history.DepthWeighted,
+
+Feeding = int | Literal["below", "shared"]
+"""What a layer reads, as folding asks it: combination number k; `below`: the output of the layer below, which nothing
+else reads; `shared`: something that others read too, or that no single norm gives."""
+
+
+@dataclass(frozen=True)
+class HistoryRow:
+    """One history kind.
+
+    Attributes:
+        make: makes the History of one stack.
+        feeding: what layer n, from 0, reads in a stack with blocks of `period` layers, as a function of (n, period).
+            A combination counts only if no other layer reads it; with norms at the consumers it has norm k.
+    """
+
+    make: Callable[[HistoryOptions], History]
+    feeding: Callable[[int, int], Feeding]
+
+
+def _each_its_own(layer: int, period: int) -> Feeding:
+    return layer
+
+
+HISTORY: dict[HistoryKind, HistoryRow] = {
+    "latest": HistoryRow(lambda options: history.Latest(), lambda layer, period: "below"),
+    "dlcl": HistoryRow(history.Dlcl, _each_its_own),
+    "dense": HistoryRow(history.dense, _each_its_own),
+    "average": HistoryRow(history.average, _each_its_own),
+    "blocks": HistoryRow(history.Blocks, lambda layer, period: "below" if layer % period else layer // period),
+    "top_only": HistoryRow(history.TopOnly, lambda layer, period: "shared"),
+    "depth_weighted": HistoryRow(history.DepthWeighted, lambda layer, period: "shared"),
 }
-
-
-def final_module(row: ResidualRow, norm: Callable[[], nn.Module], *, decoder: bool) -> nn.Module | None:
-    """Return what ends a stack: a norm, Fixup's shift (and, on the encoder, scale), or nothing."""
-    if row.shifted:
-        return residual.ShiftScale(scaled=not decoder)
-    return norm() if row.final_norm else None

@@ -11,59 +11,59 @@ from torch import Tensor, nn
 from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
-    Live,
+    LiveBeams,
     LiveMemory,
     Mask,
     MergedAttention,
-    Moved,
     OwnAttention,
     OwnCache,
+    RowMoves,
     SelfAttention,
     TargetView,
 )
 from ziggurat.nn.residual import Residual
 
-__all__ = ["AnyDecoderLayer", "DecoderLayer", "DecoderLayerCache", "EncoderLayer", "Layer", "MergedDecoderLayer"]
+__all__ = [
+    "AnyDecoderLayer",
+    "DecoderLayer",
+    "DecoderLayerCache",
+    "EncoderLayer",
+    "MergedDecoderLayer",
+    "TransformerLayer",
+]
 
 View = TypeVar("View")
 """What a layer sees besides the stream: the mask that hides padding (encoder), or a TargetView (decoder)."""
 
 
-class Layer(nn.Module, Generic[View]):
-    """Sub-layers in their order, the last of them the feed-forward network `ffn`.
+class TransformerLayer(nn.Module, Generic[View]):
+    """The base of all layers: attention sub-layers, then the feed-forward network `ffn`.
 
-    Kinds register their Residuals in the order in which a forward pass meets them.
+    The stream is [batch, length, d_model], in a decoding step [batch, beam, d_model], and with hyper-connections
+    [..., streams, d_model]. A kind of layer registers its Residuals in the order in which a forward pass meets them:
+    ziggurat.models.build.stack_residuals relies on it.
     """
 
     ffn: nn.Module
     ffn_residual: Residual
 
     @abstractmethod
-    def _attentions(self) -> list[Callable[[Tensor, View, Tensor], Tensor]]:
-        """Return the attention sub-layers as functions of (stream, view, input of the layer)."""
-
-    def _sublayers(self) -> list[Callable[[Tensor, View, Tensor], Tensor]]:
-        return [*self._attentions(), self._transform]
-
-    def _transform(self, x: Tensor, view: View, below: Tensor) -> Tensor:
-        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), below)
-
     def forward(self, x: Tensor, view: View) -> Tensor:
-        """Return what the layer makes of the stream `x`: [batch, length, d_model], [batch, beam, d_model] in a step.
+        """Return the stream after the layer, given the stream `x` before it."""
 
-        With hyper-connections the stream is [..., streams, d_model].
-        """
-        below = x
-        for sublayer in self._sublayers():
-            x = sublayer(x, view, below)
-        return x
-
+    @abstractmethod
     def sublayers(self) -> list[Callable[[Tensor, View], Tensor]]:
-        """Return the sub-layers as functions of (stream, view), for wiring between them; each is its own `below`."""
-        return [lambda x, view, f=f: f(x, view, x) for f in self._sublayers()]  # type: ignore[misc]
+        """Return the sub-layers in order, as functions of (stream, view): for a history that combines between them.
+
+        What they are not given is the input of the whole layer, so no Residual with a bypass can be in this layer.
+        """
+
+    def _feed_forward(self, x: Tensor, view: View, bottom: Tensor | None = None) -> Tensor:
+        # The last sub-layer alone is given the layer's input, `bottom`: the residual kind `b2t` adds it there.
+        return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), bottom)
 
 
-class EncoderLayer(Layer[Mask | None]):
+class EncoderLayer(TransformerLayer[Mask | None]):
     """Self-attention and feed-forward network; the view hides padding.
 
     Args:
@@ -78,15 +78,21 @@ class EncoderLayer(Layer[Mask | None]):
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
 
-    def _attentions(self) -> list[Callable[[Tensor, Mask | None, Tensor], Tensor]]:
-        return [self._attend]
+    def forward(self, x: Tensor, view: Mask | None) -> Tensor:
+        """Return the stream after the layer; `view` hides padding."""
+        y = self._attend_source(x, view)
+        return self._feed_forward(y, view, bottom=x)
 
-    def _attend(self, x: Tensor, mask: Mask | None, below: Tensor) -> Tensor:
-        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), mask), below)
+    def sublayers(self) -> list[Callable[[Tensor, Mask | None], Tensor]]:
+        """See TransformerLayer."""
+        return [self._attend_source, self._feed_forward]
+
+    def _attend_source(self, x: Tensor, padding: Mask | None) -> Tensor:
+        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), padding))
 
 
 class DecoderLayerCache:
-    """What one decoder layer keeps of the live hypotheses between steps.
+    """The state of the live hypotheses that one decoder layer keeps between steps; its TargetView in a step.
 
     Args:
         own: of its attention to the target.
@@ -102,20 +108,20 @@ class DecoderLayerCache:
         return module.step(x, self.own)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
-        """Return the memory as projected when the sentences came."""
+        """Return the memory, which was projected when its sentences were admitted."""
         return self.cross
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
         self.own.follow(parents)
 
-    def keep(self, moved: Moved) -> None:
-        """Move rows; the live ones are counted already."""
-        self.own.keep(moved)
-        self.cross.keep(moved)
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        self.own.keep(moves)
+        self.cross.keep(moves)
 
 
-class DecoderLayer(Layer[TargetView]):
+class DecoderLayer(TransformerLayer[TargetView]):
     """Attention to the target so far, attention to the memory, feed-forward network.
 
     Args:
@@ -138,7 +144,24 @@ class DecoderLayer(Layer[TargetView]):
         self.ffn = ffn
         self.self_attn_residual, self.cross_attn_residual, self.ffn_residual = residuals
 
-    def start(self, live: Live, *, keep_weights: bool = False) -> DecoderLayerCache:
+    def forward(self, x: Tensor, view: TargetView) -> Tensor:
+        """Return the stream after the layer."""
+        y = self._attend_target(x, view)
+        y = self._attend_memory(y, view)
+        return self._feed_forward(y, view, bottom=x)
+
+    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+        """See TransformerLayer."""
+        return [self._attend_target, self._attend_memory, self._feed_forward]
+
+    def _attend_target(self, x: Tensor, view: TargetView) -> Tensor:
+        return self.self_attn_residual(x, view.attend(self.self_attn, self.self_attn_residual.enter(x)))
+
+    def _attend_memory(self, x: Tensor, view: TargetView) -> Tensor:
+        context = self.cross_attn(self.cross_attn_residual.enter(x), view.remembered(self.cross_attn))
+        return self.cross_attn_residual(x, context)
+
+    def start(self, live: LiveBeams, *, keep_weights: bool = False) -> DecoderLayerCache:
         """Return the cache for the hypotheses of `live`."""
         return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, keep_weights))
 
@@ -147,18 +170,8 @@ class DecoderLayer(Layer[TargetView]):
         cache.own.admit(rows)
         cache.cross.admit(self.cross_attn.remember(memory, None), rows)
 
-    def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
-        return [self._attend_target, self._attend_memory]
 
-    def _attend_target(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
-        return self.self_attn_residual(x, at.attend(self.self_attn, self.self_attn_residual.enter(x)), below)
-
-    def _attend_memory(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
-        context = self.cross_attn(self.cross_attn_residual.enter(x), at.remembered(self.cross_attn))
-        return self.cross_attn_residual(x, context, below)
-
-
-class MergedDecoderLayer(Layer[TargetView]):
+class MergedDecoderLayer(TransformerLayer[TargetView]):
     """One sub-layer that attends to the target so far and to the memory, and the feed-forward network.
 
     Args:
@@ -173,7 +186,19 @@ class MergedDecoderLayer(Layer[TargetView]):
         self.ffn = ffn
         self.merged_attn_residual, self.ffn_residual = residuals
 
-    def start(self, live: Live, *, keep_weights: bool = False) -> DecoderLayerCache:
+    def forward(self, x: Tensor, view: TargetView) -> Tensor:
+        """Return the stream after the layer."""
+        y = self._attend(x, view)
+        return self._feed_forward(y, view, bottom=x)
+
+    def sublayers(self) -> list[Callable[[Tensor, TargetView], Tensor]]:
+        """See TransformerLayer."""
+        return [self._attend, self._feed_forward]
+
+    def _attend(self, x: Tensor, view: TargetView) -> Tensor:
+        return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), view))
+
+    def start(self, live: LiveBeams, *, keep_weights: bool = False) -> DecoderLayerCache:
         """Return the cache for the hypotheses of `live`."""
         return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, keep_weights))
 
@@ -181,12 +206,6 @@ class MergedDecoderLayer(Layer[TargetView]):
         """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones."""
         cache.own.admit(rows)
         cache.cross.admit(self.merged_attn.cross.remember(memory, None), rows)
-
-    def _attentions(self) -> list[Callable[[Tensor, TargetView, Tensor], Tensor]]:
-        return [self._attend]
-
-    def _attend(self, x: Tensor, at: TargetView, below: Tensor) -> Tensor:
-        return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), at), below)
 
 
 AnyDecoderLayer = DecoderLayer | MergedDecoderLayer

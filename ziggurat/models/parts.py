@@ -1,32 +1,37 @@
-"""Makes the parts of one model from its configuration; nn sees only numbers."""
+"""Makers of a model's parts from its configuration.
+
+Configuration objects end here: the modules of ziggurat.nn are given numbers and makers only.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
+from typing import assert_never
 
 import torch
 from torch import nn
 
-from ziggurat.config.model import ModelConfig, ResidualKind, StackConfig
+from ziggurat.config.kinds import ResidualKind
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError
-from ziggurat.models.kinds import HISTORY, RESIDUAL, ResidualRow, final_module
-from ziggurat.models.transformer import Frame
+from ziggurat.models.kinds import HISTORY, RESIDUAL, ResidualRow
+from ziggurat.models.transformer import StackWiring
 from ziggurat.nn.attention import LinearMaker
-from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.dropout import Dropout, StochasticBranch
 from ziggurat.nn.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
-from ziggurat.nn.history import Combining
+from ziggurat.nn.history import HistoryOptions, Transparent
 from ziggurat.nn.linear import Linear
-from ziggurat.nn.residual import Material, Place, Residual, ShiftedLinear
-from ziggurat.nn.stochastic import StochasticBranch
+from ziggurat.nn.residual import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
 
-__all__ = ["Embeddings", "StackParts"]
+__all__ = ["Embeddings", "StackParts", "memory_mixtures"]
 
 
 class Embeddings:
-    """Makes what is outside the stacks: token embeddings, positions, output projection.
+    """Makes the parts outside the stacks: token embeddings, positions, output projection.
 
     Args:
         config: the architecture.
@@ -62,11 +67,16 @@ class Embeddings:
     def input(self, tokens: nn.Embedding, *, zero_start: bool = False) -> InputEmbedding:
         """Return the embedding of one side, positions included."""
         config, width = self.config.embedding, tokens.embedding_dim
-        positions: SinusoidalPositions | LearnedPositions | None = None
-        if config.positions == "sinusoidal":
-            positions = SinusoidalPositions(width)
-        elif config.positions == "learned":
-            positions = LearnedPositions(width, config.max_positions)
+        positions: SinusoidalPositions | LearnedPositions | None
+        match config.positions:
+            case "sinusoidal":
+                positions = SinusoidalPositions(width)
+            case "learned":
+                positions = LearnedPositions(width, config.max_positions)
+            case "rotary" | "none":  # rotary positions belong to attention
+                positions = None
+            case _:
+                assert_never(config.positions)
         scale = math.sqrt(width) if config.scale else 1.0
         dropout = Dropout(self.config.dropout.embedding, self.exact_dropout)
         return InputEmbedding(tokens, positions, scale, dropout, bias=self.bias, zero_start=zero_start)
@@ -77,7 +87,7 @@ class StackParts:
 
     Args:
         config: the architecture.
-        decoder: which of its two stacks.
+        decoder: whether the stack is the decoder.
         exact_dropout: see ziggurat.nn.dropout.Dropout.
     """
 
@@ -99,13 +109,19 @@ class StackParts:
 
     def norm(self) -> nn.Module:
         """Return a normalisation of the stream."""
-        make: Callable[..., nn.Module] = nn.RMSNorm if self.config.norm == "rms" else nn.LayerNorm
-        return make(self.d_model, eps=self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon)
+        epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
+        match self.config.norm:
+            case "layer":
+                return nn.LayerNorm(self.d_model, eps=epsilon)
+            case "rms":
+                return nn.RMSNorm(self.d_model, eps=epsilon)
+            case _:
+                assert_never(self.config.norm)
 
     def residuals(self, layer: int, attentions: Sequence[bool]) -> list[Residual]:
-        """Return the Residuals of layer `layer`, from 1; `attentions` says of each sub-layer what it is."""
+        """Return the Residuals of layer `layer`, from 1; `attentions` is True for each attention sub-layer."""
         wiring = self.config.wiring
-        material = Material(
+        options = ResidualOptions(
             self.d_model,
             partial(self._branch_dropout, layer),
             self.norm,
@@ -116,7 +132,7 @@ class StackParts:
         )
         return [
             self.row.make(
-                Place(
+                SublayerPosition(
                     self.decoder,
                     layer,
                     number,
@@ -125,7 +141,7 @@ class StackParts:
                     self.config.planned_encoder_layers,
                     self.config.decoder.layers,
                 ),
-                material,
+                options,
             )
             for number, attention in enumerate(attentions)
         ]
@@ -152,11 +168,11 @@ class StackParts:
             self.d_model, self.d_ff, config.activation, dropout, linear=self.linear, shifted=self.row.shifted
         )
 
-    def frame(self, sublayers: int) -> Frame:
-        """Return what is around the layers, each of which has `sublayers` sub-layers."""
+    def wiring(self, sublayers: int) -> StackWiring:
+        """Return the wiring of a stack whose layers have `sublayers` sub-layers each."""
         options, row = self.config.combination, self.row
-        split = options.unit == "sublayer" and self.stack.history != "latest"
-        combining = Combining(
+        split = options.splits(self.stack.history)
+        history = HistoryOptions(
             units=self.stack.layers * (sublayers if split else 1),
             d_model=self.d_model,
             norm=self.norm,
@@ -171,13 +187,28 @@ class StackParts:
             period=options.period_of(self.stack.history),
             dilation=options.dilation,
         )
-        # An encoder without residuals ends as the stack it is an ablation of.
-        host = RESIDUAL[self.config.residual] if self.kind == "none" else row
-        return Frame(
-            history=HISTORY[self.stack.history](combining),
+        return StackWiring(
+            history=HISTORY[self.stack.history].make(history),
             entry_norm=self.norm() if row.entry_norm else None,
-            final_norm=final_module(host, self.norm, decoder=self.decoder),
+            final_norm=self._end(RESIDUAL[self.config.residual] if row.ends_as_model else row),
             streams=self.config.wiring.streams if row.streams else None,
             split=split,
             layer_drop=self.stack.layer_drop,
         )
+
+    def _end(self, row: ResidualRow) -> nn.Module | None:
+        """Return the module that ends a stack: a norm, Fixup's shift (and, on the encoder, scale), or nothing."""
+        if row.shifted:
+            return ShiftScale(scaled=not self.decoder)
+        return self.norm() if row.final_norm else None
+
+
+def memory_mixtures(config: ModelConfig, *, sources: int, readers: int) -> Transparent | None:
+    """Return the module that mixes the encoder's states into the memory; None: the memory is the encoder's output."""
+    match config.memory:
+        case "top":
+            return None
+        case "transparent":
+            return Transparent(sources, readers, config.dropout.transparent)
+        case _:
+            assert_never(config.memory)

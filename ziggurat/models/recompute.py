@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
-from ziggurat.config.recompute import Recompute
+from ziggurat.config.train import Recompute
 
 __all__ = ["Recomputing", "Run", "runs"]
 
@@ -44,7 +44,7 @@ class Run(NamedTuple):
 
 
 def runs(layers: int, recompute: Recompute) -> list[Run]:
-    """Return the runs of a stack of `layers` layers, bottom first; `recompute` as in ziggurat.config.recompute.
+    """Return the runs of a stack of `layers` layers, bottom first; `recompute` as in ziggurat.config.train.
 
     Kept between the passes is the input of every run and the inside of one. With runs of r of L layers that is
     L / r + _INSIDE * r inputs, least where both terms are equal: r = sqrt(L / _INSIDE).
@@ -68,7 +68,7 @@ class Recomputing(nn.Module):
 
     Attributes:
         layers: bottom first.
-        recompute: which of them (ziggurat.config.recompute); None unless training sets it.
+        recompute: which of them (ziggurat.config.train); None unless training sets it.
     """
 
     layers: nn.ModuleList
@@ -82,6 +82,6 @@ class Recomputing(nn.Module):
         return list(self.layers)
 
     def runs(self) -> list[Run]:
-        """Return the runs of a pass over all layers; evaluation keeps nothing, so it has nothing to compute again."""
+        """Return the runs of a pass over all layers; in evaluation nothing is kept, so nothing is computed again."""
         training = self.training and torch.is_grad_enabled()
         return runs(len(self.layers), self.recompute if training else None)

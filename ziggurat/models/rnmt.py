@@ -9,11 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.config.model import ModelConfig
-from ziggurat.models.memory import Memory
-from ziggurat.models.parts import Embeddings
+from ziggurat.models.parts import Embeddings, memory_mixtures
 from ziggurat.models.recompute import Recomputing
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.attention import Live, LiveMemory, Mask, Moved, padding_bias
+from ziggurat.models.seq2seq import Memory, Seq2Seq, StepwiseDecoder
+from ziggurat.nn.attention import LiveBeams, LiveMemory, Mask, RowMoves, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history.transparent import Transparent
@@ -40,7 +39,7 @@ class RnmtLayer(nn.Module):
         self.residual = residual
 
     def forward(self, x: Tensor, order: StepOrder, context: Tensor | None = None) -> Tensor:
-        """Return [batch, length, d_out] for `x` [batch, length, d_in]; the LSTM reads [x; context]."""
+        """Return [batch, length, d_out] for `x` [batch, length, d_in]; with a `context` the LSTM reads [x; context]."""
         read = x if context is None else torch.cat([x, context], dim=-1)
         return self._join(x, self.lstm(read, order))
 
@@ -57,7 +56,7 @@ class RnmtLayer(nn.Module):
 class RnmtEncoder(Recomputing):
     """Bidirectional layers, their transparent merge if there is one, and a projection to the decoder's width.
 
-    The merge is of the layers' outputs alone: the embedding has another width (lingvo; the paper counts it in).
+    The outputs of the layers alone are merged: the embedding has another width (so in lingvo; the paper includes it).
 
     Args:
         layers: bottom first.
@@ -98,12 +97,12 @@ class RnmtEncoder(Recomputing):
         return x, given
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield from linear_slots(self, "out_proj", Role.PROJECTION)
 
 
 class RnmtCache:
-    """What the decoder keeps of the live hypotheses between steps.
+    """The decoder's state of the live hypotheses between steps.
 
     Args:
         live: the hypotheses.
@@ -115,12 +114,12 @@ class RnmtCache:
         memory: its projection.
     """
 
-    def __init__(self, live: Live, keep_attention: bool, width: int, layers: int) -> None:
+    def __init__(self, live: LiveBeams, keep_attention: bool, width: int, layers: int) -> None:
         self.live = live
         self.memory = LiveMemory(live, keep_attention)
         self._width = width
         self._layers = layers
-        # The context, what the first layer attended to last, and outputs and cells of all layers: [slots, K, width].
+        # The context, then outputs and cells of all layers in turn: [slots, K, width] each.
         self._buffers: list[Tensor] = []
 
     @property
@@ -130,7 +129,7 @@ class RnmtCache:
 
     @property
     def context(self) -> Tensor:
-        """What the first layer attended to last, [N, K, width]."""
+        """The result of the first layer's latest attention to the memory, [N, K, width]."""
         return self._buffers[0][: self.live.count]
 
     @property
@@ -140,7 +139,7 @@ class RnmtCache:
         return [LstmState(*pair) for pair in zip(parts[::2], parts[1::2], strict=True)]
 
     def begin(self, context: Tensor, rows: slice) -> None:
-        """Let new sentences, which have `rows` among the live ones, begin with `context` [n, K, width]."""
+        """Start new sentences, which have `rows` among the live ones, with `context` [n, K, width]."""
         if not self._buffers:
             shape = (self.live.slots, *context.shape[1:])
             self._buffers = [context.new_zeros(shape) for _ in range(1 + 2 * self._layers)]
@@ -149,7 +148,7 @@ class RnmtCache:
         self._buffers[0][rows] = context
 
     def update(self, context: Tensor, states: list[LstmState]) -> None:
-        """Keep what a step gives, [N, K, width] each, or [N, 1, width] that holds for all beams."""
+        """Keep the results of a step, [N, K, width] each, or [N, 1, width] for all beams."""
         for buffer, part in zip(self._buffers, [context, *(part for state in states for part in state)], strict=True):
             buffer[: self.live.count] = part
 
@@ -159,15 +158,15 @@ class RnmtCache:
             live = buffer[: self.live.count]
             live.copy_(live.gather(1, parents[..., None].expand_as(live)))
 
-    def keep(self, moved: Moved) -> None:
-        """Move rows; the live ones are counted already."""
-        self.memory.keep(moved)
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+        self.memory.keep(moves)
         for buffer in self._buffers:
-            moved.within(buffer)
+            moves.within(buffer)
 
 
-class RnmtDecoder(Recomputing):
-    """An LSTM that attends to the memory and is fed back what it found, and layers that all see that too.
+class RnmtDecoder(StepwiseDecoder[RnmtCache]):
+    """An LSTM that reads the result of its own attention at the step before, and layers that all read that result too.
 
     Args:
         layers: bottom first; the output of the first is the attention's query.
@@ -195,7 +194,7 @@ class RnmtDecoder(Recomputing):
     def _pass(
         self, layers: range, x: Tensor, context: Tensor | None, order: StepOrder, memory: Memory
     ) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the last of `layers`, and what the first layer attended to: `context` above it."""
+        """Return the output of the last of `layers`, and the context: the first layer makes it, the others read it."""
         for number in layers:
             if context is None:
                 x, context = self._attend(x, memory)
@@ -204,12 +203,13 @@ class RnmtDecoder(Recomputing):
         return x, context
 
     def _attend(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
-        """Return the first layer's outputs and what it attended to, [batch, target, width] each.
+        """Return the first layer's outputs and contexts, [batch, target, width] each.
 
-        Each step reads what the one before has found: the one loop over positions that no operator takes over.
+        Each step reads the context of the one before, so this is the one loop over positions that stays in Python.
         """
         cache = self.attention.remember(memory.of(0), Mask(padding_bias(memory.mask, x.dtype)))
         cell = cast(RnmtLayer, self.layers[0]).lstm.first
+        # The embeddings' part of the product is computed for all positions at once, before the loop.
         of_x, of_rest = cell.weight.split([x.shape[-1], cell.weight.shape[1] - x.shape[-1]], dim=1)
         state = cell.start(x.shape[0])
         context = self.attention(torch.zeros_like(x[:, :1]), cache)
@@ -222,12 +222,12 @@ class RnmtDecoder(Recomputing):
             contexts.append(context)
         return torch.stack(outputs, dim=1), torch.cat(contexts, dim=1)
 
-    def start(self, live: Live, *, keep_attention: bool = False) -> RnmtCache:
-        """Return the cache for the hypotheses of `live`; with `keep_attention`, it keeps that to the memory."""
+    def start(self, live: LiveBeams, *, keep_attention: bool = False) -> RnmtCache:
+        """Return the cache for the hypotheses of `live`; with `keep_attention` it keeps attention to the memory."""
         return RnmtCache(live, keep_attention, self.attention.score.shape[0] * self.attention.heads, len(self.layers))
 
     def admit(self, memory: Memory, rows: slice, cache: RnmtCache) -> None:
-        """Project the memory of new sentences, which have `rows` among the live ones, and look at it once."""
+        """Project the memory of new sentences, which have `rows` among the live ones; attend with a zero query."""
         states = memory.of(0)
         remembered = self.attention.remember(states, Mask(padding_bias(memory.mask, states.dtype)))
         cache.memory.admit(remembered, rows)
@@ -269,12 +269,11 @@ def build_rnmt(config: ModelConfig, source_vocabulary: int, target_vocabulary: i
         RnmtLayer(LstmLayer(2 * width, width), dropout if number else Dropout(0.0), number >= 2)
         for number in range(config.decoder.layers)
     ]
-    transparent = Transparent(depth, 1, config.dropout.transparent) if config.memory == "transparent" else None
     attention = AdditiveAttention(width, config.heads, Dropout(config.dropout.attention, exact_dropout))
     return Seq2Seq(
         outside.input(source_tokens),
         outside.input(target_tokens),
-        RnmtEncoder(below, transparent, width),
+        RnmtEncoder(below, memory_mixtures(config, sources=depth, readers=1), width),
         RnmtDecoder(above, attention),
         output,
     )

@@ -1,4 +1,4 @@
-"""What all verbs know of a run's folder: its lock, its checkpoints, what they say of themselves, the links to them."""
+"""The folder of a run: its lock, its checkpoints and their metadata, and the links to them."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _PATIENCE_SECONDS = 0.5
 
 
 def refuse_missing(path: Path, what: str = "run or model directory") -> None:
-    """Raise CheckpointError where there is no folder, with what may be meant instead. It takes no PyTorch to tell."""
+    """Raise CheckpointError where there is no folder, with the name that may be meant. It needs no PyTorch."""
     recover(path)
     if path.is_dir():
         return
@@ -61,10 +61,10 @@ def refuse_missing(path: Path, what: str = "run or model directory") -> None:
 
 @contextlib.contextmanager
 def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
-    """Keep everybody else from training in the run.
+    """Context in which no other process trains in the run.
 
-    Raises CheckpointError when another process does, DataError where the file system has no locks. `patience` is how
-    many seconds to wait for it: whoever mends the links holds the lock for a moment too.
+    Raises CheckpointError when another process does already, DataError where the file system has no locks. `patience`
+    is how many seconds to wait for the lock: a process that repairs the links also holds it for a moment.
     """
     with (run / _LOCK).open("w") as file:
         end = time.monotonic() + patience
@@ -86,7 +86,7 @@ def checkpoint_folders(run: Path) -> list[Path]:
 def read_meta(folder: Path) -> dict[str, Any]:
     """Return the content of a checkpoint's `meta.json`, whatever its format version.
 
-    Raises CheckpointError when the file is missing or damaged: from format 3 on it has a checksum of its own.
+    Raises CheckpointError when the file is missing or damaged: from format 3 on it holds a checksum of itself.
     """
     path = folder / META_FILE
     try:
@@ -105,21 +105,21 @@ def read_meta(folder: Path) -> dict[str, Any]:
 
 
 def write_meta(folder: Path, document: Mapping[str, Any]) -> None:
-    """Write a checkpoint's `meta.json` with a checksum of its own, atomically. Raises OSError."""
+    """Write a checkpoint's `meta.json` with a checksum of itself, atomically. Raises OSError."""
     content = {**document, "checksum": meta_checksum(document)}
     write_atomically(folder / META_FILE, json.dumps(content, indent=1).encode())
 
 
 def meta_checksum(document: Mapping[str, Any]) -> str:
-    """Return the checksum of the content of a `meta.json`, its own `checksum` left out."""
+    """Return the checksum of the content of a `meta.json` but for the field `checksum`."""
     return content_checksum(document)
 
 
 def link(name: Path, folder: Path) -> None:
     """Point the link `name` at `folder`, atomically, relative so that a run can be moved.
 
-    Only who has locked the run may: a link cannot be locked itself, so it has one temporary name, which the next one
-    takes over.
+    The caller must have locked the run: a link cannot be locked itself. So there is one temporary name, and one that a
+    kill left behind is replaced by the next call.
     """
     wanted = os.path.relpath(folder, name.parent)
     if name.is_symlink() and os.readlink(name) == wanted:
@@ -137,15 +137,15 @@ def link(name: Path, folder: Path) -> None:
 
 
 def ranked(scores: Mapping[str, float], *, smaller_is_better: bool) -> list[str]:
-    """Return the names of checkpoints by their validation metric, the best first; of equal ones the oldest."""
+    """Return the names of checkpoints by their validation metric, the best first; of equal ones the oldest first."""
     return sorted(scores, key=lambda name: (scores[name] if smaller_is_better else -scores[name], name))
 
 
 def mend_links(run: Path) -> None:
-    """Point `last` at the newest checkpoint and `best` at that with the best score, where a kill left them behind.
+    """Point `last` at the newest checkpoint and `best` at the one with the best score, where a kill left them behind.
 
-    Whoever trains in the run does it himself, and where nothing may be written the links stay as they are: nothing is
-    raised.
+    Nothing is raised: a process that trains in the run sets the links itself, and in a folder that cannot be written
+    they stay as they are.
     """
     with contextlib.suppress(OSError, ZigguratError):
         if any(not _leads(name, folder) for name, folder in _wanted(run).items()):
@@ -159,7 +159,7 @@ def _leads(name: Path, folder: Path) -> bool:
 
 
 def _wanted(run: Path) -> dict[Path, Path]:
-    """Return where the links are to lead, by the newest checkpoint that can be read: it holds the scores of all."""
+    """Return the targets of the links, from the newest readable checkpoint: it holds the scores of all."""
     folders = {folder.name: folder for folder in checkpoint_folders(run)}
     for newest in reversed(folders.values()):
         try:

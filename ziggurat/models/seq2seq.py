@@ -1,22 +1,40 @@
-"""The encoder-decoder: the only model type that decoding and training see."""
+"""The encoder-decoder: the only model type that training and decoding see, and what it asks of its decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Protocol, cast
+from abc import abstractmethod
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.memory import Memory
-from ziggurat.nn.attention import Live, Moved
+from ziggurat.models.recompute import Recomputing
+from ziggurat.nn.attention import LiveBeams, RowMoves
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
 
-__all__ = ["DecoderState", "Memory", "Seq2Seq"]
+__all__ = ["DecoderState", "Memory", "Seq2Seq", "StepCache", "StepwiseDecoder"]
 
 
-class _Cache(Protocol):
-    """What a decoder keeps of the live hypotheses between steps."""
+@dataclass(frozen=True)
+class Memory:
+    """Encoder states of a batch.
+
+    Attributes:
+        states: one [batch, source, d_memory] for the whole decoder, or one per decoder layer (transparent memory).
+        mask: [batch, source], True at real tokens.
+    """
+
+    states: tuple[Tensor, ...]
+    mask: Tensor
+
+    def of(self, layer: int) -> Tensor:
+        """Return the states that decoder layer `layer`, from 0, attends to."""
+        return self.states[layer] if len(self.states) > 1 else self.states[0]
+
+
+class StepCache(Protocol):
+    """The state of the live hypotheses that a decoder keeps between steps."""
 
     @property
     def cross_attention(self) -> Tensor | None:
@@ -25,19 +43,42 @@ class _Cache(Protocol):
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
 
-    def keep(self, moved: Moved) -> None:
-        """Move rows; the live ones are counted already."""
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+
+
+Cache = TypeVar("Cache", bound=StepCache)
+
+
+class StepwiseDecoder(Recomputing, Generic[Cache]):
+    """A stack that gives hidden states for whole targets (training), or for one position after another (search)."""
+
+    @abstractmethod
+    def forward(self, x: Tensor, memory: Memory) -> Tensor:
+        """Return [batch, target, d_hidden] for the embedded target input `x` [batch, target, d_model]."""
+
+    @abstractmethod
+    def start(self, live: LiveBeams, *, keep_attention: bool = False) -> Cache:
+        """Return the cache for the hypotheses of `live`; with `keep_attention` it keeps attention to the memory."""
+
+    @abstractmethod
+    def admit(self, memory: Memory, rows: slice, cache: Cache) -> None:
+        """Project the memory of new sentences, which have `rows` among the live ones."""
+
+    @abstractmethod
+    def step(self, x: Tensor, cache: Cache) -> Tensor:
+        """Return [N, K, d_hidden] for one new position per hypothesis, `x` [N, K, d_model]; K may be 1 at first."""
 
 
 class DecoderState:
-    """Decoding state of N sentences with K hypotheses each; sentences come and go.
+    """Decoding state of N sentences with K hypotheses each; sentences enter and leave the batch.
 
     Attributes:
-        live: where every hypothesis is.
+        live: positions and masks of the hypotheses.
         cache: the decoder's.
     """
 
-    def __init__(self, live: Live, cache: _Cache) -> None:
+    def __init__(self, live: LiveBeams, cache: StepCache) -> None:
         self.live = live
         self.cache = cache
 
@@ -66,7 +107,7 @@ class Seq2Seq(nn.Module):
         source_embedding: of the encoder's input.
         target_embedding: of the decoder's input.
         encoder: (x [batch, source, d], mask [batch, source], outputs or None) -> tuple of memory states.
-        decoder: (x [batch, target, d], Memory) -> hidden states; with methods `start`, `admit` and `step` for decoding.
+        decoder: (x [batch, target, d], Memory) -> hidden states, at once or step by step.
         output: projection to the target vocabulary.
     """
 
@@ -74,8 +115,8 @@ class Seq2Seq(nn.Module):
         self,
         source_embedding: InputEmbedding,
         target_embedding: InputEmbedding,
-        encoder: nn.Module,
-        decoder: nn.Module,
+        encoder: Recomputing,
+        decoder: StepwiseDecoder[Any],
         output: OutputProjection,
     ) -> None:
         super().__init__()
@@ -122,14 +163,13 @@ class Seq2Seq(nn.Module):
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> DecoderState:
         """Return the state of an empty batch for at most `slots` sentences of `beam_size` hypotheses at a time."""
-        begin = cast(Callable[..., _Cache], self.decoder.start)
-        live = Live(beam_size, slots)
-        return DecoderState(live, begin(live, keep_attention=keep_attention))
+        live = LiveBeams(beam_size, slots)
+        return DecoderState(live, self.decoder.start(live, keep_attention=keep_attention))
 
     def admit(self, memory: Memory, state: DecoderState) -> None:
-        """Take the sentences of `memory` into the batch, behind those that are there."""
-        take = cast(Callable[..., None], self.decoder.admit)
-        take(memory, state.live.admit(memory.mask, memory.of(0)), state.cache)
+        """Add the sentences of `memory` to the batch, behind those that are there."""
+        rows = state.live.admit(memory.mask, memory.of(0))
+        self.decoder.admit(memory, rows, state.cache)
 
     def step(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Feed `tokens` [N, K] (ids); return logits of the next token [N, K, vocabulary].
@@ -142,11 +182,11 @@ class Seq2Seq(nn.Module):
 
     def advance(self, tokens: Tensor, state: DecoderState) -> Tensor:
         """Feed `tokens` as `step` does; return hidden states [N, K, d_hidden], or [N, 1, d_hidden] for all K."""
-        advance = cast(Callable[..., Tensor], self.decoder.step)
         live = state.live
         if live.first:
-            tokens = tokens[:, :1]
+            tokens = tokens[:, :1]  # the same in all beams
         live.begin()
-        hidden = advance(self.target_embedding.step(tokens, live.positions, live.longest), state.cache)
+        x = self.target_embedding.step(tokens, live.positions, live.longest)
+        hidden = self.decoder.step(x, state.cache)
         live.end()
         return hidden

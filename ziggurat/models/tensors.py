@@ -1,4 +1,7 @@
-"""Safetensors files: written tensor by tensor with their checksum on the way, read whole. No pickle is read."""
+"""Tensors of a model: their device, whole ones and those cut up over processes, safetensors files, weights by name.
+
+Files are written tensor by tensor, with their checksum on the way, and read whole. No pickle is read.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +14,48 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 import torch
 import xxhash
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
+from torch import Tensor, nn
+
+from ziggurat.config import ModelConfig
+from ziggurat.data.files import atomic_file
+from ziggurat.documents import check_name, check_regular
+from ziggurat.errors import CheckpointError, ConfigError, printable, refuse_passing
+from ziggurat.models.build import assemble
+from ziggurat.nn.embedding import OutputProjection
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor
 
-from ziggurat.data.files import atomic_file
-from ziggurat.documents import check_name, check_regular
-from ziggurat.errors import CheckpointError, refuse_passing
+__all__ = [
+    "WEIGHTS_FORMAT",
+    "check_fit",
+    "load_weights",
+    "local",
+    "placed_as",
+    "read_shapes",
+    "read_tensors",
+    "usable_device",
+    "weights",
+    "whole",
+    "write_tensors",
+]
 
-__all__ = ["WEIGHTS_FORMAT", "local", "placed_as", "read_shapes", "read_tensors", "whole", "write_tensors"]
+
+def usable_device(name: str, setting: str) -> torch.device:
+    """Return the device of that name; `auto` is the GPU where there is one, else the CPU.
+
+    Raises ConfigError, which names `setting`, when it cannot be used.
+    """
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+        torch.empty(1, device=device)
+    except (RuntimeError, AssertionError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"`{setting}: {name}` cannot be used: {reason}; `cpu` always can") from None
+    return device
+
 
 WEIGHTS_FORMAT = "1"
 """Value of `format` in the header of every file that this package writes."""
@@ -42,12 +77,12 @@ _TYPES = {
 
 
 def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor; told by a method, since importing the class takes a second."""
+    """Whether it is a DTensor; known by a method, since importing the class takes a second."""
     return hasattr(tensor, "full_tensor")
 
 
 def local(tensor: Tensor) -> Tensor:
-    """Return what this process holds of a tensor that is cut up over processes (a DTensor), or the tensor itself."""
+    """Return the part of a tensor cut up over processes (a DTensor) that is in this one, or the tensor itself."""
     return tensor.to_local() if _is_cut_up(tensor) else tensor
 
 
@@ -108,7 +143,7 @@ def _opened(path: Path) -> Iterator[Any]:
     try:
         check_name(path)
         check_regular(path, error=CheckpointError)
-        with path.open("rb") as start:  # besides: safetensors says of every file that it cannot open that there is none
+        with path.open("rb") as start:  # safetensors reports every file that it cannot open as missing
             size = int.from_bytes(start.read(8), "little")
         if size > _MAX_HEADER_BYTES:
             raise CheckpointError(f"{path}: damaged or not a safetensors file (a header of {size:,} bytes)")
@@ -136,3 +171,60 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file into CPU memory. Raises CheckpointError when it is missing, damaged or too new."""
     with _opened(path) as file:
         return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - not a mapping
+
+
+def weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter by name; a shared one once, under its first name."""
+    return {name: parameter.detach() for name, parameter in model.named_parameters()}
+
+
+@torch.no_grad()
+def load_weights(model: nn.Module, tensors: Mapping[str, Tensor], name: str) -> None:
+    """Copy `tensors` into the model's parameters; `name` says in errors where they came from.
+
+    Raises CheckpointError listing the first parameter that is missing, unknown or of another shape.
+    """
+    parameters = dict(model.named_parameters())
+    _refuse_other_shapes(parameters, {key: tensor.shape for key, tensor in tensors.items()}, name)
+    for key, parameter in parameters.items():
+        parameter.copy_(placed_as(tensors[key], parameter))
+    if isinstance(output := getattr(model, "output", None), OutputProjection):
+        output.rule_out(tensors.get("output.bias"))
+
+
+def _refuse_other_shapes(parameters: Mapping[str, Tensor], shapes: Mapping[str, tuple[int, ...]], name: str) -> None:
+    """Raise CheckpointError naming the first parameter that is missing, unknown or of another shape in `name`."""
+    if missing := sorted(parameters.keys() - shapes.keys()):
+        raise CheckpointError(f"{name}: parameter {missing[0]} is missing ({len(missing)} in all); other architecture?")
+    if unknown := sorted(shapes.keys() - parameters.keys()):
+        shown = printable(unknown[0])
+        raise CheckpointError(f"{name}: parameter {shown} is unknown ({len(unknown)} in all); other architecture?")
+    for key, parameter in parameters.items():
+        if tuple(parameter.shape) != tuple(shapes[key]):
+            raise CheckpointError(
+                f"{name}: {key} has shape {list(shapes[key])}, the configuration needs {list(parameter.shape)}"
+            )
+
+
+def check_fit(config: ModelConfig, sizes: tuple[int, int], weights_file: Path) -> None:
+    """Compare a configuration with the header of its weights before a model is built, which takes its memory.
+
+    Args:
+        config: the architecture.
+        sizes: numbers of source and target tokens.
+        weights_file: `model.safetensors`.
+
+    Raises CheckpointError: they do not fit; the file cannot be read.
+    """
+    shapes = read_shapes(weights_file)
+    # Layers first: making 4,096 of them takes a minute even on the meta device.
+    for stack, layers in (("encoder", config.encoder.layers), ("decoder", config.decoder.layers)):
+        found = len({key.split(".")[2] for key in shapes if key.startswith(f"{stack}.layers.")})
+        if found != layers:
+            raise CheckpointError(
+                f"{weights_file}: has {found} {stack} layers, but the configuration says {layers}; one of them is not "
+                "of this model"
+            )
+    with torch.device("meta"):
+        parameters = dict(assemble(config, *sizes).named_parameters())
+    _refuse_other_shapes(parameters, shapes, str(weights_file))

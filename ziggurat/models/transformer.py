@@ -1,4 +1,8 @@
-"""Encoder and decoder stacks: the loop over layers and their history (Vaswani et al. 2017)."""
+"""The stacks of the Transformer: loops over layers, wired across depth by their history (Vaswani et al. 2017).
+
+A stack opens its input, passes it through the layers, and closes: `_open`, `_pass`, `_close`. The history says what
+each layer reads and what the stack gives.
+"""
 
 from __future__ import annotations
 
@@ -9,22 +13,22 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, Layer, View
-from ziggurat.models.memory import Memory
+from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, TransformerLayer, View
 from ziggurat.models.recompute import Recomputing
-from ziggurat.nn.attention import Live, Moved, WholeTarget, causal_mask, padding_mask
-from ziggurat.nn.history import History, Past
+from ziggurat.models.seq2seq import Memory, StepwiseDecoder
+from ziggurat.nn.attention import LiveBeams, RowMoves, WholeTarget, causal_mask, padding_mask
+from ziggurat.nn.history import History, HistoryState
 from ziggurat.nn.history.transparent import Transparent
 
-__all__ = ["Decoder", "DecoderCache", "Encoder", "Frame"]
+__all__ = ["Decoder", "DecoderCache", "Encoder", "StackWiring"]
 
 
 @dataclass(frozen=True)
-class Frame:
-    """What a stack has around its layers.
+class StackWiring:
+    """Everything of a stack but its layers.
 
     Attributes:
-        history: what each layer reads.
+        history: says what each layer reads.
         entry_norm: on the stack's input, or None.
         final_norm: on its output, or None.
         streams: parallel residual streams (hyper-connections); None: the plain stream.
@@ -41,37 +45,37 @@ class Frame:
 
 
 class _Passed(NamedTuple):
-    """What a run of layers gives.
+    """The result of a run of layers.
 
     Attributes:
-        past: what is known after it.
-        read: what each of its layers read, streams merged; empty unless asked for.
-        given: what each gave, likewise.
+        state: the history's, after the run.
+        read: the input of each layer, streams merged; empty unless asked for.
+        given: the output of each layer, likewise.
     """
 
-    past: Past
+    state: HistoryState
     read: list[Tensor]
     given: list[Tensor]
 
 
 class _Stack(Recomputing):
-    """Layers within their frame."""
+    """Layers within their wiring."""
 
-    def __init__(self, layers: Sequence[nn.Module], frame: Frame) -> None:
+    def __init__(self, layers: Sequence[nn.Module], wiring: StackWiring) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
-        self.history = frame.history
-        self.entry_norm = frame.entry_norm
-        self.final_norm = frame.final_norm
-        self.streams = frame.streams
-        self.split = frame.split
-        self.layer_drop = frame.layer_drop
+        self.history = wiring.history
+        self.entry_norm = wiring.entry_norm
+        self.final_norm = wiring.final_norm
+        self.streams = wiring.streams
+        self.split = wiring.split
+        self.layer_drop = wiring.layer_drop
 
     def units(self) -> list[nn.Module]:
-        """See Recomputing; a history between sub-layers calls those instead of their layers."""
+        """See Recomputing; with a history between sub-layers these are called, and their layers are not."""
         return [] if self.split else super().units()
 
-    def _open(self, x: Tensor) -> Past:
+    def _open(self, x: Tensor) -> HistoryState:
         if self.entry_norm is not None:
             x = self.entry_norm(x)
         if self.streams is not None:
@@ -79,36 +83,38 @@ class _Stack(Recomputing):
             x = x.unsqueeze(-2).expand(*x.shape[:-1], self.streams, x.shape[-1]).contiguous()
         return self.history.start(x)
 
-    def _through(self, module: nn.Module, past: Past, view: View) -> tuple[Past, Tensor]:
-        """Return what is known after one more layer, and what that layer read."""
-        layer = cast(Layer[View], module)
+    def _through(self, module: nn.Module, state: HistoryState, view: View) -> tuple[HistoryState, Tensor]:
+        """Return the state after one more layer, and what that layer read."""
+        layer = cast(TransformerLayer[View], module)
         units: Sequence[Callable[[Tensor, View], Tensor]] = layer.sublayers() if self.split else [layer]
+        # LayerDrop: a skipped layer gives what it reads, so the history goes on as always. The draw is from the CPU's
+        # generator; asking the GPU's would wait for it.
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
         inputs = []
         for unit in units:
-            inputs.append(self.history(past))
-            past = self.history.push(past, inputs[-1] if dropped else unit(inputs[-1], view))
-        return past, inputs[0]
+            inputs.append(self.history(state))
+            state = self.history.push(state, inputs[-1] if dropped else unit(inputs[-1], view))
+        return state, inputs[0]
 
     def _pass(
-        self, layers: range, past: Past, view: Callable[[int], View], read: bool = False, given: bool = False
+        self, layers: range, state: HistoryState, view: Callable[[int], View], read: bool = False, given: bool = False
     ) -> _Passed:
-        """Go through `layers`, each with its own view; `read` and `given` say what of each layer is returned too."""
+        """Go through `layers`, each with its view; `read` and `given`: also return each layer's input and output."""
         inputs, outputs = [], []
         for number in layers:
-            past, x = self._through(self.layers[number], past, view(number))
+            state, x = self._through(self.layers[number], state, view(number))
             if read:
                 inputs.append(self._merged(x))
             if given:
-                outputs.append(self._merged(past.latest))
-        return _Passed(past, inputs, outputs)
+                outputs.append(self._merged(state.latest))
+        return _Passed(state, inputs, outputs)
 
     def _merged(self, x: Tensor) -> Tensor:
         """Return the sum of the streams [..., d_model]."""
         return x if self.streams is None else x.sum(-2)
 
-    def _close(self, past: Past) -> Tensor:
-        y = self._merged(self.history.output(past))
+    def _close(self, state: HistoryState) -> Tensor:
+        y = self._merged(self.history.output(state))
         return y if self.final_norm is None else self.final_norm(y)
 
 
@@ -117,12 +123,14 @@ class Encoder(_Stack):
 
     Args:
         layers: bottom first.
-        frame: what is around them.
+        wiring: everything else.
         transparent: mixtures of all layers as the decoder's memory, or None: the stack's output.
     """
 
-    def __init__(self, layers: Sequence[EncoderLayer], frame: Frame, transparent: Transparent | None = None) -> None:
-        super().__init__(layers, frame)
+    def __init__(
+        self, layers: Sequence[EncoderLayer], wiring: StackWiring, transparent: Transparent | None = None
+    ) -> None:
+        super().__init__(layers, wiring)
         self.transparent = transparent
 
     def forward(self, x: Tensor, mask: Tensor, outputs: list[Tensor] | None = None) -> tuple[Tensor, ...]:
@@ -131,26 +139,26 @@ class Encoder(_Stack):
         `x` is the embedded source [batch, source, d_model], `mask` [batch, source] is True at real tokens. The
         output of every layer is appended to `outputs`, when it is given.
 
-        What `transparent` merges is the embedding, what each further layer reads, and the stack's output before
-        its final norm: in the plain stack these are the embedding and the outputs of all layers.
+        `transparent` merges the inputs of all layers and the stack's output before its final norm: in the plain stack
+        these are the embedding and the outputs of all layers.
         """
         padding = padding_mask(mask, x.dtype)
-        past = self._open(x)
+        state = self._open(x)
         sources: list[Tensor] = []
         for run in self.runs():
-            past, read, given = run.through(
-                self._pass, past, lambda _: padding, self.transparent is not None, outputs is not None
+            state, read, given = run.through(
+                self._pass, state, lambda _: padding, self.transparent is not None, outputs is not None
             )
             sources.extend(read)
             if outputs is not None:
                 outputs.extend(given)
         if self.transparent is None:
-            return (self._close(past),)
-        return self.transparent([*sources, self._merged(self.history.output(past))])
+            return (self._close(state),)
+        return self.transparent([*sources, self._merged(self.history.output(state))])
 
 
 class DecoderCache:
-    """What the decoder keeps of the live hypotheses between steps: one cache per layer."""
+    """The decoder's caches between steps, one per layer."""
 
     def __init__(self, layers: list[DecoderLayerCache]) -> None:
         self.layers = layers
@@ -165,29 +173,29 @@ class DecoderCache:
         for layer in self.layers:
             layer.follow(parents)
 
-    def keep(self, moved: Moved) -> None:
-        """Move rows; the live ones are counted already."""
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
         for layer in self.layers:
-            layer.keep(moved)
+            layer.keep(moves)
 
 
-class Decoder(_Stack):
+class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
     """A stack of decoder layers; the arguments are those of Encoder."""
 
-    def __init__(self, layers: Sequence[AnyDecoderLayer], frame: Frame) -> None:
-        super().__init__(layers, frame)
+    def __init__(self, layers: Sequence[AnyDecoderLayer], wiring: StackWiring) -> None:
+        super().__init__(layers, wiring)
 
     def forward(self, x: Tensor, memory: Memory) -> Tensor:
         """Return [batch, target, d_model] for the embedded target input `x`, all positions at once."""
         future = causal_mask(x.shape[1], x.dtype, x.device)
         padding = padding_mask(memory.mask, x.dtype, queries=x.shape[1])
-        past = self._open(x)
+        state = self._open(x)
         for run in self.runs():
-            past = run.through(self._pass, past, lambda number: WholeTarget(future, memory.of(number), padding)).past
-        return self._close(past)
+            state = run.through(self._pass, state, lambda number: WholeTarget(future, memory.of(number), padding)).state
+        return self._close(state)
 
-    def start(self, live: Live, *, keep_attention: bool = False) -> DecoderCache:
-        """Return caches for the hypotheses of `live`; with `keep_attention`, the last keeps attention to the memory."""
+    def start(self, live: LiveBeams, *, keep_attention: bool = False) -> DecoderCache:
+        """Return the caches for `live`; with `keep_attention` the last layer keeps its attention to the memory."""
         layers = [cast(AnyDecoderLayer, layer) for layer in self.layers]
         last = len(layers) - 1
         return DecoderCache(
@@ -201,7 +209,7 @@ class Decoder(_Stack):
 
     def step(self, x: Tensor, cache: DecoderCache) -> Tensor:
         """Return [N, K, d_model] for one new position per hypothesis, `x` [N, K, d_model]."""
-        past = self._open(x)
+        state = self._open(x)
         for layer, its_cache in zip(self.layers, cache.layers, strict=True):
-            past, _ = self._through(layer, past, its_cache)
-        return self._close(past)
+            state, _ = self._through(layer, state, its_cache)
+        return self._close(state)

@@ -1,1 +1,1 @@
-"""Building blocks, one idea per file. Modules take numbers, never configuration objects."""
+"""Building blocks of models. Modules take numbers and makers, never configuration objects."""

@@ -1,21 +1,23 @@
-"""Inverted dropout (Srivastava et al. 2014) with masks from random bytes where that is faster (CPU)."""
+"""Dropout of elements (Srivastava et al. 2014), and of residual branches as a whole.
+
+On a CPU the masks of elements come from random bytes, which is far faster than torch's own dropout there.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Dropout", "random_bytes"]
+__all__ = ["Dropout", "StochasticBranch", "random_bytes"]
 
 
 def random_bytes(like: Tensor) -> Tensor:
     """Return uniform random bytes (uint8) shaped like `like`, from torch's CPU generator.
 
-    It is an operator of its own, so that torch.compile takes it as it is. One 64-bit draw decides eight elements,
-    where bernoulli_ spends one draw each: in a bf16 update on CPU bernoulli_ took 23 % of the time. The draw covers
-    all 64 bits: random_() without bounds leaves the sign bit zero, which would bias every eighth element.
+    It is a registered operator, so torch.compile calls it and does not look inside. One 64-bit draw decides eight
+    elements, where bernoulli_ spends one draw each: in a bf16 update on CPU bernoulli_ took 23 % of the time.
     """
     noise: Tensor = torch.ops.ziggurat.random_bytes(like)
     return noise
@@ -24,12 +26,13 @@ def random_bytes(like: Tensor) -> Tensor:
 def _random_bytes(like: Tensor) -> Tensor:
     count = like.numel()
     words = torch.empty((count + 7) // 8, dtype=torch.int64)
+    # Over all 64 bits: random_() without bounds leaves the sign bit zero, which would bias every eighth element.
     words.random_(torch.iinfo(torch.int64).min, None)
     return words.view(torch.uint8)[:count].view(like.shape)
 
 
 _LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
-# Seeded: two draws are never taken for one, nor one drawn again for the backward pass.
+# Tagged as seeded, so that a compiler neither merges two draws into one nor repeats a draw in the backward pass.
 _LIBRARY.define("random_bytes(Tensor like) -> Tensor", tags=(torch.Tag.nondeterministic_seeded,))
 _LIBRARY.impl("random_bytes", _random_bytes, "CPU")
 torch.library.register_fake(
@@ -38,14 +41,14 @@ torch.library.register_fake(
 
 
 def _kept(noise: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
-    """Return 1 where an element is kept and 0 where it is dropped; far faster as numbers than as truth values."""
+    """Return 1 where an element is kept, else 0, as numbers: products with booleans are far slower."""
     if torch.compiler.is_compiling():
         return (noise >= threshold).to(dtype)
     return torch.ge(noise, threshold, out=torch.empty(noise.shape, dtype=dtype))
 
 
 class _ByteDropout(torch.autograd.Function):
-    """x * kept / share kept, plus `residual` if there is one; the random bytes are all that is saved."""
+    """x * kept / share kept, plus `residual` if there is one; only the random bytes are saved for the backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, residual: Tensor | None, threshold: int) -> Tensor:
@@ -57,7 +60,7 @@ class _ByteDropout(torch.autograd.Function):
             return kept.mul_(x).mul_(ctx.scale)
         if residual.dtype == x.dtype:
             return torch.addcmul(residual, x, kept, value=ctx.scale)
-        # A bf16 branch on an fp32 stream: of mixed types addcmul would make copies of both factors.
+        # A bf16 branch on an fp32 stream: given mixed types, addcmul would copy both factors.
         return torch.add(residual, kept.mul_(x), alpha=ctx.scale)
 
     @staticmethod
@@ -73,8 +76,8 @@ class Dropout(nn.Module):
 
     Args:
         p: probability of an element being dropped.
-        exact: use p as it is; otherwise, on CPU, p is rounded to the nearest 1/256 (at least 1/256) and the
-            scale is the exact inverse of the rounded kept share, so the expectation is unchanged.
+        exact: use p as it is; otherwise, on CPU, p is rounded to the nearest 1/256 (at least 1/256), and the scale is
+            the inverse of the share that is then kept, so the expectation is unchanged.
     """
 
     def __init__(self, p: float, exact: bool = False) -> None:
@@ -96,3 +99,40 @@ class Dropout(nn.Module):
     def extra_repr(self) -> str:
         """Return p for printing."""
         return f"p={self.p}" + (", exact" if self.exact else "")
+
+
+class StochasticBranch(nn.Module):
+    """b / (1 - p) dropout(fx) in training, b ~ Bernoulli(1 - p); fx itself in evaluation.
+
+    With `unit` "batch" each sub-layer draws one b for the whole batch: stochastic sub-layers, Pham et al. 2019, whose p
+    grows with the number of the layer. With "sample" it draws one b for each element of dimension 0: DropPath, Larsson
+    et al. 2017, as in TorchScale. The branch is computed in any case.
+
+    Args:
+        dropout: on the elements of the branch; called as dropout(fx, residual=...) it also adds.
+        p: probability that a branch is dropped, less than 1.
+        unit: for the whole batch, or for single sentences.
+    """
+
+    p: Tensor
+
+    def __init__(self, dropout: nn.Module, p: float, unit: Literal["batch", "sample"]) -> None:
+        super().__init__()
+        self.dropout = dropout
+        self.unit = unit
+        # A tensor, not a number: p differs from layer to layer, and one compiled graph must serve them all.
+        self.register_buffer("p", torch.tensor([p]), persistent=False)
+
+    def forward(self, fx: Tensor, residual: Tensor | None = None) -> Tensor:
+        """Return `fx` [batch, ..., d_model] kept or dropped; with `residual`, of that shape too, their sum."""
+        if self.training:
+            draws = fx.shape[0] if self.unit == "sample" else 1
+            kept = torch.rand(draws, device=fx.device) >= self.p
+            factor = (kept / (1 - self.p)).to(fx.dtype)
+            fx = fx * factor.view(draws, *[1] * (fx.dim() - 1))
+        y: Tensor = self.dropout(fx, residual=residual)
+        return y
+
+    def extra_repr(self) -> str:
+        """Return the unit for printing."""
+        return f"unit={self.unit}"

@@ -18,7 +18,7 @@ from ziggurat.nn.roles import Role, Slot
 __all__ = ["IMPOSSIBLE", "InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
 
 IMPOSSIBLE = -1e8
-"""An output bias below this rules a token out, whatever the hidden states are; importers write -1e9."""
+"""An output bias below this makes a token impossible whatever the hidden states are; importers write -1e9."""
 
 
 def sinusoids(length: int, d_model: int) -> Tensor:
@@ -34,7 +34,7 @@ def sinusoids(length: int, d_model: int) -> Tensor:
 
 
 class SinusoidalPositions(nn.Module):
-    """Fixed positions for any length; the table grows when a longer input comes. Nothing is saved with the model."""
+    """Fixed positions for any length: the table grows for longer inputs. Nothing is saved with the model."""
 
     table: Tensor
 
@@ -57,7 +57,7 @@ class SinusoidalPositions(nn.Module):
 
     def _apply(self, fn: object, recurse: bool = True) -> SinusoidalPositions:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        if self.table.dtype == torch.float64:  # recomputed: a table rounded to fp32 stays rounded
+        if self.table.dtype == torch.float64:  # computed again: converting keeps the rounding to fp32
             self.table = sinusoids(self.table.shape[0], self.d_model).to(self.table.device)
         return self
 
@@ -88,7 +88,7 @@ class LearnedPositions(nn.Module):
         return vectors
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield Slot(self.weight, Role.POSITION, "weight")
 
 
@@ -101,7 +101,7 @@ class InputEmbedding(nn.Module):
         scale: factor of the embedding, sqrt(d_model) or 1.
         dropout: on the sum.
         bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
-        zero_start: the token at position 0 counts for nothing: its place holds the position alone (zero).
+        zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
     """
 
     bias: nn.Parameter | None
@@ -150,7 +150,7 @@ class InputEmbedding(nn.Module):
         return x if self.bias is None else x + self.bias
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         if self.bias is not None:
             yield Slot(self.bias, Role.INPUT_BIAS, "bias")
 
@@ -159,13 +159,13 @@ class OutputProjection(nn.Module):
     """Logits = hidden W^T + b.
 
     Args:
-        weight: W [vocabulary, d_model], a parameter of its own or the target embedding's.
+        weight: W [vocabulary, d_model], another parameter or the target embedding's.
         bias: b [vocabulary], or None.
 
     Attributes:
-        ruled_out: ids [n] of tokens that the bias makes impossible, such as those that the model of another toolkit
-            does not have; None: there are none. They are looked for when weights are loaded (`rule_out`): in a
-            training step that would wait for a GPU.
+        ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
+            produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
+            step would wait for a GPU.
     """
 
     weight: Tensor
@@ -179,7 +179,7 @@ class OutputProjection(nn.Module):
         self.register_buffer("ruled_out", None, persistent=False)
 
     def rule_out(self, bias: Tensor | None) -> None:
-        """Note which tokens `bias` [vocabulary], the whole of the loaded one, makes impossible."""
+        """Set `ruled_out` from `bias` [vocabulary], as it was loaded: whole, not cut up over processes."""
         ids = [] if bias is None else (bias < IMPOSSIBLE).nonzero().flatten().tolist()
         self.ruled_out = torch.tensor(ids, device=self.weight.device) if ids else None
 
@@ -193,7 +193,7 @@ class OutputProjection(nn.Module):
         return partial(linear, weight=self.weight[tokens], bias=bias)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own; a matrix shared with an embedding counts as that."""
+        """Yield the role of each parameter that the module holds itself; a shared matrix has its embedding's role."""
         yield Slot(self.weight, Role.OUTPUT, "weight")
         if self.bias is not None:
             yield Slot(self.bias, Role.BIAS, "bias")

@@ -20,7 +20,7 @@ _ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "gelu": F
 
 
 class _TwoMaps(nn.Module):
-    """What both networks have: two linear maps, dropout between them, Fixup's scalar [1] before the activation."""
+    """The base of both networks: two linear maps, dropout between them, Fixup's scalar [1] before the activation."""
 
     shift: nn.Parameter | None
 
@@ -35,7 +35,7 @@ class _TwoMaps(nn.Module):
         return inner if self.shift is None else inner + self.shift
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own but the first map's."""
+        """Yield the role of each parameter that the module holds itself but the first map's."""
         yield from linear_slots(self, "out_proj", Role.FFN_OUT)
         if self.shift is not None:
             yield Slot(self.shift, Role.WIRING, "shift")
@@ -79,7 +79,7 @@ class FeedForward(_TwoMaps):
         return y
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield from linear_slots(self, "in_proj", Role.FFN_IN)
         yield from super().slots()
 
@@ -118,7 +118,7 @@ class GatedFeedForward(_TwoMaps):
         return y
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         weight: Tensor = self.in_proj.weight  # type: ignore[assignment]
         gate, value = weight.chunk(2)
         yield Slot(gate, Role.FFN_IN, "in_proj.weight[gate]")

@@ -1,4 +1,4 @@
-"""Linear maps y = x W^T + b by the faster of the two fp32 kernels that torch carries for CPUs."""
+"""Linear maps y = x W^T + b by the faster of the two fp32 kernels that torch has for CPUs, MKL's and oneDNN's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class _Choice:
 
 @contextmanager
 def kernel(name: Kernel) -> Iterator[None]:
-    """Take this kernel within the context: `torch` the one torch chooses, `onednn`, or `auto` (the default)."""
+    """Context in which products take this kernel: `torch` torch's choice, `onednn`, or `auto` (the default)."""
     before, _Choice.kernel = _Choice.kernel, name
     try:
         yield
@@ -39,9 +39,9 @@ def kernel(name: Kernel) -> Iterator[None]:
 def _onednn_is_faster() -> bool:
     """Whether fp32 products should go to oneDNN: on AMD's CPUs with AVX-512.
 
-    torch gives them to MKL, which keeps to AVX2 on processors of other makers. oneDNN generates code for what the
-    processor has, and is twice as fast there (benchmarks/README.md). The rule asks nothing of a clock, so that a run
-    and its resumption take the same kernel.
+    torch gives them to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN generates code for the
+    instructions that the processor has, and is twice as fast there (benchmarks/README.md). No time is measured, so a
+    run and its resumption take the same kernel.
     """
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return False

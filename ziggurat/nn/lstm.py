@@ -17,7 +17,7 @@ __all__ = ["LstmCell", "LstmLayer", "LstmState", "StepOrder", "step_order"]
 
 
 class LstmState(NamedTuple):
-    """What a cell carries from step to step.
+    """The state of a cell between steps.
 
     Attributes:
         output: m [..., width].
@@ -29,7 +29,7 @@ class LstmState(NamedTuple):
 
 
 class StepOrder(NamedTuple):
-    """Which token each direction of a layer reads at each step; the same for all layers over a batch.
+    """The order in which each direction of a layer reads the tokens; the same for all layers over a batch.
 
     Attributes:
         reads: [directions, steps * batch], rows of x.flatten(0, 1).
@@ -45,8 +45,8 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
     """Return the order of steps for `mask` [batch, length], True at real tokens.
 
     The first direction reads the real tokens of each sentence from left to right, the second from right to left;
-    padding comes last, where nothing depends on it. What a padded position shows is the state carried over to it:
-    exactly what a recurrence gives that leaves its state alone at padded steps.
+    padding comes last, where nothing depends on it. The output at a padded position is the state carried over to it, as
+    in a recurrence that leaves its state alone at padded steps.
     """
     batch, length = mask.shape
     sentences, positions = (torch.arange(size, device=mask.device) for size in (batch, length))
@@ -54,7 +54,7 @@ def step_order(mask: Tensor, directions: int) -> StepOrder:
     for direction in range(directions):
         seen = mask if direction == 0 else mask.flip(1)
         count = seen.cumsum(1)
-        # By counting, not by a stable sort, which ONNX does not have.
+        # Real tokens first, in order, then padding. By counting, not by a stable sort, which ONNX does not have.
         rank = torch.where(seen, count, count[:, -1:] + (~seen).cumsum(1)) - 1
         order = torch.empty_like(rank).scatter(1, rank, positions.expand_as(rank))
         if direction:
@@ -100,7 +100,7 @@ class LstmCell(nn.Module):
         return LstmState(o.sigmoid() * cell, cell)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield Slot(self.weight, Role.LSTM, "weight")
         yield Slot(self.gain, Role.NORM_GAIN, "gain")
         yield Slot(self.bias, Role.NORM_BIAS, "bias")

@@ -1,6 +1,6 @@
 """Linear maps for inference on CPUs: weights laid out once by oneDNN, in fp32, bf16 or int8.
 
-What is between the maps stays in fp32, scores and norms above all. Nothing here can be trained.
+Everything between the maps stays in fp32, scores and norms above all. Nothing here can be trained.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from ziggurat.nn.linear import Linear
 __all__ = ["Int8Linear", "PackedFeedForward", "PackedLinear", "PackedOutput", "Precision", "available", "pack"]
 
 Precision = Literal["float32", "bfloat16", "int8"]
-"""Of the products; in `int8` weights and inputs have 8 bits and sums 32."""
+"""Precision of the products; with `int8`, weights and inputs have 8 bits and sums 32."""
 
 _HALF = 0.5
 _CENTRE = 128
-"""What zero is in unsigned bytes."""
+"""The unsigned byte that stands for zero."""
 
 
 def available(precision: Precision) -> bool:
-    """Whether this CPU computes with `precision` at its speed."""
+    """Whether this CPU has instructions for `precision`, so that it is fast."""
     if not torch.backends.mkldnn.is_available():
         return False
     if precision == "bfloat16":
         supported: bool = torch.ops.mkldnn._is_mkldnn_bf16_supported()
         return supported
-    # Without VNNI, sums of two products of bytes would saturate at 16 bits.
+    # int8 needs VNNI: older instructions add two products of bytes in 16 bits, which saturate.
     return precision == "float32" or torch.cpu._is_vnni_supported()
 
 
@@ -71,7 +71,7 @@ class Int8Linear(nn.Module):
     Args:
         weight: W [out, in].
         bias: b [out], or None.
-        positive: inputs are never negative, and so have all 8 bits for their size.
+        positive: inputs are never negative, so all 8 bits are for their magnitude.
         narrow: results are bf16; else they are fp32.
     """
 
@@ -92,7 +92,7 @@ class Int8Linear(nn.Module):
         levels, centre = (255, 0) if self.positive else (127, _CENTRE)
         largest = (rows if self.positive else rows.abs()).amax(-1, keepdim=True)
         scale = largest.clamp_(min=torch.finfo(torch.float32).tiny).div_(levels)
-        # The conversion cuts off; no number here is negative, so with a half added it rounds.
+        # The conversion to bytes truncates. No number here is negative, so adding a half first makes it round.
         quantised = (rows * scale.reciprocal()).add_(centre + _HALF).to(torch.uint8)
         y = torch.ops.onednn.qlinear_pointwise(
             quantised, 1.0, centre, self.weight, self.scale, self.zero, None, 1.0, 0, torch.float32, "none", [], ""
@@ -139,7 +139,7 @@ class PackedOutput(nn.Module):
     def __init__(self, projection: OutputProjection, precision: Precision) -> None:
         super().__init__()
         self.weight = projection.weight
-        # Not in int8: to scale its sums would take one more pass over [rows, vocabulary].
+        # Never in int8: scaling its sums would take one more pass over [rows, vocabulary].
         narrow = precision != "float32" and available("bfloat16")
         self.dtype = torch.bfloat16 if narrow else torch.float32
         self.bias = projection.bias
@@ -172,7 +172,7 @@ def pack(model: nn.Module, precision: Precision) -> None:
     """
     if isinstance(model, MergedAverageAttention):
         model.separate_values()
-    # Keys and values in bf16 are half as much to read.
+    # In bf16, there is half as much of keys and values to read from memory at every step.
     narrow = {"qkv_proj", "q_proj", "kv_proj"} if _attends_plainly(model) and available("bfloat16") else set()
     for name, child in model.named_children():
         if isinstance(child, FeedForward) and child.is_plain:
@@ -186,7 +186,7 @@ def pack(model: nn.Module, precision: Precision) -> None:
 
 
 def _attends_plainly(module: nn.Module) -> bool:
-    """Whether it makes queries, keys and values by linear maps and nothing else that would have to be narrow too."""
+    """Whether queries, keys and values come straight from linear maps: others would have to be narrow as well."""
     if type(module) is SelfAttention:
         return module.scaling is None and module.rotary is None
     return isinstance(module, CrossAttention) and module.scaling is None

@@ -1,18 +1,28 @@
-"""What each parameter does: modules say it of their own, initialisation and optimisers go by it, never by names."""
+"""Roles of parameters: each module says what its own do; initialisation and optimisers go by roles, never by names."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import dataclasses
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
 from torch import Tensor, nn
 
-__all__ = ["MATRICES", "QUERY_KEY_VALUE", "WRITTEN", "Role", "Slot", "linear_slots", "place_of"]
+__all__ = [
+    "MATRICES",
+    "QUERY_KEY_VALUE",
+    "WRITTEN",
+    "Role",
+    "Slot",
+    "assign_roles",
+    "linear_slots",
+    "place_of",
+]
 
 
 class Role(Enum):
-    """What a parameter does; schemes decide by this."""
+    """The role of a parameter in its module."""
 
     EMBEDDING = "embedding"
     POSITION = "position"
@@ -39,10 +49,10 @@ QUERY_KEY_VALUE = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALU
 """Roles of the rows of a fused attention matrix, in their order."""
 
 WRITTEN = frozenset({Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT})
-"""Roles of the maps that a branch's output is proportional to: what DeepNorm and T-Fixup make small."""
+"""Roles of the maps to which a branch's output is proportional: DeepNorm and T-Fixup make them small."""
 
 MATRICES = WRITTEN | {Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.GATE}
-"""Roles of the linear maps inside Transformer layers: what depth-scaled initialisation scales."""
+"""Roles of the linear maps inside Transformer layers: depth-scaled initialisation scales them."""
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,7 @@ class Slot:
 
     @property
     def place(self) -> tuple[int, int]:
-        """Where the values begin: the same for views of one matrix only; also of tensors without values."""
+        """The place in memory where the values begin; it tells parameters apart, those on the meta device too."""
         return place_of(self.values)
 
 
@@ -84,3 +94,41 @@ def linear_slots(module: nn.Module, name: str, role: Role, fused_out: int = 0) -
     yield Slot(linear.weight, role, f"{name}.weight", fused_out)
     if linear.bias is not None:
         yield Slot(linear.bias, Role.BIAS, f"{name}.bias")
+
+
+def assign_roles(root: nn.Module) -> list[Slot]:
+    """Return the slots of every parameter under `root`; a shared parameter appears once, where it is first met.
+
+    A module that holds parameters itself gives their roles by a method `slots`. Raises TypeError for a parameter whose
+    role no module gives.
+    """
+    slots: list[Slot] = []
+    seen: set[tuple[int, int]] = set()
+    for prefix, module in root.named_modules():
+        for slot in _slots_of(module):
+            if slot.place not in seen:
+                seen.add(slot.place)
+                slots.append(dataclasses.replace(slot, name=f"{prefix}.{slot.name}" if prefix else slot.name))
+    covered = sum(slot.values.numel() for slot in slots)
+    total = sum(p.numel() for p in root.parameters())
+    if covered != total:
+        known = [slot.name for slot in slots]
+        unknown = [n for n, _ in root.named_parameters() if not any(k.startswith(n) for k in known)]
+        raise TypeError(f"no role for {', '.join(unknown)}: give the module that owns it a method `slots`")
+    return slots
+
+
+def _slots_of(module: nn.Module) -> Iterable[Slot]:
+    if callable(own := getattr(module, "slots", None)):
+        return own()
+    if isinstance(module, nn.LayerNorm | nn.RMSNorm):
+        return _norm_slots(module)
+    if isinstance(module, nn.Embedding):
+        return [Slot(module.weight, Role.EMBEDDING, "weight")]
+    return []
+
+
+def _norm_slots(norm: nn.LayerNorm | nn.RMSNorm) -> Iterator[Slot]:
+    yield Slot(norm.weight, Role.NORM_GAIN, "weight")
+    if isinstance(bias := getattr(norm, "bias", None), nn.Parameter):
+        yield Slot(bias, Role.NORM_BIAS, "bias")

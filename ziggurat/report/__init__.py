@@ -1,1 +1,1 @@
-"""What runs look like to people: figures, and one page that holds them."""
+"""Reports of runs: figures, and one HTML page that holds them."""

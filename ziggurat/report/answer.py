@@ -1,4 +1,4 @@
-"""The answer in plain words: what was compared, and who stands best by how much."""
+"""The answer of a report in plain sentences: the runs compared, the best of them, and by how much."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from pathlib import Path
 
 from ziggurat.evaluation.findings import Pair, Scores
 from ziggurat.report.content import Content
-from ziggurat.report.differences import Setting
 from ziggurat.report.runs import ReportRun
+from ziggurat.report.summary import Setting
 
 __all__ = ["answer", "compared"]
 
-_SHOWN = 5
-_SIGNIFICANT = 0.05
-_TRANSLATES = 1.0  # BLEU; below it there is nothing to compare
+_SHOWN = 5  # settings
+_SIGNIFICANT = 0.05  # p-value
+_TRANSLATES = 1.0  # BLEU; below it systems are not compared
 
 
 def compared(content: Content) -> str:
-    """Return one or two sentences on what the runs are and what tells them apart."""
+    """Return one or two sentences on the runs and the settings they differ in."""
     runs = content.runs
     if len(runs) == 1:
         model = runs[0].experiment.model
@@ -27,37 +27,39 @@ def compared(content: Content) -> str:
     sizes = list(dict.fromkeys(_size(run) for run in runs))
     of = f" of {sizes[0]}" if len(sizes) == 1 else ""
     first = f"{len(runs)} runs{of}, {_data(runs)}."
-    telling = [s for s in content.settings if s.key not in ("data.store",)]
-    if not telling:
+    differing = [setting for setting in content.settings if setting.key != "data.store"]
+    if not differing:
         return f"{first} Their configurations are the same."
-    told = [_told(setting) for setting in telling[:_SHOWN]]
-    more = f", and {len(telling) - _SHOWN} more settings" if len(telling) > _SHOWN else ""
-    return f"{first} They differ in {'; '.join(told)}{more}."
+    listed = "; ".join(_setting_text(setting) for setting in differing[:_SHOWN])
+    more = f", and {len(differing) - _SHOWN} more settings" if len(differing) > _SHOWN else ""
+    return f"{first} They differ in {listed}{more}."
 
 
 def answer(content: Content) -> list[str]:
-    """Return who stands best, and whether that may be chance; nothing for a single run."""
+    """Return sentences on the best run, and whether its lead may be chance; none for a single run."""
     if len(content.runs) < 2:
         return []
-    said = []
+    sentences = []
     if ahead := _ahead_in_training(content):
-        said.append(ahead)
+        sentences.append(ahead)
     if content.translations is not None and (tested := _tested(content.translations.comparison.scores)):
-        said.append(tested)
-    failed = [run.name for run, its in zip(content.runs, content.standings, strict=True) if its.level == "bad"]
+        sentences.append(tested)
+    failed = [
+        run.name for run, standing in zip(content.runs, content.standings, strict=True) if standing.level == "bad"
+    ]
     if len(failed) == len(content.runs):
-        said.append("None of them trained.")
+        sentences.append("None of them trained.")
     elif failed:
-        said.append(f"{_listed(failed)} did not train." if len(failed) > 1 else f"{failed[0]} did not train.")
-    return said
+        sentences.append(f"{_listed(failed)} did not train." if len(failed) > 1 else f"{failed[0]} did not train.")
+    return sentences
 
 
 def _ahead_in_training(content: Content) -> str | None:
-    """Return who has the best dev score of training, BLEU where all have it, else the loss."""
+    """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss."""
     for key, name, sign, digits in (("bleu", "dev BLEU", 1, 1), ("best_nll", "dev loss", -1, 2)):
         if key == "best_nll" and not _same_tokens(content):
             return "Dev losses, which are per token, are not ranked: data or vocabulary are not the same."
-        values = [its.figures[key] for its in content.standings]
+        values = [standing.figures[key] for standing in content.standings]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             continue
@@ -66,6 +68,7 @@ def _ahead_in_training(content: Content) -> str | None:
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
         best, second = order[:2]
         gap = abs(known[best] - known[second])
+        # A lead that rounds to 0.0 (0.00) is not one.
         if math.isclose(gap, 0.0, abs_tol=0.5 * 10**-digits):
             return f"No run is ahead: {content.runs[best].name} and {content.runs[second].name} have equal {name}."
         return (
@@ -76,18 +79,18 @@ def _ahead_in_training(content: Content) -> str | None:
 
 
 def _same_tokens(content: Content) -> bool:
-    """Whether losses per token are of the same tokens: dev sets have one name, and are prepared alike."""
+    """Return True where all losses are means over the same tokens: the dev sets have one name and one preparation."""
     data = [run.experiment.data for run in content.runs]
-    kept = [
-        (its.unicode, its.subword, [Path(corpus.target or corpus.path or "").name for corpus in its.dev])
-        for its in data
+    prepared = [
+        (section.unicode, section.subword, [Path(corpus.target or corpus.path or "").name for corpus in section.dev])
+        for section in data
     ]
-    return all(its == kept[0] for its in kept)
+    return all(one == prepared[0] for one in prepared)
 
 
 def _tested(scores: Sequence[Scores]) -> str | None:
-    """Return what both tests say of the best two systems under the first metric."""
-    if not scores or len(scores[0].systems) < 2 or max(its.mean for its in scores[0].systems) < _TRANSLATES:
+    """Return a sentence on both tests of the best two systems under the first metric."""
+    if not scores or len(scores[0].systems) < 2 or max(system.mean for system in scores[0].systems) < _TRANSLATES:
         return None
     first = scores[0]
     pair = _best_pair(first)
@@ -120,7 +123,7 @@ def _data(runs: Sequence[ReportRun]) -> str:
     return "on the same data" if all(one == data[0] for one in data) else "on different data"
 
 
-def _told(setting: Setting) -> str:
+def _setting_text(setting: Setting) -> str:
     values = [value if len(value) <= 40 else value[:39] + "…" for value in dict.fromkeys(setting.values)]
     return f"`{setting.key}` ({' / '.join(values)})"
 

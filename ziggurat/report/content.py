@@ -1,10 +1,9 @@
-"""Everything that a report of runs shows, gathered before any of it is drawn."""
+"""The content of a report, gathered before anything is drawn."""
 
 from __future__ import annotations
 
-import math
 import platform
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
@@ -12,23 +11,23 @@ from typing import Any
 
 from ziggurat import __version__
 from ziggurat.data.corpus import Store
-from ziggurat.depth.trial_data import unigram_entropy
+from ziggurat.documents import json_safe
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.comparison import Comparison, System, compare
-from ziggurat.report.differences import Setting, differing, set_away
 from ziggurat.report.figure import Figure, numbers
 from ziggurat.report.figures import figures_of
 from ziggurat.report.runs import ReportRun
 from ziggurat.report.samples import SampleGroup, sample_groups
-from ziggurat.report.summary import Standing, standings
+from ziggurat.report.summary import Setting, Standing, differing, set_away, standings
 from ziggurat.report.translations import Sentences, Translated, translated
+from ziggurat.trainability.trial import unigram_entropy
 
 __all__ = ["Content", "Missing", "Translations", "as_record", "gather", "translate_all"]
 
 
 @dataclass(frozen=True)
 class Missing:
-    """What a report cannot show: of which run, why, and how to get it."""
+    """Something that a report cannot show: the number of the run, what is missing, and why or how to get it."""
 
     run: int
     what: str
@@ -37,12 +36,12 @@ class Missing:
 
 @dataclass(frozen=True)
 class Translations:
-    """What the runs make of the same sentences.
+    """Translations of the same sentences by all runs.
 
     Attributes:
-        sentences: which.
-        by_run: of each run of the report; None: it has none.
-        comparison: scores, tests and counts of those that have some, in their order.
+        sentences: the sentences.
+        by_run: translations of each run of the report; None where a run has none.
+        comparison: scores, tests and counts of the runs that have translations, in their order.
         groups: sentences worth reading.
     """
 
@@ -54,16 +53,16 @@ class Translations:
 
 @dataclass(frozen=True)
 class Content:
-    """All that a report shows.
+    """Everything that a report shows.
 
     Attributes:
-        runs: in their order.
+        runs: the runs, in the order given.
         standings: one for each run.
-        figures: of all runs.
-        settings: that the runs differ in; of a single run those set away from the defaults, the default first.
+        figures: figures of all runs.
+        settings: settings that differ between runs; for a single run those that are not the default, the default first.
         translations: None where none were asked for, or no run has any.
-        missing: what cannot be shown.
-        environment: versions and machine of this report; the runs' own are in their logs.
+        missing: everything that cannot be shown.
+        environment: versions and machine of this report; those of the runs are in ReportRun.environment.
     """
 
     runs: tuple[ReportRun, ...]
@@ -84,16 +83,16 @@ def gather(
 
     Args:
         runs: from ziggurat.report.runs.read_runs.
-        sentences: gives what the runs are to translate; its DataError becomes a part of the report. None: nothing.
-        say: told what takes time.
+        sentences: reads the sentences to translate; a DataError becomes part of the report. None: no translations.
+        say: takes messages on steps that take time.
     """
     missing = [lack for run in runs for lack in _lacks(run)]
-    floors, found = [], []
+    floors = []
     for run in runs:
-        floor, lack = _floor(run)
+        floor, lacks = _floor(run)
         floors.append(floor)
-        found += lack
-    translations, failed = translate_all(runs, sentences, say) if sentences is not None else (None, [])
+        missing += lacks
+    translations, untranslated = translate_all(runs, sentences, say) if sentences is not None else (None, [])
     settings = differing([run.experiment for run in runs]) if len(runs) > 1 else set_away(runs[0].experiment)
     return Content(
         tuple(runs),
@@ -101,16 +100,16 @@ def gather(
         tuple(figures_of(runs)),
         tuple(settings),
         translations,
-        (*missing, *found, *failed),
+        (*missing, *untranslated),
         _environment(),
     )
 
 
 def _lacks(run: ReportRun) -> list[Missing]:
-    """Return what was not recorded of a run, and how to have it."""
+    """Return the records that a run does not have, and how to get them."""
     lacks = []
     if not run.train:
-        way = f"It left no record; `{run.folder / 'log.txt'}` says how far it came."
+        way = f"It left no record; `{run.folder / 'log.txt'}` says how far it got."
         lacks.append(Missing(run.colour, "learning curves", way))
     elif not run.validations:
         way = (
@@ -129,7 +128,7 @@ def _lacks(run: ReportRun) -> list[Missing]:
 
 
 def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
-    """Return the loss that bare word frequencies give, or why it is not known."""
+    """Return the loss that word frequencies alone give, or None and why it is not known."""
     try:
         return unigram_entropy(Store.open(Path(run.experiment.data.store).expanduser())), []
     except DataError as error:
@@ -138,16 +137,16 @@ def _floor(run: ReportRun) -> tuple[float | None, list[Missing]]:
 
 
 def _sentence(error: Exception) -> str:
-    """Return the message of an error as a sentence. Paths in it are relative to where the report is made."""
+    """Return the message of an error as a sentence."""
     return f"{error}."
 
 
 def translate_all(
     runs: Sequence[ReportRun], sentences: Callable[[], Sentences], say: Callable[[str], None]
 ) -> tuple[Translations | None, list[Missing]]:
-    """Return what the runs make of the sentences, and which of them have no translations, and why."""
+    """Return the runs' translations of the sentences, and the runs that have none, with the reason."""
     try:
-        shown = sentences()
+        chosen = sentences()
     except DataError as error:
         way = f"{_sentence(error)} Or name a test set by `--source` and `--reference`."
         return None, [Missing(run.colour, "translations", way) for run in runs]
@@ -155,59 +154,56 @@ def translate_all(
     failed = []
     for run in runs:
         try:
-            found.append(translated(run, shown, say))
+            found.append(translated(run, chosen, say))
         except (CheckpointError, DataError, ConfigError) as error:
             found.append(None)
             failed.append(Missing(run.colour, "translations", _sentence(error)))
     systems = [
-        System(run.name, [its.outputs], [its.origin]) for run, its in zip(runs, found, strict=True) if its is not None
+        System(run.name, [of_run.outputs], [of_run.origin])
+        for run, of_run in zip(runs, found, strict=True)
+        if of_run is not None
     ]
     if not systems:
         return None, failed
-    comparison = compare(systems, [shown.references], shown.sources, target_language=shown.target_language, say=say)
-    names, outputs = [run.name for run in runs], [None if its is None else its.outputs for its in found]
-    groups = sample_groups(names, outputs, shown.sources, shown.references)
-    return Translations(shown, tuple(found), comparison, tuple(groups)), failed
+    comparison = compare(systems, [chosen.references], chosen.sources, target_language=chosen.target_language, say=say)
+    names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
+    groups = sample_groups(names, outputs, chosen.sources, chosen.references)
+    return Translations(chosen, tuple(found), comparison, tuple(groups)), failed
 
 
 def _environment() -> tuple[tuple[str, str], ...]:
-    """Return versions and machine, by name."""
+    """Return the versions of the main packages, and the machine."""
     found = [("ziggurat", __version__), ("Python", platform.python_version())]
     found += [(name, metadata.version(name)) for name in ("torch", "sacrebleu", "matplotlib")]
     return (*found, ("machine", f"{platform.system()} {platform.machine()}"))
 
 
 def as_record(content: Content) -> dict[str, Any]:
-    """Return the content as a document for JSON; numbers that are not finite become None."""
+    """Return the content for JSON; numbers that are not finite become None."""
     translations = content.translations
     document = {
         "runs": [
             {
                 "name": run.name,
                 "folder": str(run.folder),
-                "ending": run.ending.said,
-                "verdict": its.verdict,
-                "reasons": its.reasons,
-                "complaints": its.complaints,
-                "remedies": its.remedies,
-                "figures": dict(its.figures),
+                "ending": run.ending.text,
+                "verdict": standing.verdict,
+                "reasons": standing.reasons,
+                "complaints": standing.complaints,
+                "remedies": standing.remedies,
+                "figures": dict(standing.figures),
             }
-            for run, its in zip(content.runs, content.standings, strict=True)
+            for run, standing in zip(content.runs, content.standings, strict=True)
         ],
         "settings": [asdict(setting) for setting in content.settings],
         "missing": [
             {"run": content.runs[lack.run].name, "what": lack.what, "way": lack.way} for lack in content.missing
         ],
-        "figures": [{"key": f.key, "section": f.section, "title": f.title, "csv": numbers(f)} for f in content.figures],
+        "figures": [
+            {"key": figure.key, "section": figure.section, "title": figure.title, "csv": numbers(figure)}
+            for figure in content.figures
+        ],
         "comparison": translations and translations.comparison.as_record(),
         "environment": dict(content.environment),
     }
-    return _finite(document)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, Mapping):
-        return {key: _finite(inner) for key, inner in value.items()}
-    return [_finite(inner) for inner in value] if isinstance(value, list | tuple) else value
+    return json_safe(document)

@@ -1,7 +1,11 @@
-"""Draws figures with matplotlib: the same code for the panels of a page and for the files of a paper.
+"""Drawing with matplotlib: one code for the panels of a page and for the figures of a paper.
 
-Nothing here touches pyplot or leaves a setting behind. Text is never read as mathematics, so a run named `$x$` is shown
-as it is called. Sizes are in points of the drawing: a panel is made for a width of 340, which fits a phone as it is.
+pyplot is not used, and no global setting remains changed. Text is never read as mathematics, so a run named `$x$`
+appears under this name. Sizes are in points: a panel is designed for a width of 340, which fits a phone unscaled.
+
+Each run has one colour, on light and on dark pages. A test holds both sets of colours to a contrast of 3 : 1 with the
+background, and to a minimal distance between any two runs as readers with normal vision, protanopia and deuteranopia
+see them. Markers and dashes carry the same distinctions without colour.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import math
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import matplotlib as mpl
@@ -20,22 +24,88 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, MaxNLocator, NullLocator
 
 from ziggurat.errors import printable
-from ziggurat.report.colours import DASHES, GRID, INK, LIGHT, MARKERS, colour_of_run
 from ziggurat.report.figure import Heat, Panel, Series
 
-__all__ = ["FONT", "HEIGHT", "WIDTH", "clean", "draw_panel", "key_of", "line_of", "new_canvas", "settings", "shown"]
+__all__ = [
+    "DARK",
+    "DASHES",
+    "FONT",
+    "GRID",
+    "HEIGHT",
+    "INK",
+    "LIGHT",
+    "MARKERS",
+    "WIDTH",
+    "clean",
+    "colour_of_run",
+    "draw_panel",
+    "legend_entries",
+    "line_of",
+    "name_of_run",
+    "new_canvas",
+    "settings",
+    "shown",
+    "variable",
+]
+
+
+# Colours
+
+INK, MUTED, GRID = "--figure-ink", "--figure-muted", "--figure-grid"
+"""CSS variables of text, of lines that belong to no run, and of the grid."""
+
+_LIGHT_RUNS = ("#22659c", "#df681b", "#119d7b", "#69144c", "#503e03", "#12197e", "#66635a", "#4e0f04")
+_DARK_RUNS = ("#98cdf1", "#ef7d3b", "#5cebb1", "#df3eb6", "#f4cc4d", "#9a9ff9", "#aba8ad", "#e0321e")
+
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
+"""Marker of each run, in matplotlib's letters."""
+
+DASHES: tuple[tuple[float, ...], ...] = ((), (4.0, 2.0), (1.0, 1.6), (6.0, 1.8, 1.0, 1.8), (8.0, 2.5), (2.5, 1.0))
+"""Lengths of dashes and gaps for each variant of a run's lines, in line widths; the first is solid."""
+
+
+def name_of_run(run: int) -> str:
+    """Return the CSS variable of the colour of run number `run`; the colours repeat after the last."""
+    return f"--run-{run % len(_LIGHT_RUNS)}"
+
+
+def colour_of_run(run: int | None) -> str:
+    """Return the colour of run number `run` on white; None stands for a line that belongs to no run."""
+    return LIGHT[MUTED if run is None else name_of_run(run)]
+
+
+def variable(colour: str) -> str | None:
+    """Return CSS that lets a page replace a colour of `LIGHT` (`#rrggbb`) by a variable; None for other colours."""
+    name = _NAMES.get(colour.lower())
+    return None if name is None else f"var({name}, {colour.lower()})"
+
+
+def _palette(ink: str, muted: str, grid: str, runs: tuple[str, ...]) -> dict[str, str]:
+    return {INK: ink, MUTED: muted, GRID: grid} | {name_of_run(i): colour for i, colour in enumerate(runs)}
+
+
+LIGHT: Mapping[str, str] = _palette("#1f2328", "#6a7079", "#dfe2e6", _LIGHT_RUNS)
+"""CSS variable -> colour, for a white page."""
+
+DARK: Mapping[str, str] = _palette("#e6e8eb", "#969da7", "#3a3f47", _DARK_RUNS)
+"""CSS variable -> colour, for a page with a background of about #16181d."""
+
+_NAMES = {colour: name for name, colour in LIGHT.items()}
+
+
+# Panels
 
 WIDTH, HEIGHT, FONT = 340.0, 250.0, 11.0
 """Size of a panel and of its text, in points (pixels on a page)."""
 
 _LONGEST_LABEL = 45
-_MARKED = 40  # a line of more points has a marker at some of them only
+_MARKED = 40  # a line with more points has markers at about eight of them
 _SUPERSCRIPT = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @contextlib.contextmanager
 def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
-    """Context to draw and to write in; sizes are `scale` times those of a page, identifiers depend on `salt` only."""
+    """Context for drawing and writing; sizes are `scale` times those of a page, identifiers depend only on `salt`."""
     options: dict[Any, Any] = {
         "svg.fonttype": "none",  # text stays text: searchable, readable aloud, in the page's font
         "svg.hashsalt": salt,
@@ -60,28 +130,28 @@ def settings(salt: str, *, scale: float = 1.0) -> Iterator[None]:
         "ytick.color": LIGHT[INK],
     }
     with mpl.rc_context(), warnings.catch_warnings():
-        mpl.rcdefaults()  # whatever a matplotlibrc says
+        mpl.rcdefaults()  # a user's matplotlibrc must not change reports
         mpl.rcParams.update(options)
-        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # only measured; the page has its own font
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # a page uses the browser's fonts
         yield
 
 
 def clean(text: str) -> str:
-    """Return text on one line and without characters that XML cannot hold or that reverse what stands beside them."""
-    return printable(text, 12 * len(text))  # no character becomes longer
+    """Return text on one line, without characters that XML forbids or that reverse the text around them."""
+    return printable(text, 12 * len(text))  # 12: no character is escaped to more, so nothing is cut
 
 
 def shown(text: str) -> str:
-    """Return a label as it is drawn: clean, and of a long one the ends."""
+    """Return a label as it is drawn: clean, and with the middle of a long one left out."""
     text = clean(text)
     keep = (_LONGEST_LABEL - 1) // 2
     return text if len(text) <= _LONGEST_LABEL else f"{text[:keep]}…{text[-keep:]}"
 
 
 def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
-    """Draw `panel` on empty axes, inside `settings`; lines have no legend here (`key_of`).
+    """Draw `panel` on empty axes, inside `settings`, without a legend (see `legend_entries`).
 
-    Panels `beside` it that show the same quantity get the same range, so that they can be compared.
+    The y axis covers the values of the panels `beside` it that show the same quantity, so that they can be compared.
     """
     axes.set_title(shown(panel.title), loc="left")
     axes.set_xlabel(panel.x_label)
@@ -96,7 +166,7 @@ def draw_panel(axes: Axes, panel: Panel, beside: Sequence[Panel]) -> None:
     for series in panel.series:
         axes.add_line(line_of(series, log=panel.log_y))
     alike = [other for other in beside if (other.y_label, other.log_y) == (panel.y_label, panel.log_y)]
-    axes.update_datalim([(0.0, y) for other in alike for y in _heights(other)], updatex=False)
+    axes.update_datalim([(0.0, y) for other in alike for y in _drawable(other)], updatex=False)
     _scale_axes(axes, panel)
 
 
@@ -117,14 +187,14 @@ def line_of(series: Series, *, log: bool = False) -> Line2D:
     )
 
 
-def key_of(panels: Sequence[Panel]) -> list[Series]:
-    """Return one series for each entry of the legend of these panels, in the order of appearance."""
+def legend_entries(panels: Sequence[Panel]) -> list[Series]:
+    """Return one series for each entry of the legend of these panels."""
     entries = {(s.label, s.run, s.variant): s for panel in reversed(panels) for s in reversed(panel.series)}
     return list(reversed(entries.values()))
 
 
-def _heights(panel: Panel) -> list[float]:
-    """Return the values of a panel's lines that can be drawn."""
+def _drawable(panel: Panel) -> list[float]:
+    """Return the values of a panel's lines that can be drawn: on a logarithmic axis only positive ones."""
     return [y for series in panel.series for y in series.y if y is not None and (y > 0 or not panel.log_y)]
 
 
@@ -146,7 +216,7 @@ def _scale_axes(axes: Axes, panel: Panel) -> None:
 
 
 def _powers(low: float, high: float) -> Locator:
-    """Return what places the ticks of a logarithmic axis of this range: several, whatever it spans."""
+    """Return the locator of a logarithmic axis with this range, so that there are several ticks in any range."""
     decades = math.log10(high / low)
     if decades < 1:
         return MaxNLocator(nbins=6)
@@ -154,7 +224,7 @@ def _powers(low: float, high: float) -> Locator:
 
 
 def _add_perplexity(axes: Axes) -> None:
-    """Add an axis on the right with e to the power of what the left one has, at round values."""
+    """Add an axis on the right with e to the power of the left one, with ticks at round values."""
     low, high = axes.get_ylim()
     for digits in ((1, 2, 5), (1, 1.5, 2, 3, 4, 5, 6, 7, 8)):
         ticks = [d * 10**power for power in range(7) for d in digits if low <= math.log(d * 10**power) <= high]
@@ -170,8 +240,8 @@ def _add_perplexity(axes: Axes) -> None:
 
 
 def _power(value: float, _: int | None = None) -> str:
-    """Return a tick of a logarithmic axis: 0.001 to 1000 as they are, others as a power of ten."""
-    if value <= 0:  # proposed by a locator, never shown
+    """Return a tick of a logarithmic axis: from 0.001 to 1000 as a number, beyond as a power of ten."""
+    if value <= 0:  # locators propose it, but it is outside the axis
         return ""
     exponent = math.log10(value)
     if abs(exponent - round(exponent)) > 1e-6 or -4 < exponent < 4:
@@ -180,7 +250,7 @@ def _power(value: float, _: int | None = None) -> str:
 
 
 def _plain(value: float, _: int | None = None) -> str:
-    """Return a tick of a linear axis: from 10,000 on in thousands (k), from ten million on in millions (M)."""
+    """Return a tick of a linear axis: above 10,000 in thousands (k), above ten million in millions (M)."""
     for unit, letter in ((1e6, "M"), (1e3, "k")):
         if abs(value) >= 10 * unit:
             return f"{value / unit:.4g}{letter}"
@@ -191,12 +261,12 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
     cells = np.array([[math.nan if v is None else v for v in row] for row in heat.values], dtype=float)
     image = axes.imshow(
         np.ma.masked_invalid(cells),
-        cmap="viridis",  # even in lightness, so that it reads without colour
+        cmap="viridis",  # its lightness grows evenly, so it reads without colour
         vmin=heat.low,
         vmax=heat.high,
         origin="lower",
         aspect="auto",
-        interpolation="none",  # a cell of data is a cell of the image
+        interpolation="none",  # one pixel per cell: a page scales it
     )
     for axis, labels in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         step = max(1, math.ceil(len(labels) / 7))
@@ -207,5 +277,5 @@ def _draw_heat(axes: Axes, heat: Heat) -> None:
 
 
 def new_canvas(width: float, height: float) -> Canvas:
-    """Return an empty transparent figure of this size in points, which lays itself out."""
+    """Return an empty transparent figure of this size in points, with automatic layout."""
     return Canvas(figsize=(width / 72, height / 72), dpi=72, facecolor="none", layout="constrained")

@@ -1,15 +1,30 @@
-"""What a figure shows, apart from how it is drawn: series, heat maps, panels, tables and their numbers as CSV."""
+"""The content of a figure, before it is drawn: panels of lines or heat maps, and a table.
+
+Two forms need no drawing: the numbers as CSV, and a description in words for readers who cannot see the figure.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-__all__ = ["Figure", "Heat", "Panel", "Row", "Series", "Table", "numbers"]
+__all__ = [
+    "Figure",
+    "Heat",
+    "Panel",
+    "Row",
+    "Series",
+    "Table",
+    "described",
+    "in_words",
+    "numbers",
+]
+
 
 Row = tuple[float | None, ...]
-"""Values in a row; None where there is none, or none that is finite."""
+"""Values in a row; None where a value is missing or not finite."""
 
 
 @dataclass(frozen=True)
@@ -17,11 +32,11 @@ class Series:
     """One line of a panel.
 
     Args:
-        label: what the legend says; lines of several panels with one label are one entry.
-        x: where the points are.
+        label: text of the legend; lines with the same label, run and variant share an entry.
+        x: positions of the points.
         y: their values, as many as `x`; None leaves a gap.
-        run: number of the run, which gives colour and marker; None: the line is of no run.
-        variant: which of a run's lines in this panel it is; gives the dashes. 0 is solid.
+        run: number of the run, which gives colour and marker; None: the line belongs to no run.
+        variant: number of the line among those of its run, which gives the dashes; 0 is solid.
     """
 
     label: str
@@ -32,7 +47,7 @@ class Series:
 
     def __post_init__(self) -> None:
         if len(self.x) != len(self.y):
-            raise ValueError(f"{self.label}: {len(self.x)} places for {len(self.y)} values")
+            raise ValueError(f"{self.label}: {len(self.x)} positions for {len(self.y)} values")
 
 
 @dataclass(frozen=True)
@@ -41,10 +56,10 @@ class Heat:
 
     Args:
         values: rows of equal length, the lowest row first; None leaves a cell blank.
-        columns: what stands below each column.
-        rows: what stands beside each row.
-        unit: what a value is, beside the colour bar.
-        low, high: values at the ends of the colour bar; maps to be compared have the same.
+        columns: labels below the columns.
+        rows: labels beside the rows.
+        unit: label of the colour bar.
+        low, high: values at the ends of the colour bar; equal in maps that are to be compared.
     """
 
     values: tuple[Row, ...]
@@ -64,12 +79,12 @@ class Panel:
     """One pair of axes, with lines or a heat map.
 
     Args:
-        title: short; of a figure's panels no two have the same.
-        x_label, y_label: what the axes are, with units.
+        title: short, and unique in the figure.
+        x_label, y_label: labels of the axes, with units.
         series: the lines.
-        heat: or a heat map.
-        log_x, log_y: logarithmic axes; on such a `log_y` a value of 0 is a gap.
-        perplexity: y is in nats; the axis on the right has perplexity, e^y.
+        heat: a heat map, instead of lines.
+        log_x, log_y: logarithmic axes; with `log_y`, values of 0 or less are gaps.
+        perplexity: y is in nats; a second axis on the right shows the perplexity, e^y.
     """
 
     title: str
@@ -84,7 +99,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Table:
-    """Figures in rows; numbers are printed already."""
+    """A table of text; numbers are formatted already."""
 
     header: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
@@ -95,13 +110,13 @@ class Figure:
     """One figure of a report.
 
     Args:
-        key: a slug, unique in a report: name of its files, prefix of its identifiers.
-        section: heading of the report that it stands under; figures of a section follow each other.
+        key: a slug, unique in a report: name of the figure's files, prefix of its identifiers.
+        section: heading of the report above it; figures of a section follow each other.
         title: one line.
-        caption: what is drawn, from which paper's figure, and how to read it; plain text.
-        alt: what a person who cannot see it should know: the values in words; plain text.
+        caption: the quantities drawn, the paper's figure they follow, and how to read them; plain text.
+        alt: the values in words, for readers who cannot see the figure; plain text.
         panels: drawn side by side.
-        table: the same in figures, where a paper has a table; shown below the panels.
+        table: the same as numbers, where a paper has a table; shown below the panels.
     """
 
     key: str
@@ -114,9 +129,9 @@ class Figure:
 
 
 def numbers(figure: Figure) -> str:
-    """Return what is drawn as CSV with the columns panel, series, x, y, value.
+    """Return the numbers of a figure as CSV with the columns panel, series, x, y, value.
 
-    A point of a line has no `value`, a cell of a heat map no `series`; blank cells and gaps are empty.
+    A point of a line has no `value`, a cell of a heat map no `series`; gaps and blank cells are empty.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -129,3 +144,58 @@ def numbers(figure: Figure) -> str:
                 for column, value in zip(panel.heat.columns, values, strict=True):
                     writer.writerow([panel.title, None, column, row, value])
     return text.getvalue()
+
+
+# In words
+
+_DESCRIBED = 12  # lines of a panel described one by one
+
+
+def described(
+    key: str, section: str, title: str, caption: str, panels: tuple[Panel, ...], table: Table | None = None
+) -> Figure | None:
+    """Return a figure with the description of its panels; None where there are no panels."""
+    return Figure(key, section, title, caption, in_words(panels), panels, table) if panels else None
+
+
+def in_words(panels: Sequence[Panel]) -> str:
+    """Return a description: of each line the ends and the range, of each heat map the extremes and their cells."""
+    return " ".join(_panel(panel) for panel in panels)
+
+
+def _panel(panel: Panel) -> str:
+    if panel.heat is not None:
+        return f"{panel.title}: heat map, {panel.y_label} against {panel.x_label}, {_heat(panel.heat)}."
+    lines = [_series(series, panel.x_label) for series in panel.series[:_DESCRIBED]]
+    more = [f"{len(panel.series) - _DESCRIBED} more lines"] if len(panel.series) > _DESCRIBED else []
+    return f"{panel.title}: {panel.y_label} by {panel.x_label}; {'; '.join(lines + more)}."
+
+
+def _series(series: Series, x_label: str) -> str:
+    points = [(x, y) for x, y in zip(series.x, series.y, strict=True) if y is not None]
+    if not points:
+        return f"{series.label}: no finite value"
+    (first, begin), (last, end) = points[0], points[-1]
+    if len(points) == 1:
+        return f"{series.label}: {begin:.3g} at {x_label} {first:g}"
+    values = [y for _, y in points]
+    ends = f"{begin:.3g} at {x_label} {first:g}, {end:.3g} at {last:g}"
+    return f"{series.label}: {ends}, between {min(values):.3g} and {max(values):.3g}"
+
+
+def _heat(heat: Heat) -> str:
+    cells = [
+        (value, row, column)
+        for row, values in zip(heat.rows, heat.values, strict=True)
+        for column, value in zip(heat.columns, values, strict=True)
+        if value is not None
+    ]
+    size = f"{len(heat.rows)} rows of {len(heat.columns)} cells"
+    if not cells:
+        return f"{size}, all blank"
+    (low, low_row, low_column), (high, high_row, high_column) = min(cells), max(cells)
+    blank = len(heat.rows) * len(heat.columns) - len(cells)
+    return (
+        f"{size}, {blank} of them blank; {heat.unit} from {low:.3g} (row {low_row}, column {low_column}) "
+        f"to {high:.3g} (row {high_row}, column {high_column})"
+    )

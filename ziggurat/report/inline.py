@@ -1,4 +1,4 @@
-"""Figures for a web page: inline SVG that takes its colours from the page and its size from the screen."""
+"""Figures for a web page: inline SVG, with colours from the page and scaled to the screen."""
 
 from __future__ import annotations
 
@@ -10,28 +10,39 @@ from xml.etree import ElementTree
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure as Canvas
 
-from ziggurat.report.colours import variable
-from ziggurat.report.drawing import FONT, HEIGHT, WIDTH, clean, draw_panel, key_of, line_of, new_canvas, settings, shown
-from ziggurat.report.figure import Figure, Panel, Series
-from ziggurat.report.words import in_words
+from ziggurat.report.drawing import (
+    FONT,
+    HEIGHT,
+    WIDTH,
+    clean,
+    draw_panel,
+    legend_entries,
+    line_of,
+    new_canvas,
+    settings,
+    shown,
+    variable,
+)
+from ziggurat.report.figure import Figure, Panel, Series, in_words
 
 __all__ = ["to_svg"]
 
 _SVG, _LINK = "{http://www.w3.org/2000/svg}", "{http://www.w3.org/1999/xlink}href"
 _COLOUR = re.compile(r"#[0-9a-fA-F]{6}\b")
 _FONT_FAMILY = re.compile(r"font-family:[^;]*;?\s*")
+_ROW = "display:flex;flex-wrap:wrap;gap:4px 16px"
 _SAMPLE = 30.0  # length of a line in the legend
 
 
 def to_svg(figure: Figure) -> str:
-    """Return `figure` as markup for a page: a `div` with an SVG for each entry of the legend and for each panel.
+    """Return `figure` as markup: a `div` with an SVG for each entry of the legend and for each panel.
 
-    The panels stand beside each other where the page is wide enough and below each other on a phone. Colours are the
-    variables of `colours.LIGHT` (or `DARK`), which the page defines; without them it is drawn for a white page. Nothing
-    outside is referred to, but heat maps are images in `data:` URLs. Titles and captions are the page's.
+    The panels stand side by side where the page is wide enough, and below each other on a phone. Colours are the CSS
+    variables of `drawing.LIGHT` (or `DARK`), which the page defines; without them the figure suits a white page.
+    Nothing external is referenced; heat maps are images in `data:` URLs. Title and caption are left to the page.
     The same figure gives the same markup.
     """
-    key = "".join(_entry(figure, number, series) for number, series in enumerate(key_of(figure.panels)))
+    key = "".join(_entry(figure, number, series) for number, series in enumerate(legend_entries(figure.panels)))
     panels = "".join(_panel(figure, number, panel) for number, panel in enumerate(figure.panels))
     legend = f'<div class="figure-key" style="{_ROW};margin-bottom:8px">{key}</div>' if key else ""
     return (
@@ -40,27 +51,23 @@ def to_svg(figure: Figure) -> str:
     )
 
 
-_ROW = "display:flex;flex-wrap:wrap;gap:4px 16px"
-
-
 def _panel(figure: Figure, number: int, panel: Panel) -> str:
     name = f"{figure.key}-{number}"
     with settings(name):
         canvas = new_canvas(WIDTH, HEIGHT)
         draw_panel(canvas.add_subplot(), panel, figure.panels)
-        drawn = _written(canvas)
-    return _inline(drawn, name, f"{figure.title}: {panel.title}", in_words([panel]))
+        svg = _svg_of(canvas)
+    return _inline(svg, name, f"{figure.title}: {panel.title}", in_words([panel]))
 
 
 def _entry(figure: Figure, number: int, series: Series) -> str:
-    """Return one entry of the legend: a piece of the line and what it is."""
+    """Return one entry of the legend: a piece of the line and its label."""
     name, label = f"{figure.key}-key-{number}", shown(series.label)
     with settings(name):
         height = FONT + 5
         canvas = new_canvas(WIDTH, height)
         text = canvas.text(0, 0.5, label, va="center", fontsize=FONT)
-        wide = text.get_window_extent().width
-        width = _SAMPLE + 5 + wide + 2
+        width = _SAMPLE + 5 + text.get_window_extent().width + 2
         canvas.set_size_inches(width / 72, height / 72)
         text.set_x((_SAMPLE + 5) / width)
         line = line_of(Series(label, (0.0, 1.0, 2.0), (0.0, 0.0, 0.0), series.run, series.variant))
@@ -68,45 +75,52 @@ def _entry(figure: Figure, number: int, series: Series) -> str:
         line.set_markevery([1])
         line.set_transform(canvas.transFigure)
         canvas.add_artist(line)
-        return _inline(_written(canvas), name, label, "")
+        return _inline(_svg_of(canvas), name, label, "")
 
 
-def _written(canvas: Canvas) -> bytes:
-    """Return matplotlib's SVG of what is drawn."""
+def _svg_of(canvas: Canvas) -> bytes:
+    """Return matplotlib's SVG of a canvas."""
     file = io.BytesIO()
     FigureCanvasSVG(canvas).print_svg(file, metadata={"Date": None})
     return file.getvalue()
 
 
-def _inline(drawn: bytes, name: str, title: str, description: str) -> str:
-    """Return matplotlib's SVG fit to live among others in a page.
+def _inline(svg: bytes, name: str, title: str, description: str) -> str:
+    """Return matplotlib's SVG changed so that many of them fit into one page.
 
-    Identifiers get `name` in front. Its style sheet, which would hold for the whole page, becomes attributes.
+    Identifiers get the prefix `name`, since they are global in a page. So would be its style sheet, which is removed:
+    the page-wide rules become attributes of the root.
     """
-    root = ElementTree.fromstring(drawn)
-    for tag in ("metadata", "defs"):
-        for child in [
-            c for c in root if c.tag == _SVG + tag and (tag == "metadata" or c.find(_SVG + "style") is not None)
-        ]:
+    root = ElementTree.fromstring(svg)
+    # (1) Metadata and the style sheet
+    for child in list(root):
+        styles = child.tag == f"{_SVG}defs" and child.find(f"{_SVG}style") is not None
+        if child.tag == f"{_SVG}metadata" or styles:
             root.remove(child)
+    # (2) Identifiers: those that nothing refers to are dropped, to save space
     referred = {
-        i for element in root.iter() for value in element.attrib.values() for i in re.findall(r"#([\w-]+)", value)
+        identifier
+        for element in root.iter()
+        for value in element.attrib.values()
+        for identifier in re.findall(r"#([\w-]+)", value)
     }
     for element in root.iter():
         element.attrib = {
-            k.replace(_LINK, "href"): _attribute(k, v, name)
-            for k, v in element.attrib.items()
-            if k != "id" or v in referred
+            key.replace(_LINK, "href"): _attribute(key, value, name)
+            for key, value in element.attrib.items()
+            if key != "id" or value in referred
         }
         element.tag = element.tag.removeprefix(_SVG)
         element.tail = None
-    wide = root.get("viewBox", "").split()[2]
+    # (3) The root: size, style, and a title and description for screen readers
+    view_box = root.get("viewBox", "")
+    width = float(view_box.split()[2])
     root.attrib = {
         "xmlns": _SVG[1:-1],
-        "viewBox": root.get("viewBox", ""),
+        "viewBox": view_box,
         "role": "img",
         "aria-labelledby": f"{name}-title" + (f" {name}-desc" if description else ""),
-        "style": f"width:100%;max-width:{float(wide):.0f}px;height:auto;font-family:sans-serif;"
+        "style": f"width:100%;max-width:{width:.0f}px;height:auto;font-family:sans-serif;"
         "stroke-linejoin:round;stroke-linecap:butt",
     }
     for tag, text in (("desc", description), ("title", title)):
@@ -118,7 +132,7 @@ def _inline(drawn: bytes, name: str, title: str, description: str) -> str:
 
 
 def _attribute(key: str, value: str, name: str) -> str:
-    """Return an attribute with identifiers of this SVG alone and the page's colours."""
+    """Return the value of an attribute with prefixed identifiers and the page's colours."""
     if key == "id":
         return f"{name}-{value}"
     if key == _LINK:

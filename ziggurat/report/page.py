@@ -1,4 +1,4 @@
-"""The report as one HTML file: no scripts, nothing fetched, every text escaped."""
+"""The report as one HTML file: no script, nothing fetched, all text escaped."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from markupsafe import Markup, escape
 from ziggurat.config import dump
 from ziggurat.duration import duration
 from ziggurat.report.answer import answer, compared
-from ziggurat.report.colours import DARK, LIGHT, name_of_run
 from ziggurat.report.content import Content
+from ziggurat.report.drawing import DARK, LIGHT, name_of_run
 from ziggurat.report.figure import Figure, numbers
 from ziggurat.report.inline import to_svg
 from ziggurat.report.samples import as_csv
@@ -23,14 +23,14 @@ from ziggurat.report.samples import as_csv
 __all__ = ["MAX_BYTES", "page"]
 
 MAX_BYTES = 5_000_000
-"""A report stays below this size."""
+"""Upper bound of the size of a report."""
 
-_DOWNLOADS = 2_500_000  # bytes of all links that hold numbers
-_PACKED = 50_000  # a longer table is packed by gzip
+_DOWNLOADS = 2_500_000  # bytes of all links with numbers
+_PACKED = 50_000  # characters; longer tables are compressed
 
 
 def page(content: Content, *, now: float | None = None) -> str:
-    """Return the report as HTML; `now`, seconds since 1970, is when it is said to be made (default: at present)."""
+    """Return the report as HTML; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
     environment = Environment(
         loader=PackageLoader("ziggurat.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
@@ -66,14 +66,14 @@ def _variables(colours: Mapping[str, str]) -> Markup:
 
 
 def _link(text: str, kind: str = "text/csv") -> str:
-    """Return a link that holds `text` itself, so that it can be saved without a server or a script."""
+    """Return a `data:` URL with `text`, which a browser can save without a server or a script."""
     return f"data:{kind};charset=utf-8;base64,{base64.b64encode(text.encode()).decode()}"
 
 
 def _downloads(content: Content) -> dict[str, tuple[str, str] | None]:
-    """Return for each figure, and for `translations`, the name and the link of its table; None: no room for it.
+    """Return file name and link of each figure's table, and of `translations`; None where there is no room for it.
 
-    The shortest come first, so that what is left out are heat maps of many deep runs.
+    The shortest are taken first, so only large tables are left out: heat maps of many deep runs.
     """
     tables = {figure.key: numbers(figure) for figure in content.figures}
     if (translations := _translations(content)) is not None:
@@ -88,7 +88,7 @@ def _downloads(content: Content) -> dict[str, tuple[str, str] | None]:
 
 
 def _table(name: str, table: str) -> tuple[str, str]:
-    """Return the file name and the link of a table, packed where it is long."""
+    """Return the file name and the link of a table, compressed where it is long."""
     if len(table) <= _PACKED:
         return f"{name}.csv", _link(table)
     packed = base64.b64encode(gzip.compress(table.encode(), mtime=0)).decode()
@@ -96,22 +96,22 @@ def _table(name: str, table: str) -> tuple[str, str]:
 
 
 def _translations(content: Content) -> str | None:
-    """Return all translations as CSV."""
+    """Return all translations as CSV; None where there are none."""
     found = content.translations
     if found is None:
         return None
-    outputs = [None if its is None else its.outputs for its in found.by_run]
+    outputs = [None if of_run is None else of_run.outputs for of_run in found.by_run]
     return as_csv([run.name for run in content.runs], outputs, found.sentences.sources, found.sentences.references)
 
 
 def _number(value: Any, digits: int = 2) -> str:
-    """Return a number for people, thousands apart; a dash where there is none."""
+    """Return a number with separators of thousands; a dash where there is none."""
     return "–" if value is None else f"{value:,.{digits}f}"
 
 
 def _prose(text: str) -> Markup:
-    """Return a sentence with what stands between backticks as code."""
+    """Return a sentence as HTML, with text between backticks as code."""
     parts = text.split("`")
-    if len(parts) % 2 == 0:  # a lone one is text
+    if len(parts) % 2 == 0:  # an unpaired backtick is plain text
         return escape(text)
     return Markup("").join(Markup("<code>{}</code>").format(p) if i % 2 else escape(p) for i, p in enumerate(parts))

@@ -1,4 +1,4 @@
-"""Figures for a paper: the panels of a figure in one PNG, SVG or PDF file."""
+"""Figures for a paper: all panels of a figure in one PNG, SVG or PDF file."""
 
 from __future__ import annotations
 
@@ -15,7 +15,17 @@ from matplotlib.figure import Figure as Canvas
 
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
-from ziggurat.report.drawing import HEIGHT, WIDTH, clean, draw_panel, key_of, line_of, new_canvas, settings, shown
+from ziggurat.report.drawing import (
+    HEIGHT,
+    WIDTH,
+    clean,
+    draw_panel,
+    legend_entries,
+    line_of,
+    new_canvas,
+    settings,
+    shown,
+)
 from ziggurat.report.figure import Figure
 
 __all__ = ["FORMATS", "save"]
@@ -29,22 +39,22 @@ FORMATS: dict[str, tuple[type[Any], dict[str, None]]] = {
     "svg": (FigureCanvasSVG, {"Date": None}),
     "pdf": (FigureCanvasPdf, {"CreationDate": None}),
 }
-"""What writes a format, and what it is to leave out so that the same figure gives the same bytes."""
+"""Format -> its canvas, and the dates to leave out so that the same figure gives the same bytes."""
 
 
 def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) -> list[Path]:
     """Write `figure` on white, without title and caption, to `folder/KEY.FORMAT` for each format; return the paths.
 
-    A file has either its old content or all of the new. Text in SVG and PDF stays text.
+    A file has either its old content or the complete new one. Text in SVG and PDF stays text.
 
-    Raises ConfigError for a format that is not of `FORMATS`.
+    Raises ConfigError for a format that is not in `FORMATS`.
     """
     if unknown := [name for name in formats if name not in FORMATS]:
         raise ConfigError(f"figures cannot be written as {unknown[0]!r}; use {', '.join(FORMATS)}")
     paths = []
     with settings(figure.key, scale=_SCALE):
         for name in formats:
-            canvas = _drawn(figure)  # anew: writing in one format may move what the next one draws
+            canvas = _drawn(figure)  # for each format, since writing one may move parts of the layout
             writer, left_out = FORMATS[name]
             file = io.BytesIO()
             writer(canvas)
@@ -56,24 +66,23 @@ def save(figure: Figure, folder: Path, formats: Sequence[str] = tuple(FORMATS)) 
 
 
 def _drawn(figure: Figure) -> Canvas:
-    """Return all panels in rows, the legend below them."""
+    """Return a canvas with all panels in rows and the legend below them."""
     across = min(_ACROSS, len(figure.panels))
     down = math.ceil(len(figure.panels) / across)
-    key = key_of(figure.panels)
-    columns = min(across, len(key)) or 1
-    line = 1.6 * 10 * _SCALE
-    legend = line * math.ceil(len(key) / columns)
-    canvas = new_canvas(WIDTH * _SCALE * across, HEIGHT * _SCALE * down + legend)
+    entries = legend_entries(figure.panels)
+    columns = min(across, len(entries)) or 1
+    legend_height = 1.6 * 10 * _SCALE * math.ceil(len(entries) / columns)  # text of 10 points, 1.6 lines apart
+    canvas = new_canvas(WIDTH * _SCALE * across, HEIGHT * _SCALE * down + legend_height)
     for number, panel in enumerate(figure.panels, start=1):
         draw_panel(canvas.add_subplot(down, across, number), panel, figure.panels)
-    if key:
-        entries = canvas.legend(
-            [line_of(series) for series in key],
-            ["?"] * len(key),  # set below: matplotlib drops labels that begin with an underscore
+    if entries:
+        legend = canvas.legend(
+            [line_of(series) for series in entries],
+            ["?"] * len(entries),  # set below: matplotlib drops labels that begin with an underscore
             loc="outside lower center",
             ncols=columns,
             frameon=False,
         )
-        for text, series in zip(entries.get_texts(), key, strict=True):
+        for text, series in zip(legend.get_texts(), entries, strict=True):
             text.set_text(shown(series.label))
     return canvas

@@ -1,4 +1,4 @@
-"""A run as reports see it: its configuration and everything that was recorded while it trained."""
+"""A run as reports read it: its configuration and the records of its training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ziggurat.models.run_folder import refuse_missing
 __all__ = ["MAX_RUNS", "Ending", "ReportRun", "read_run", "read_runs"]
 
 MAX_RUNS = 8
-"""Runs in one report: as many as there are colours that can be told apart."""
+"""Runs in one report at most: the number of colours that can be told apart."""
 
 _METRICS = "metrics.jsonl"
 _LOG = "log.txt"
@@ -28,32 +28,32 @@ _LOG = "log.txt"
 
 @dataclass(frozen=True)
 class Ending:
-    """How the latest training in a run ended.
+    """The end of the latest training in a run.
 
     Attributes:
         finished: True when a limit of `training.stop` was reached; False when it was stopped, failed, was killed, or
             still trains.
-        said: in words for people.
+        text: a description.
     """
 
     finished: bool
-    said: str
+    text: str
 
 
 @dataclass(frozen=True)
 class ReportRun:
-    """What reports read of a run. Nothing in it is a tensor: reading takes milliseconds.
+    """A run without its weights, so that reading it takes milliseconds.
 
     Attributes:
-        name: what tells it from the other runs of the report.
-        folder: of the run.
+        name: unique among the runs of the report.
+        folder: folder of the run.
         colour: index of its colour, from 0; the same in every figure.
         experiment: its configuration.
-        train: records of kind `train` of `metrics.jsonl`, by update; a number that was not finite is NaN or infinite.
+        train: records of kind `train` from `metrics.jsonl`, by update; a number may be NaN or infinite.
         validations: records of kind `validation`, by update.
         depth: diagnostics, by update; empty where none were collected.
-        ending: how it ended.
-        environment: what it was trained with, by name (ziggurat.training.environment); empty for older runs.
+        ending: the end of the latest training.
+        environment: versions and hardware at its latest start, by name; empty for runs of older versions.
     """
 
     name: str
@@ -68,12 +68,12 @@ class ReportRun:
 
 
 def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
-    """Return the runs in `folders`, in this order, each with a colour of its own and a name that no other has.
+    """Return the runs in `folders`, in this order, each with a different colour and name.
 
     Raises:
         ConfigError: a folder is named twice, or there are more than MAX_RUNS.
-        CheckpointError: a folder is no run.
-        DataError: damaged records.
+        CheckpointError: a folder is not a run.
+        DataError: records are damaged.
     """
     paths = [Path(folder) for folder in folders]
     resolved = [path.resolve() for path in paths]
@@ -87,23 +87,23 @@ def read_runs(folders: Sequence[str | Path]) -> list[ReportRun]:
 
 
 def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) -> ReportRun:
-    """Return what was recorded in the run `folder`; `name` is that of the folder unless another is given.
+    """Return the run in `folder`; its name is that of the folder unless another is given.
 
     Raises:
-        CheckpointError: the folder is no run.
+        CheckpointError: the folder is not a run.
         ConfigError: its configuration cannot be read.
-        DataError: damaged records, with file and line. The last line of a run that was killed may be cut off; it is
-            left out.
+        DataError: records are damaged; the message has file and line.
     """
     run = Path(folder)
     refuse_missing(run, "run")
     if not (run / CONFIG_FILE).is_file() or not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CONFIG_FILE} or no {CHECKPOINTS}/); reports are made of runs")
+    # Of several records of one update the last counts.
     by_kind: dict[str, dict[int, dict[str, Any]]] = {"train": {}, "validation": {}}
     for record in _records(run / _METRICS):
         if record["kind"] in by_kind:
             by_kind[record["kind"]][record["update"]] = record
-    train, validations = ([records[u] for u in sorted(records)] for records in by_kind.values())
+    train, validations = ([records[update] for update in sorted(records)] for records in by_kind.values())
     return ReportRun(
         name or run.resolve().name,
         run,
@@ -118,7 +118,7 @@ def read_run(folder: str | Path, *, colour: int = 0, name: str | None = None) ->
 
 
 def _names(folders: Sequence[Path]) -> list[str]:
-    """Return the last parts of the paths, as few as tell all of them apart."""
+    """Return the ends of the paths, with as many parts as are needed to tell them apart."""
     longest = max((len(folder.parts) for folder in folders), default=0)
     for count in range(1, longest + 1):
         names = ["/".join(folder.parts[-count:]) for folder in folders]
@@ -128,36 +128,36 @@ def _names(folders: Sequence[Path]) -> list[str]:
 
 
 def _records(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of `metrics.jsonl`, which a run that failed early has not."""
+    """Yield the records of `metrics.jsonl`; none where a run failed before it wrote the file."""
     return read_json_lines(path, _record, "a record of a run")
 
 
-def _record(record: Any, place: str) -> dict[str, Any]:
-    """Return a line of `metrics.jsonl` if it is a record: a kind, an update, and numbers. Raises ValueError."""
+def _record(record: Any, where: str) -> dict[str, Any]:
+    """Return a line of `metrics.jsonl`. Raises ValueError unless it has a kind, an update, and else numbers."""
     numbers = [value for key, value in record.items() if key not in ("kind", "partial") and value is not None]
     if not isinstance(record["kind"], str) or type(record["update"]) is not int:
-        raise ValueError(place)
+        raise ValueError(where)
     if not all(type(value) in (int, float) and (type(value) is float or abs(value) < 1 << 63) for value in numbers):
-        raise ValueError(place)
+        raise ValueError(where)
     return dict(record)
 
 
 def _ending(path: Path) -> Ending:
-    """Return how the run ended, by the last of what its log says."""
+    """Return the end of the run, from the last message of its log that tells it."""
     lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
-    said = [line.partition("  ")[2] for line in lines]
-    for line in reversed(said):
+    messages = [line.partition("  ")[2] for line in lines]
+    for line in reversed(messages):
         if stopped := re.match(r"stopped after update (\d+): (.+) \(", line):
             by_signal = stopped[2].startswith("SIG")
             reached = f"{'stopped by' if by_signal else 'ended:'} {stopped[2]}, after update {int(stopped[1]):,}"
             return Ending(not by_signal, reached)
         if line.startswith(("first update", "resumed after update")):
-            break
+            break  # what stands before belongs to an earlier training
     return Ending(False, "no word of its end in the log: it failed, was killed, or still trains")
 
 
 class _Environment(RootModel[dict[str, Any]]):
-    """Values by name; they are shown as they are."""
+    """The content of `environment.json`: values by name."""
 
 
 def _environment(path: Path) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Which translations to show: where runs differ most, where all do well, and where all do badly."""
+"""Sample translations for a report: where runs differ most, where all do well, and where all do badly."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _PER_GROUP = 3
 
 @dataclass(frozen=True)
 class Output:
-    """What one run makes of a sentence.
+    """The translation of a sentence by one run.
 
     Attributes:
         run: number of the run in the report.
         score: chrF of the sentence, 0 to 100.
-        words: each with whether the reference has it too, the k-th of a kind with its k-th.
+        words: the words, each with True where the reference has it; the k-th occurrence needs a k-th one there.
     """
 
     run: int
@@ -42,7 +42,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class SampleGroup:
-    """Sentences that were chosen for one reason, which the title gives."""
+    """Sentences chosen for the same reason, which is the title."""
 
     title: str
     samples: tuple[Sample, ...]
@@ -54,10 +54,10 @@ def sample_groups(
     """Return sentences worth reading, each in one group only.
 
     Args:
-        names: of all runs of the report.
-        outputs: of each run, one line for each sentence; None: it has no translations.
-        sources: of the sentences.
-        references: of the sentences.
+        names: names of all runs of the report.
+        outputs: lines of each run, one for each sentence; None where a run has no translations.
+        sources: source sentences.
+        references: reference translations.
     """
     chrf = CHRF()
     scores = {
@@ -66,10 +66,10 @@ def sample_groups(
         if lines is not None
     }
     lines = range(len(references))
-    means = [sum(its[i] for its in scores.values()) / len(scores) for i in lines]
+    means = [sum(of_run[i] for of_run in scores.values()) / len(scores) for i in lines]
     wanted: list[tuple[str, list[int]]] = []
     for run, own in scores.items() if len(scores) > 1 else ():
-        ahead = {i: own[i] - max(its[i] for other, its in scores.items() if other != run) for i in lines}
+        ahead = {i: own[i] - max(theirs[i] for other, theirs in scores.items() if other != run) for i in lines}
         order = [i for i in sorted(lines, key=lambda i: -ahead[i]) if ahead[i] > 0]
         wanted.append((f"{names[run]} is ahead by most", order))
     whose = "All do" if len(scores) > 1 else "It does"
@@ -78,7 +78,7 @@ def sample_groups(
         (f"{whose} worst here", sorted(lines, key=lambda i: means[i])),
         ("In between", sorted(lines, key=lambda i: abs(i + 0.5 - len(lines) / 2))),
     ]
-    groups, taken = [], set[int]()
+    groups, taken = [], set[int]()  # a sentence is shown once, in the first group that wants it
     for title, order in wanted:
         chosen = [i for i in order if i not in taken][:_PER_GROUP]
         taken.update(chosen)
@@ -94,14 +94,16 @@ def _sample(
     outputs: Sequence[Sequence[str] | None],
     scores: dict[int, list[float]],
 ) -> Sample:
-    found = []
-    for run, lines in enumerate(outputs):
-        if lines is not None:
-            found.append(Output(run, scores[run][i], _marked(lines[i], references[i])))
-    return Sample(i + 1, sources[i], references[i], tuple(found))
+    found = tuple(
+        Output(run, scores[run][i], _marked(lines[i], references[i]))
+        for run, lines in enumerate(outputs)
+        if lines is not None
+    )
+    return Sample(i + 1, sources[i], references[i], found)
 
 
 def _marked(line: str, reference: str) -> tuple[tuple[str, bool], ...]:
+    """Return the words of a line, each with True where the reference has it."""
     left = Counter(_bare(word) for word in reference.split())
     marked = []
     for word in line.split():
@@ -112,14 +114,14 @@ def _marked(line: str, reference: str) -> tuple[tuple[str, bool], ...]:
 
 
 def _bare(word: str) -> str:
-    """Return a word without case and the punctuation around it; one that is all punctuation stays."""
+    """Return a word in lower case without the punctuation around it; a word of punctuation alone is kept."""
     return word.strip(".,;:!?\"'()[]«»„“”‚‘’").lower() or word
 
 
 def as_csv(
     names: Sequence[str], outputs: Sequence[Sequence[str] | None], sources: Sequence[str], references: Sequence[str]
 ) -> str:
-    """Return all translations as a table: line, source, reference, and a column for each run that has some."""
+    """Return all translations as CSV: line, source, reference, and a column for each run with translations."""
     columns = [(name, lines) for name, lines in zip(names, outputs, strict=True) if lines is not None]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")

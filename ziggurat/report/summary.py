@@ -1,18 +1,32 @@
-"""What a person wants to know of runs first: did each train, where does it stand, what looks unhealthy inside."""
+"""The first table of a report: whether each run trained, its figures, and anything that looks unhealthy.
+
+Below it, the settings in which runs differ from each other or from the defaults.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
-from ziggurat.depth.verdict import READS
+from ziggurat.config import Experiment
 from ziggurat.diagnosis.health import readings
 from ziggurat.duration import duration
 from ziggurat.report.runs import ReportRun
+from ziggurat.trainability.verdict import READS
 
-__all__ = ["Standing", "Verdict", "standing", "standings"]
+__all__ = [
+    "Setting",
+    "Standing",
+    "Verdict",
+    "differing",
+    "set_away",
+    "standing",
+    "standings",
+]
+
 
 Verdict = Literal[
     "trains", "got worse", "ignores its source so far", "did not train", "diverged", "too early", "unclear", "no record"
@@ -30,30 +44,30 @@ LEVELS: Mapping[Verdict, str] = {
 }
 
 LEARNT_NATS = 0.3
-"""How far below the loss of bare word frequencies a loss must be to count as learning.
+"""Distance below the loss of word frequencies alone, from which a loss counts as learning.
 
-Deep post-norm that has stalled gets 0.2 below it (experiments/depth-trainability, 18-18 layers).
+Stalled deep post-norm models get 0.2 below it (experiments/depth-trainability, 18-18 layers).
 """
 WORSE_NATS = 0.5
-"""A dev loss so far above its best has got worse."""
+"""Distance above its best from which a dev loss has got worse."""
 TRANSLATES_BLEU = 5.0
-"""A dev BLEU that only a model reaches that translates; it counts where the loss of word frequencies is not known."""
+"""Dev BLEU that only models reach that translate; used where the loss of word frequencies is not known."""
 EARLY_UPDATES = 100
-"""Before so many updates nothing is said of whether a run trains."""
+"""Updates before which a run without signs of learning is not judged."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """Where a run stands.
+    """The state of a run, judged from its records.
 
     Attributes:
-        verdict: in a word or two.
+        verdict: the judgement in a few words.
         level: `good`, `warning`, `bad` or `unknown`.
         reasons: sentences with the numbers behind the verdict.
-        complaints: sentences on what looks unhealthy, in training or in depth.
+        complaints: sentences on everything unhealthy, in training or over depth.
         remedies: sentences on what to do about it.
-        figures: what the table shows: `update`, `seconds`, `tokens_per_second`, `train_nll`, `best_nll`, `best_update`,
-            `last_nll`, `bleu`, `chrf`; None where there is none.
+        figures: the numbers of the table: `update`, `seconds`, `tokens_per_second`, `train_nll`, `best_nll`,
+            `best_update`, `last_nll`, `bleu`, `chrf`; None where there is none.
     """
 
     verdict: Verdict
@@ -70,9 +84,9 @@ def standings(runs: Sequence[ReportRun], floors: Sequence[float | None]) -> list
 
 
 def standing(run: ReportRun, floor: float | None) -> Standing:
-    """Return where `run` stands.
+    """Return the state of `run`.
 
-    `floor` is the loss that word frequencies alone give (ziggurat.depth.trial_data.unigram_entropy), if known.
+    `floor` is the loss that word frequencies alone give (ziggurat.trainability.trial.unigram_entropy), None if unknown.
     """
     figures = _figures(run)
     verdict, reasons = _judged(run, figures, floor)
@@ -82,7 +96,7 @@ def standing(run: ReportRun, floor: float | None) -> Standing:
 
 
 def _figures(run: ReportRun) -> dict[str, float | None]:
-    """Return the figures of the table."""
+    """Return the numbers of the table."""
     last = run.train[-1] if run.train else {}
     scored = [v for v in run.validations if _finite(v.get("nll"))]
     best = min(scored, key=lambda v: v["nll"], default={})
@@ -104,8 +118,10 @@ def _figures(run: ReportRun) -> dict[str, float | None]:
 def _judged(
     run: ReportRun, figures: Mapping[str, float | None], floor: float | None
 ) -> tuple[Verdict, tuple[str, ...]]:
+    """Return the verdict on a run, and the sentences that give the reasons."""
+    # (1) Runs without a usable loss
     if not run.train:
-        return "no record", ("It left no record of training; its log.txt says what it was told.",)
+        return "no record", ("It left no record of training; its log.txt has its messages.",)
     of_dev = bool(run.validations)
     now = figures["last_nll"] if of_dev else run.train[-1].get("nll")
     where = "dev" if of_dev else "training"
@@ -113,24 +129,27 @@ def _judged(
         return "diverged", (f"Its latest {where} loss is not a finite number.",)
     best = figures["best_nll"] if of_dev else now
     assert best is not None  # the latest is finite
-    said = f"{'Best dev' if of_dev else 'Latest training'} loss {best:.2f} nats per token"
+    # (2) Has it learnt more than word frequencies?
+    loss = f"{'Best dev' if of_dev else 'Latest training'} loss {best:.2f} nats per token"
     update = run.train[-1]["update"]
     if floor is not None:
-        reasons = [f"{said}; knowing nothing but how frequent words are gives {floor:.2f}."]
+        reasons = [f"{loss}; word frequencies alone give {floor:.2f}."]
         if floor - best < LEARNT_NATS:
             early = update < EARLY_UPDATES
             reasons += [f"{update} updates are too few to judge it."] if early else []
             return "too early" if early else "did not train", tuple(reasons)
     else:
-        reasons = [f"{said}; what word frequencies alone give is not known without its store."]
+        reasons = [f"{loss}; without its store, the loss of word frequencies alone is not known."]
+    # (3) Does it read the source?
     dependence = run.depth[-1].values.get("source_dependence") if run.depth else None
     if _finite(dependence) and update >= EARLY_UPDATES and dependence < READS:
-        reasons.append(f"Wrong sources raise its loss by {dependence:.3f} nats only: it is a language model so far.")
+        reasons.append(f"Wrong sources raise its loss by only {dependence:.3f} nats: it is a language model so far.")
         return "ignores its source so far", tuple(reasons)
     if _finite(dependence) and dependence >= READS:
-        reasons.append(f"Given wrong sources its loss rises by {dependence:.2f} nats, so it does read them.")
+        reasons.append(f"Wrong sources raise its loss by {dependence:.2f} nats, so it does read them.")
     elif floor is None and (figures["bleu"] or 0.0) < TRANSLATES_BLEU:
         return "unclear", tuple(reasons)
+    # (4) Is it still learning?
     if of_dev and now - best > WORSE_NATS:
         reasons.append(f"Its dev loss has risen to {now:.2f} since update {figures['best_update']:,.0f}.")
         return "got worse", tuple(reasons)
@@ -143,7 +162,7 @@ def _events(run: ReportRun) -> list[str]:
     """Return sentences on updates that failed and on how training ended."""
     counted = {
         "skipped": "updates were skipped for a loss or gradient that was not finite or a loss spike",
-        "out_of_memory": "updates were left out for want of memory",
+        "out_of_memory": "updates were left out for lack of memory",
         "rejected": "updates were rejected by adaptive clipping",
     }
     found = []
@@ -157,27 +176,28 @@ def _events(run: ReportRun) -> list[str]:
         found.append(f"It spent {100 * share:.0f} % of its time waiting for data.")
     if not run.ending.finished:
         spent = run.train[-1].get("seconds") if run.train else None
-        found.append(f"Not finished: {run.ending.said}{f' ({duration(spent)} of training)' if spent else ''}.")
+        found.append(f"Not finished: {run.ending.text}{f' ({duration(spent)} of training)' if spent else ''}.")
     return found
 
 
 def _unhealthy(run: ReportRun) -> tuple[list[str], list[str]]:
-    """Return sentences on the measures that were out of their healthy bands at the last record, and what to do."""
+    """Return sentences on the measures outside their healthy bands at the last record, and remedies."""
     if not run.depth:
         return [], []
     warmup = run.experiment.training.schedule.warmup_updates
     found = [
-        its.message.partition("; ")
-        for its in readings(run.depth[-1], run.depth[:-1], warmup_updates=warmup)
-        if not its.healthy
+        reading.message.partition("; ")
+        for reading in readings(run.depth[-1], run.depth[:-1], warmup_updates=warmup)
+        if not reading.healthy
     ]
+    # Remedies repeat between measures, and some contain others: each is told once, in its longest form.
     remedies = list(dict.fromkeys(remedy for _, _, remedy in found if remedy))
     longest = [one for one in remedies if not any(one in other for other in remedies if other != one)]
-    return [_sentence(said) for said, _, _ in found], [_sentence(remedy) for remedy in longest]
+    return [_sentence(problem) for problem, _, _ in found], [_sentence(remedy) for remedy in longest]
 
 
 def _sentence(text: str) -> str:
-    """Return a clause as a sentence; a symbol at its beginning, such as `r`, stays as it is."""
+    """Return a clause as a sentence; a symbol at its beginning, such as `r`, keeps its case."""
     return f"{text if text[1:2] == ' ' else text[:1].upper() + text[1:]}."
 
 
@@ -187,3 +207,52 @@ def _highest(run: ReportRun, key: str) -> float | None:
 
 def _finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
+
+
+# Settings
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key of the configuration.
+
+    Attributes:
+        key: such as `model.encoder.layers`.
+        values: one for each run, as YAML would show it; from `set_away` the default, then that of the run.
+    """
+
+    key: str
+    values: tuple[str, ...]
+
+
+def differing(experiments: Sequence[Experiment]) -> list[Setting]:
+    """Return the settings that differ between `experiments`."""
+    flat = [_flat(experiment.model_dump(mode="json")) for experiment in experiments]
+    keys = list(dict.fromkeys(key for one in flat for key in one))
+    rows = [Setting(key, tuple(_shown(one, key) for one in flat)) for key in keys]
+    return [row for row in rows if len(set(row.values)) > 1]
+
+
+def set_away(experiment: Experiment) -> list[Setting]:
+    """Return the settings of one experiment that are not the defaults; corpora and languages have no defaults."""
+    required = {
+        key: getattr(experiment.data, key)
+        for key, field in type(experiment.data).model_fields.items()
+        if field.is_required()
+    }
+    return differing([Experiment(data=type(experiment.data)(**required)), experiment])
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the values by dotted key."""
+    found: dict[str, Any] = {}
+    for key, value in content.items():
+        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
+    return found
+
+
+def _shown(flat: Mapping[str, Any], key: str) -> str:
+    if key not in flat:
+        return "–"
+    value = flat[key]
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

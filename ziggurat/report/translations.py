@@ -1,4 +1,4 @@
-"""What the models of runs make of the same sentences; kept inside each run, so that a second report is quick."""
+"""Translations of the same sentences by runs, kept in each run's folder so that a second report is quick."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ class Sentences:
     """Sentences to be translated by all runs.
 
     Attributes:
-        name: which they are, in words for people.
-        sources: texts.
-        references: their translations by people.
-        tags: tag of a training corpus that each source gets, or None.
-        target_language: code of the language of the references.
+        name: a description, such as `all 500 sentences of the dev set`.
+        sources: source sentences.
+        references: reference translations.
+        tags: for each source the tag of a training corpus, or None.
+        target_language: language code of the references.
     """
 
     name: str
@@ -46,20 +46,20 @@ class Sentences:
 
     @property
     def identity(self) -> str:
-        """A checksum of what the models are shown."""
-        shown = json.dumps([list(self.sources), list(self.tags)])
-        return xxhash.xxh3_64(shown.encode()).hexdigest()
+        """Checksum of the input to the models."""
+        inputs = json.dumps([list(self.sources), list(self.tags)])
+        return xxhash.xxh3_64(inputs.encode()).hexdigest()
 
 
 @dataclass(frozen=True)
 class Translated:
-    """What one run makes of sentences.
+    """Translations of sentences by one run.
 
     Attributes:
-        origin: which weights translated, in words for people.
-        search: how, in words for people.
+        origin: a description of the weights.
+        search: a description of the search.
         outputs: one line for each sentence.
-        unfinished: of these, the lines cut at the length limit.
+        unfinished: number of lines that were cut at the length limit.
     """
 
     origin: str
@@ -71,7 +71,7 @@ class Translated:
 def dev_sentences(runs: Sequence[ReportRun], count: int) -> Sentences:
     """Return `count` sentences spread evenly over the dev set of the first of `runs` whose store is there.
 
-    Raises DataError when that is true of none: no store where the configuration says, or it has no dev set.
+    Raises DataError when no run has one: there is no store where the configuration says, or it has no dev set.
     """
     reasons = []
     for run in runs:
@@ -79,7 +79,7 @@ def dev_sentences(runs: Sequence[ReportRun], count: int) -> Sentences:
             return _of_dev_set(run, count)
         except DataError as error:
             reasons.append(error)
-    raise reasons[0]
+    raise reasons[0]  # the other runs were only a way out
 
 
 def _of_dev_set(run: ReportRun, count: int) -> Sentences:
@@ -87,24 +87,24 @@ def _of_dev_set(run: ReportRun, count: int) -> Sentences:
     if store.dev is None or not len(store.dev):
         raise DataError(f"{store.path}: the store has no dev set")
     total = len(store.dev)
-    places = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
-    sources, references = store.dev.texts(places)
+    lines = np.unique(np.linspace(0, total - 1, min(count, total)).round().astype(np.int64))
+    sources, references = store.dev.texts(lines)
     tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
-    part = f"all {total:,}" if len(places) == total else f"{len(places):,} of {total:,}"
+    part = f"all {total:,}" if len(lines) == total else f"{len(lines):,} of {total:,}"
     return Sentences(
         f"{part} sentences of the dev set",
         sources,
         references,
-        [tags[number] for number in store.dev.corpora[places]],
+        [tags[number] for number in store.dev.corpora[lines]],
         run.experiment.data.target_language,
     )
 
 
 def translated(run: ReportRun, sentences: Sentences, say: Callable[[str], None]) -> Translated:
-    """Return what the averaged, else best, else last model of `run` makes of `sentences`, with its own search settings.
+    """Return the translations of `sentences` by the averaged, else best, else last model of `run`, with its settings.
 
-    The result is kept in the run and taken from there while weights, settings and sentences are the same; `say` is
-    told what takes time. Raises CheckpointError: the run has no checkpoint, or a damaged one.
+    The result is kept in the run, and reused while weights, settings and sentences are the same; `say` takes a message
+    before translating. Raises CheckpointError where the run has no checkpoint, or a damaged one.
     """
     weights, _ = locate_weights(run.folder)
     decoding = run.experiment.decoding.model_dump(mode="json")
@@ -126,19 +126,19 @@ def _translate(run: ReportRun, sentences: Sentences) -> Translated:
     translator = load_translator(run.folder)
     outputs = [""] * len(sentences.sources)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", TranslationWarning)  # counted instead
+        warnings.simplefilter("ignore", TranslationWarning)  # the report has their number
         for tag in dict.fromkeys(sentences.tags):
-            chosen = [place for place, its in enumerate(sentences.tags) if its == tag]
-            texts = [sentences.sources[place] for place in chosen]
-            for place, translation in zip(chosen, translator.translate(texts, tag=tag), strict=True):
-                outputs[place] = translation.text
+            tagged = [i for i, own in enumerate(sentences.tags) if own == tag]
+            texts = [sentences.sources[i] for i in tagged]
+            for i, translation in zip(tagged, translator.translate(texts, tag=tag), strict=True):
+                outputs[i] = translation.text
     beam = translator.decoding.beam_size
     search = f"beam of {beam}" if beam > 1 else "greedy search"
     return Translated(translator.origin, search, outputs, translator.notices["unfinished"])
 
 
 def _kept(path: Path, key: dict[str, Any], count: int) -> Translated | None:
-    """Return what an earlier report kept; None when there is nothing, or it is of other weights, or damaged."""
+    """Return the translations that an earlier report kept; None if there are none, or of other weights, or damaged."""
     try:
         document = parse_json(read_bounded(path, 1 << 28), str(path))
         if document.pop("key") != key:

@@ -1,1 +1,1 @@
-"""What listens to a run: TensorBoard, Weights & Biases, MLflow; none of them can stop it or hold it up."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow; none of them can stop or delay a run."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
-from ziggurat.config.changes import shown
+from ziggurat.config.experiment import shown
 from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import sweep
@@ -28,7 +28,7 @@ from ziggurat.models.run_folder import checkpoint_folders, mend_links, read_meta
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.run import changes_since
-from ziggurat.training.stopping import finished
+from ziggurat.training.schedule import finished
 
 __all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
 
@@ -56,8 +56,9 @@ def mean_weights(files: Sequence[Path]) -> dict[str, Tensor]:
 def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     """Return the checkpoints of the current stage that a run has however often it was stopped, oldest first.
 
-    Those that the count of updates asked for, not the clock, and, when training is over, the last; where the model
-    grew, those of its present depth. Raises CheckpointError when the `meta.json` of one cannot be read.
+    These are the checkpoints that the count of updates asked for, not the clock, and, when training is over, the last
+    one; where the model grew, those of its present depth. Raises CheckpointError when the `meta.json` of one cannot be
+    read.
     """
     folders = checkpoint_folders(run)
     if not folders:
@@ -74,16 +75,16 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
 def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = False) -> tuple[Path, list[int]]:
     """Average the newest `last` checkpoints of a run into a model directory (default: `<run>/averaged`).
 
-    Checkpoints that only an interruption left behind or the clock asked for do not count, so that the average is a
-    function of configuration, data and seed.
+    Checkpoints that only an interruption or the clock asked for do not count, so that the average is a function of
+    configuration, data and seed.
 
-    Returns the directory and the updates that went in. Raises CheckpointError when fewer are kept or one is of another
-    run, ConfigError when `out` holds anything but a model directory or, without `force`, a model; `<run>/averaged` is
-    always replaced.
+    Returns the directory and the updates of the averaged checkpoints. Raises CheckpointError when fewer are kept or one
+    is of another run, ConfigError when `out` holds anything but a model directory or, without `force`, a model. A model
+    in `<run>/averaged` is always replaced.
     """
     if not (run / CHECKPOINTS).is_dir():
         raise CheckpointError(f"{run}: not a run (no {CHECKPOINTS}/)")
-    sweep(run / CHECKPOINTS)
+    sweep(run / CHECKPOINTS)  # as whoever opens a run does: it may have been killed
     mend_links(run)
     experiment = load_experiment(run / CONFIG_FILE)
     folders = regular_checkpoints(run, experiment.training)[-last:]
@@ -93,7 +94,9 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
             "clock asked for, and those of another depth, do not count); average fewer, or raise "
             "`training.checkpoint.keep_last` and train on"
         )
-    for folder in folders:  # their shapes may fit all the same, and the mean of two runs translates worse than either
+    # A checkpoint copied here from another run may have the same shapes; the mean of two runs translates worse than
+    # either.
+    for folder in folders:
         if changes := changes_since(read_meta(folder), folder, experiment):
             raise CheckpointError(f"{folder}: not of this run, or {run / CONFIG_FILE} was edited: {shown(changes)}")
     if out is not None:
@@ -113,10 +116,10 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
 
 
 def average_newest(run: Path, config: TrainingConfig) -> list[int]:
-    """Average as many of the newest checkpoints as `training.checkpoint.average_last` asks for and are kept.
+    """Average the newest `training.checkpoint.average_last` checkpoints, or as many as are kept.
 
-    Returns the updates that went into `<run>/averaged`; none where none is asked for or kept. Raises as `average_run`,
-    and ConfigError when another process is at `<run>/averaged` for a minute.
+    Returns the updates whose checkpoints went into `<run>/averaged`, [] if none is asked for or kept. Raises as
+    `average_run`, and ConfigError when another process holds `<run>/averaged` for a minute.
     """
     wanted = min(config.checkpoint.average_last, len(regular_checkpoints(run, config)))
     if not wanted:
@@ -125,7 +128,7 @@ def average_newest(run: Path, config: TrainingConfig) -> list[int]:
     while True:
         try:
             return average_run(run, last=wanted)[1]
-        except BeingBuiltError as error:  # somebody averages the run as it was a moment ago: the last word is ours
+        except BeingBuiltError as error:  # somebody averages older checkpoints of this run: wait, then replace theirs
             if time.monotonic() > end:
                 again = f"afterwards `ziggurat average {run} --last {wanted}` does it"
                 raise ConfigError(f"{error}; {again}") from None

@@ -1,14 +1,14 @@
-"""Checkpoints of a run: atomic and checksummed; a damaged one is named and passed over.
+"""Checkpoints of a run, written atomically and with checksums; a damaged one is reported and passed over.
 
 checkpoints/step-00001000/
-  model.safetensors                        weights
+  model.safetensors                        weights, always whole
   state/optimiser/shard-00000.safetensors  moments, by parameter name; one file per process
   meta.json                                position, counters, checksums of the files above and of itself
 best, last                                 links to checkpoints
 
-There are no states of random generators: what is random in training follows from the seed and the place in the data.
-Formats that still open: 4 had no configuration in `meta.json`; 3 had such states; 2 one `state/optimiser.safetensors`
-and no checksum of `meta.json`; 1 no growth.
+There are no states of random generators: random numbers of training follow from the seed and the position in the data.
+Older formats that can be read: 4, without the configuration in `meta.json`; 3, with states of generators; 2, with one
+file `state/optimiser.safetensors` and no checksum of `meta.json`; 1, without growth.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ziggurat.data.loader import LoaderState
 from ziggurat.data.staging import Staging, staged
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.directory import verify
@@ -58,36 +59,36 @@ _OPTIMISER_BEFORE_3 = f"{_STATE}/optimiser.safetensors"
 
 @dataclass
 class Progress:
-    """Where a run stands; everything that is not a tensor.
+    """The state of a run except its tensors.
 
     Attributes:
         update: optimiser updates done, skipped ones included.
-        epoch, batch: place in the data (ziggurat.data.loader.LoaderState).
+        epoch, batch: position in the data (ziggurat.data.loader.LoaderState).
         seconds: wall time of training so far.
         target_tokens: target tokens trained on so far.
         skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
-        skipped_in_a_row: of these, the latest in a row.
-        fault: what the first of the latest in a row suffered from, in words; None when there is none.
-        spikes: of the updates skipped, those with a loss spike (training.divergence.loss_spike).
+        skipped_in_a_row: length of the row of such updates that ends with the latest update.
+        fault: the fault of the first update in that row, in words; None when the row is empty.
+        spikes: skipped updates with a loss spike (training.divergence.loss_spike).
         losses: nats per target token of the latest updates taken, where spikes are looked for.
-        roll_backs: times that the run went back to a good checkpoint.
-        rate_factor: what the schedule's rate is multiplied by since then.
-        good: name of the checkpoint to roll back to; None unless the run is to do so.
+        roll_backs: number of times that the run went back to a good checkpoint.
+        rate_factor: factor of the schedule's rate, lowered by each of them.
+        good: name of the checkpoint to roll back to; None where the run does not roll back.
         out_of_memory: updates skipped for want of memory.
-        out_of_memory_in_a_row: of these, the latest in a row.
+        out_of_memory_in_a_row: length of the row of such updates that ends with the latest update.
         rejected: updates skipped for a large gradient (training.adaptive_clip).
-        gradient_norms: running sums of their logarithms (ziggurat.training.clipping).
+        gradient_norms: running sums of their logarithms (ziggurat.training.update).
         best: best value of the validation metric so far.
         best_update: its update.
-        best_by: how it is measured (ziggurat.training.validate.rank_anew).
-        validations_since_best: in a row without a better one.
-        validation_due: whether the validation of this update was interrupted; it is the next thing to do.
+        best_by: settings by which it is measured (ziggurat.training.validate.rank_anew).
+        validations_since_best: number of validations since the best one.
+        validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.
-        stage: stage of growth that is trained now, from 0 (training.growth).
-        schedule_update: the learning rate's counter t; behind `update` where growing set it back.
-        interim: names of the checkpoints kept that no schedule asked for, only a stop; they make way for the next one.
-        by_clock: whether this checkpoint is there only because the clock asked for it (`every_minutes`).
-        window: sums of the updates since the last record (ziggurat.training.progress.Window).
+        stage: present stage of growth, from 0 (training.growth).
+        schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
+        interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
+        by_clock: True when only the clock asked for this checkpoint (`every_minutes`).
+        window: sums of the updates since the last record (ziggurat.training.progress.UpdateWindow).
     """
 
     update: int = 0
@@ -119,17 +120,24 @@ class Progress:
     by_clock: bool = False
     window: dict[str, float] = field(default_factory=dict)
 
+    def advance(self, target_tokens: int, position: LoaderState) -> None:
+        """Count one update, taken or not, and move on to `position` in the data."""
+        self.update += 1
+        self.schedule_update += 1
+        self.target_tokens += target_tokens
+        self.epoch, self.batch = position
+
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything needed to go on as if nothing had happened.
+    """Everything needed to resume a run as if it had never stopped.
 
     Attributes:
-        progress: where the run stands.
+        progress: the state of the run except its tensors.
         weights: parameters by name.
         optimiser: its state, `<parameter>/<moment>` (ziggurat.training.optim).
         store: fingerprint of the training data.
-        configuration: of the run, as a JSON document; not read back.
+        configuration: that of the run, as a JSON document; None in a checkpoint that was read.
     """
 
     progress: Progress
@@ -142,24 +150,26 @@ class Checkpoint:
 def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, processes: Processes | None = None) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `encoder_layers` is the depth of this stage. Several `processes` write together: each its moments, the first one all
-    else. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written: nothing of it is left
-    then, and the checkpoints before it are as they were.
+    `encoder_layers` is the depth of this stage. Several `processes` write together: each its moments, the first one the
+    rest. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written; nothing of it is left
+    then, and earlier checkpoints are untouched.
     """
     processes = processes or Processes()
     folder = run / CHECKPOINTS / f"step-{checkpoint.progress.update:08d}"
-    place: list[Staging] = []  # of the first process
+    stagings: list[Staging] = []  # one, in the first process
 
     def begin() -> None:
-        place.append(Staging(folder))
-        (place[0].begin() / _OPTIMISER).mkdir(parents=True)
+        stagings.append(Staging(folder))
+        (stagings[0].begin() / _OPTIMISER).mkdir(parents=True)
 
     def end() -> None:
         _write_rest(staged(folder), checkpoint, encoder_layers, shards)
-        place[0].put_in_place()
-        link(run / "last", folder)
+        stagings[0].put_in_place()
+        link(run / "last", folder)  # last: a kill before it leaves a link that any verb mends
 
     try:
+        # (1) The first process makes a temporary folder; (2) all write their shards into it; (3) the first writes the
+        # weights, then `meta.json`, whose checksums cover all files, and renames the folder.
         processes.first_does(begin)
         shards = write_shards(staged(folder) / _OPTIMISER, checkpoint.optimiser, processes.group)
         processes.first_does(end)
@@ -171,13 +181,13 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, proc
         )
         raise CheckpointError(_unwritten(folder, size, error)) from None
     finally:
-        for staging in place:
+        for staging in stagings:
             staging.close()
     return folder
 
 
 def _write_rest(folder: Path, checkpoint: Checkpoint, encoder_layers: int, shards: Mapping[str, str]) -> None:
-    """Write all but the moments."""
+    """Write the weights and `meta.json`."""
     checksums = {MODEL_FILE: write_tensors(folder / MODEL_FILE, checkpoint.weights)}
     checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
     meta = {
@@ -192,7 +202,7 @@ def _write_rest(folder: Path, checkpoint: Checkpoint, encoder_layers: int, shard
 
 
 def _unwritten(folder: Path, size: int, error: OSError) -> str:
-    """Say why a checkpoint of `size` bytes could not be written, and what to do about it."""
+    """Return the message for a checkpoint of `size` bytes that could not be written, with the way out."""
     free = ""
     with contextlib.suppress(OSError):
         free = f", {shutil.disk_usage(folder.parent).free / 1e6:,.1f} MB are free there"
@@ -203,13 +213,14 @@ def _unwritten(folder: Path, size: int, error: OSError) -> str:
 
 
 def read_progress(folder: Path) -> Progress:
-    """Return where the run stood at a checkpoint. Raises CheckpointError when its `meta.json` cannot be read."""
+    """Return the progress of a run at a checkpoint. Raises CheckpointError when its `meta.json` cannot be read."""
     return _read_meta(folder).progress
 
 
 def load_checkpoint(folder: Path) -> Checkpoint:
     """Read and verify one checkpoint. Raises CheckpointError naming the file that is missing or damaged."""
     meta = _read_meta(folder)
+    # Before anything is parsed: a parser may take damaged files for others.
     for name, expected in meta.checksums.items():
         verify(folder / name, expected)
     for shard in (folder / _OPTIMISER).glob("*.safetensors"):
@@ -225,9 +236,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
 
 
 def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | None:
-    """Return the newest checkpoint that is whole; each damaged one on the way is reported through `warn`.
+    """Return the newest whole checkpoint, and report each damaged one that is newer through `warn`.
 
-    Returns None when the run has no checkpoint at all. Raises CheckpointError when every one is damaged.
+    Returns None when the run has no checkpoint at all. Raises CheckpointError when all are damaged.
     """
     folders = checkpoint_folders(run)
     for folder in reversed(folders):
@@ -240,18 +251,23 @@ def latest_checkpoint(run: Path, warn: Callable[[str], None]) -> Checkpoint | No
     return None
 
 
-def same_for_all(run: Path, find: Callable[[], Checkpoint | None], processes: Processes) -> Checkpoint | None:
-    """Return in every process the checkpoint that `find` returns in the first one; the others read that.
+def same_for_all(
+    run: Path,
+    find: Callable[[], Checkpoint | None],
+    processes: Processes,
+    read: Callable[[Path], Checkpoint] = load_checkpoint,
+) -> Checkpoint | None:
+    """Return, in every process, the checkpoint that `find` returns in the first one; the others `read` it.
 
-    Left to themselves, two machines could choose differently, where one of them cannot read a file. Raises
-    CheckpointError when this process cannot, and what `find` raises (ziggurat.training.processes.first_does).
+    If each called `find`, two machines could choose differently when one of them cannot read a file. Raises
+    CheckpointError when this process cannot read it, and the errors of `find` (ziggurat.training.processes.first_does).
     """
     found: list[Checkpoint | None] = []
     processes.first_does(lambda: found.append(find()))
     update = processes.of_first(found[0].progress.update if found and found[0] is not None else -1)
     if update < 0:
         return None
-    return found[0] if found else load_checkpoint(run / CHECKPOINTS / f"step-{update:08d}")
+    return found[0] if found else read(run / CHECKPOINTS / f"step-{update:08d}")
 
 
 class _Meta(NamedTuple):

@@ -1,4 +1,4 @@
-"""Measures of depth after the fact: of the checkpoints that a run has kept, or of a model directory."""
+"""Measures of depth after training: of the checkpoints that a run has kept, or of a model directory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from pathlib import Path
 import torch
 
 from ziggurat.data.corpus import Store
-from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.diagnosis.hooks import STACKS, layers_of
 from ziggurat.diagnosis.probe import measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
@@ -18,7 +17,8 @@ from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.run_folder import locked
 from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
-from ziggurat.training.diagnostics import measured, probe_batch
+from ziggurat.training.depth_records import measured, probe_batch
+from ziggurat.training.learner import refuse_other_vocabulary
 from ziggurat.training.objective import probe_loss
 
 __all__ = ["diagnose"]
@@ -31,28 +31,27 @@ def diagnose(
     device: str = "auto",
     say: Callable[[str], object] = lambda message: None,
 ) -> list[Record]:
-    """Measure every checkpoint kept of the run `path`, or the model directory `path`; write and return the records.
+    """Measure every kept checkpoint of the run `path`, or the model directory `path`; write and return the records.
 
-    They are those that training leaves, of the same training pairs; what only an update can tell (`update_ratio`) is
-    not among them. Those of a run join the ones that are there; where there is one of the same update already, its
-    values are replaced one by one. That of a model directory is of update 0.
+    Training writes the same records, of the same training pairs; only `update_ratio`, which takes an update to measure,
+    is missing here. Records of a run are merged into those on disk: where there is one of the same update, its values
+    are replaced one by one. The record of a model directory is of update 0.
 
     Args:
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
-        device: see ziggurat.models.device.usable_device.
-        say: takes a line before every model.
+        device: see ziggurat.models.tensors.usable_device.
+        say: called with a line of text before every model.
 
-    Raises CheckpointError: nothing there, damaged files, a run that is being trained. ConfigError: data with another
-    vocabulary than the model's, or a model directory with records of its training. DataError: no such store, damaged
-    records.
+    Raises CheckpointError: no model, damaged files, a run in training. ConfigError: data with another vocabulary than
+    the model's, or a model directory with records of its training. DataError: no such store, damaged records.
     """
     share_cores(torch.get_num_threads())
     if not (path / CHECKPOINTS).is_dir():
         if any(record.update for record in read_records(path)):
             raise ConfigError(
                 f"{path}: has the records of a training ({DEPTH_FILE}), but no checkpoints to measure; move the file "
-                "away to measure the model that is there"
+                "away to measure the model in the folder"
             )
         say(f"measuring {path}")
         record = _measured(open_model(path, device=device), store, 0)
@@ -61,7 +60,7 @@ def diagnose(
     folders = checkpoint_folders(path)
     if not folders:
         raise CheckpointError(f"{path}: no checkpoint yet; nothing to measure")
-    with locked(path):
+    with locked(path):  # training appends to the same file
         known = {record.update: record for record in read_records(path)}
         found = []
         for folder in folders:
@@ -77,16 +76,10 @@ def diagnose(
 
 
 def _measured(opened: OpenedModel, store: Path | None, update: int) -> Record:
+    """Return the record of a model after `update`."""
     experiment, model = opened.experiment, opened.model
     data = Store.open(store or experiment.data.store)
-    for side, mine, its in zip(
-        ("source", "target"), (data.source, data.target), load_tokenizers(opened.directory), strict=True
-    ):
-        if not same_vocabulary(mine, its):
-            raise ConfigError(
-                f"{opened.origin}: its {side} vocabulary is not that of the store {data.path}; name the data that it "
-                "was trained on by `--store`"
-            )
+    refuse_other_vocabulary(opened, data, opened.origin, "name the data that it was trained on by `--store`")
     batch = probe_batch(experiment, data)
     loss = probe_loss(experiment.training.loss, experiment.training.precision)
     values = measured(model, lambda: measure(model, batch, loss))

@@ -1,8 +1,7 @@
-"""Divergence: whether a loss is a spike, and where the first number that is not finite came from.
+"""Divergence: tests for loss spikes, and a search for the place where the first number that is not finite arose.
 
-Nothing here runs while training is healthy, but for one comparison of the loss where `training.divergence.loss_spike`
-is set. When an update fails, its batches are run once more, under the same dropout masks,
-with hooks on every module and every parameter.
+While training is healthy, only one comparison of the loss runs, if `training.divergence.loss_spike` is set. When an
+update fails, its batches are run once more, under the same dropout masks, with hooks on every module and parameter.
 """
 
 from __future__ import annotations
@@ -17,12 +16,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from ziggurat.config.divergence import DivergenceConfig
+from ziggurat.config.lifecycle import DivergenceConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.diagnosis.hooks import eagerly
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.capacity import Shortage, within_memory
+from ziggurat.training.memory import Shortage, within_memory
 from ziggurat.training.objective import Objective, add_gradients
 
 __all__ = ["Fault", "all_finite", "find_fault", "highest_nll", "remember_loss"]
@@ -32,8 +31,8 @@ def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
     """Return the loss above which an update is a spike, nats per target token; infinity while none can be.
 
     Args:
-        losses: of the latest updates taken (`Progress.losses`).
-        config: factor above their median, and how many of them it takes.
+        losses: of the latest updates that were taken (`Progress.losses`).
+        config: the factor above their median, and the number of losses that the median needs.
     """
     if config.loss_spike is None or len(losses) < config.window:
         return math.inf
@@ -41,20 +40,20 @@ def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
 
 
 def remember_loss(losses: Sequence[float], nll: float, config: DivergenceConfig) -> list[float]:
-    """Return `losses` with that of one more update taken, cut to the window; none while spikes are not looked for."""
+    """Return `losses` with that of one more update, cut to the window; [] when spikes are not looked for."""
     return [*losses, nll][-config.window :] if config.loss_spike is not None else []
 
 
 def all_finite(tensors: Mapping[str, Tensor]) -> bool:
-    """Whether no floating-point tensor holds NaN or an infinity."""
+    """True when no floating-point tensor holds NaN or an infinity."""
     return all(_kind(tensor) is None for tensor in tensors.values())
 
 
 class Fault(NamedTuple):
-    """Where an update failed.
+    """The place where an update failed.
 
     Attributes:
-        said: in words.
+        said: the place, in words.
         found: False when every state and gradient was finite this time, or memory was too short to look.
     """
 
@@ -69,16 +68,16 @@ def find_fault(
     *,
     precision: str,
 ) -> Fault:
-    """Return which layer and tensor an update failed at first.
+    """Return the layer and tensor at which an update failed first.
 
-    A parameter that is itself not finite is named before all else. Then the update is run again: the first module whose
-    input or output is not finite, then the loss, then the first gradient in the order of the backward pass, which is
-    where it arose. When all of them are finite (a norm that overflows, a loss spike) it is the largest gradient.
+    A parameter that is not finite is named before all else. Then the update is run again; named is the first module
+    whose input or output is not finite, else the loss, else the first gradient in the order of the backward pass, where
+    the fault arose. When all of them are finite (a norm that overflows, a loss spike) it is the largest gradient.
 
     Args:
-        model: with the weights that the update met; its gradients are dropped, all else is left as found.
-        batches: of that update.
-        config: loss of training.
+        model: with the weights of that update; its gradients are dropped, all else is left as found.
+        batches: those of that update.
+        config: the loss of training.
         precision: `training.precision`.
     """
     for name, parameter in model.named_parameters():
@@ -86,33 +85,33 @@ def find_fault(
             return Fault(f"parameter {name} is {kind}", True)
     batches = [batch for batch in batches if batch.target_tokens]
     if not batches:
-        return Fault("had nothing to do in this update", False)
-    watch = _Watch(model)
+        return Fault("had nothing to do in this update", False)  # one of several processes, with an idle batch
+    hooks = _Hooks(model)
     try:
-        with watch, eagerly(model):
-            short = within_memory(lambda: _again(model, batches, config, precision, watch), model.device)
+        with hooks, eagerly(model):
+            short = within_memory(lambda: _again(model, batches, config, precision, hooks), model.device)
         if isinstance(short, Shortage):
-            return Fault(f"not looked for where: {short}", False)
-        found = watch.fault()
+            return Fault(f"place not found: {short}", False)
+        found = hooks.fault()
         return Fault(_largest(model), False) if found is None else Fault(found, True)
     finally:
         model.zero_grad(set_to_none=True)
 
 
-def _again(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, precision: str, watch: _Watch) -> None:
+def _again(model: Seq2Seq, batches: Sequence[Batch], config: LossConfig, precision: str, hooks: _Hooks) -> None:
     """Run the batches of an update again, up to the first that shows a fault."""
     objective = Objective(model, config).train()
     model.zero_grad(set_to_none=True)
     tokens, sentences = sum(b.target_tokens for b in batches), sum(b.sentences for b in batches)
     for batch in batches:
         sums = add_gradients(objective, batch, model.device, precision, tokens=tokens, sentences=sentences)
-        watch.see_loss(sums.objective)
-        if watch.fault() is not None:
+        hooks.see_loss(sums.objective)
+        if hooks.fault() is not None:
             return
 
 
-class _Watch:
-    """Hooks, while the context is open, that remember the first number that is not finite."""
+class _Hooks:
+    """A context with hooks on all of a model that remember the first number that is not finite."""
 
     def __init__(self, model: Seq2Seq) -> None:
         self._model = model
@@ -122,7 +121,7 @@ class _Watch:
         self._handles: list[RemovableHandle] = []
 
     def fault(self) -> str | None:
-        """Return what was seen first, in words."""
+        """Return the first fault that was seen, in words."""
         return self._forward or self._loss or self._gradient
 
     def __enter__(self) -> None:
@@ -130,6 +129,7 @@ class _Watch:
             self._handles.append(module.register_forward_pre_hook(partial(self._enters, name)))
             self._handles.append(module.register_forward_hook(partial(self._leaves, name)))
         for name, parameter in self._model.named_parameters():
+            # These fire in the order of the backward pass, so the first one that finds something is where it arose.
             if parameter.requires_grad:
                 hook = partial(self._accumulated, name)
                 self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
@@ -139,12 +139,12 @@ class _Watch:
             handle.remove()
 
     def see_loss(self, objective: Tensor) -> None:
-        """Take the loss of a batch, whose forward and backward pass are over."""
+        """Check the loss of a batch whose forward and backward pass are over."""
         if kind := _kind(objective):
             self._loss = f"the loss is {kind}, though all states are finite: the projection to the vocabulary overflows"
 
     def _enters(self, name: str, _module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        # The stream comes first; what follows it may be a bias, which is -inf at hidden positions.
+        # Only the first argument, the hidden states: later ones may be an attention bias, which is -inf where masked.
         if self._forward is None and (kind := _first_kind(inputs[:1])):
             self._forward = f"{name}: input is {kind} in the forward pass"
 
@@ -158,14 +158,14 @@ class _Watch:
 
 
 def _kind(tensor: Tensor) -> str | None:
-    """Return what the tensor holds that is not finite, NaN first; None: nothing."""
+    """Return "NaN" or "inf" when the tensor holds either, NaN first, or None."""
     if not tensor.is_floating_point() or bool(torch.isfinite(tensor).all()):
         return None
     return "NaN" if bool(torch.isnan(tensor).any()) else "inf"
 
 
 def _first_kind(value: Any) -> str | None:
-    """Like _kind, for a tensor or a tuple or list that holds some."""
+    """Return `_kind` of a tensor, or of the first of a tuple's or list's tensors that is not finite."""
     if isinstance(value, Tensor):
         return _kind(value.detach())
     if isinstance(value, tuple | list):
@@ -174,10 +174,10 @@ def _first_kind(value: Any) -> str | None:
 
 
 def _largest(model: nn.Module) -> str:
-    """Return which parameter has the largest gradient."""
+    """Return the parameter with the largest gradient, in words."""
     norms = {name: float(p.grad.double().norm()) for name, p in model.named_parameters() if p.grad is not None}
     name = max(norms, key=lambda n: norms[n])
-    share = norms[name] ** 2 / max(sum(norm**2 for norm in norms.values()), 1e-300)
+    share = norms[name] ** 2 / max(sum(norm**2 for norm in norms.values()), 1e-300)  # all may be 0
     return (
         f"run again, every state and gradient is finite; the largest gradient is that of {name} "
         f"(norm {norms[name]:.3g}, {100 * share:.0f} % of the sum of squares)"

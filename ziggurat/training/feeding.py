@@ -1,4 +1,7 @@
-"""Batches on their way to a GPU: page-locked in the loader's thread, and copied one update ahead of their use."""
+"""Batches on their way from the store to the device that trains on them.
+
+For a GPU they are page-locked in the loader's thread and copied one update ahead of their use.
+"""
 
 from __future__ import annotations
 
@@ -10,27 +13,47 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ziggurat.config import Experiment
 from ziggurat.data.collate import Batch
+from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, Loader, LoaderState
+from ziggurat.training.processes import Processes
 
-__all__ = ["fed", "send_ahead"]
+__all__ = ["fed", "loader_of", "send_ahead"]
+
+
+def loader_of(experiment: Experiment, store: Store, processes: Processes | None = None) -> Loader:
+    """Return the loader of this process's batches in a run of `experiment`. Raises DataError as Loader does."""
+    processes = processes or Processes()
+    return Loader(
+        store.train,
+        store.source,
+        store.target,
+        experiment.training.batch,
+        seed=experiment.training.seed,
+        temperature=experiment.data.sampling_temperature,
+        regularisation=experiment.data.subword.regularisation,
+        rank=processes.rank,
+        count=processes.count,
+    )
 
 
 def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:
     """Yield the groups of `loader` from `state` on.
 
-    For a CUDA device their batches are there: while the GPU is busy with one group, another stream copies the next. For
-    other devices they are as they come.
+    Batches for a CUDA device are on it already: while the GPU works on one group, another stream copies the next. For
+    other devices they stay in the CPU's memory.
     """
     if device.type != "cuda":
         return loader.groups(state)
+    # Only page-locked memory is copied asynchronously; the loader's thread locks it, so that training need not wait.
     return send_ahead(loader.groups(state, partial(_page_locked, device=device)), device)
 
 
 def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]:
-    """Yield `groups` with their batches on the CUDA device `device`, each sent before the one before it is handed out.
+    """Yield `groups` with their batches on the CUDA device `device`; each is sent before its predecessor is yielded.
 
-    The copies go on beside other work only where the tensors lie in page-locked memory.
+    The copies overlap with other work only if the tensors lie in page-locked memory.
     """
     stream = torch.cuda.Stream(device)
 
@@ -41,20 +64,22 @@ def send_ahead(groups: Iterator[Group], device: torch.device) -> Iterator[Group]
     following = sent(next(groups))
     while True:
         group, arrived = following
-        following = sent(next(groups))  # before `group` is handed out, so that its update hides the copy
+        following = sent(next(groups))  # before `group` is yielded, so that its update hides the copy
         yield _received(group, arrived, torch.cuda.current_stream(device))
 
 
 def _page_locked(group: Group, device: torch.device) -> Group:
-    with torch.cuda.device(device):  # a thread begins with the first GPU, whichever its process uses
+    with torch.cuda.device(device):  # every thread starts on the first GPU, whichever one its process uses
         return _with_each(group, Tensor.pin_memory)
 
 
 def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream) -> Group:
-    """Have `stream` wait for the copies, and these keep their memory until `stream` is done with them."""
+    """Make `stream` wait for the copies, and keep their memory from being reused until `stream` is done with them."""
     stream.wait_event(arrived)
 
     def used(tensor: Tensor) -> Tensor:
+        # Allocated on the copying stream: without this the allocator would hand the memory to the next copy as soon as
+        # Python drops the tensor, while kernels of `stream` still read it.
         tensor.record_stream(stream)
         return tensor
 
@@ -62,6 +87,7 @@ def _received(group: Group, arrived: torch.cuda.Event, stream: torch.cuda.Stream
 
 
 def _with_each(group: Group, function: Callable[[Tensor], Tensor]) -> Group:
+    """Return `group` with `function` applied to every tensor of its batches."""
     return group._replace(batches=[_mapped(batch, function) for batch in group.batches])
 
 

@@ -1,13 +1,13 @@
 """CUDA graphs: the passes through the model, recorded once for every shape of batch and then replayed.
 
 A kernel of a deep, narrow model takes less time than its launch, so the GPU waits for Python; a replayed graph launches
-all kernels of a pass at once. A graph holds for one shape, reads and writes fixed addresses and repeats what Python
-decided. So the shapes are few (`training.batch.length_multiple`), inputs are copied to where a recording expects them,
-gradients are added to tensors that stay, and what decides anew in Python is refused.
+all kernels of a pass at once. A graph is valid for one shape, reads and writes fixed addresses, and repeats Python's
+decisions. So shapes must be few (`training.batch.length_multiple`), inputs are copied to the addresses of a recording,
+gradients are added to tensors that stay allocated, and settings that decide in Python at every pass are refused.
 
-Embeddings, layers and their backward pass are recorded; the loss, whose rows differ from batch to batch, and the step
-of the optimiser are not. All recordings share one pool of memory, since no two are under way at once: together they
-take about what the largest takes. Random numbers go on as they do without graphs (torch's philox offsets).
+Embeddings, layers and their backward pass are recorded. The loss, whose number of rows differs from batch to batch, and
+the step of the optimiser are not. All recordings share one pool of memory, since only one is in use at a time: together
+they take about as much as the largest. Random numbers are the same as without graphs (torch's philox offsets).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _Shape = tuple[int, ...]
 
 
 def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
-    """Raise ConfigError when `training.cuda_graphs` is set and cannot work, naming what stands against it."""
+    """Raise ConfigError when `training.cuda_graphs` is set and cannot work, with every obstacle."""
     model, training = experiment.model, experiment.training
     if not training.cuda_graphs:
         return
@@ -38,7 +38,7 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
         or training.recompute.decoder is not None,
         "`layer_drop`: which layers are left out would be recorded, too": model.encoder.layer_drop > 0
         or model.decoder.layer_drop > 0,
-        "`training.loss.inter_sim`: what every layer gives is not kept": training.loss.inter_sim > 0,
+        "`training.loss.inter_sim`: a recording does not return the output of every layer": training.loss.inter_sim > 0,
         "several processes train together": torch.distributed.is_available() and torch.distributed.is_initialized(),
     }
     if found := [reason for reason, holds in obstacles.items() if holds]:
@@ -46,14 +46,14 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
 
 
 class GraphedPasses:
-    """A context of updates within which a model's passes are recorded and replayed.
+    """A context of updates in which a model's passes are recorded and replayed.
 
-    A shape runs as ever when it first comes, which loads and compiles what it needs; it is recorded when it comes
-    again, up to a number of shapes.
+    A shape runs without a recording the first time, which loads and compiles its kernels: neither can be recorded. The
+    second time it is recorded, up to a number of shapes.
 
     Args:
         model: takes (source, source_mask, target_in) and returns hidden states; its parameters stay where they are.
-        most: shapes that are recorded.
+        most: largest number of recorded shapes.
     """
 
     def __init__(self, model: nn.Module, most: int) -> None:
@@ -71,7 +71,7 @@ class GraphedPasses:
         return sum(recording is not None for recording in self._recordings.values())
 
     def __enter__(self) -> None:
-        """Give every trained parameter the gradient, zero, that recordings add to, and take the model's calls."""
+        """Give every trained parameter the gradient, zero, that recordings add to, and intercept the model's calls."""
         if not self._gradients:
             self._gradients = [(p, torch.zeros_like(p)) for p in self._model.parameters() if p.requires_grad]
         else:
@@ -89,23 +89,25 @@ class GraphedPasses:
         shape = (*source.shape, target_in.shape[1])
         self._seen[shape] += 1
         if self._seen[shape] > 1 and shape not in self._recordings and self.shapes < self._most:
-            self._recordings[shape] = None  # once is enough: it may not fit into memory
+            self._recordings[shape] = None  # before the attempt: one that ran out of memory is not repeated
             self._pool = self._pool or torch.cuda.graph_pool_handle()
             self._recordings[shape] = _Recording(self._plain, inputs, list(self._model.buffers()), self._pool)
         recording = self._recordings.get(shape)
         if recording is None:
             return self._plain(*inputs)
+        # Any trained tensor will do as the first argument: autograd then calls the backward pass of _Replay.
         hidden: Tensor = _Replay.apply(self._gradients[0][0], recording, inputs)  # type: ignore[no-untyped-call]
         return hidden
 
 
 class _Recording:
-    """Both passes of one shape.
+    """The recorded forward and backward pass of one shape.
 
     Args:
-        forward: of the model.
+        forward: that of the model.
         inputs: an example.
-        buffers: of the model, which the graphs read; positional tables are replaced when longer inputs come.
+        buffers: those of the model. The graphs read them, so they are kept alive here: the model replaces its
+            positional tables when longer inputs come.
         pool: memory of the graphs.
     """
 
@@ -116,7 +118,7 @@ class _Recording:
     ) -> None:
         self.inputs = [tensor.clone() for tensor in inputs]
         self._forward, self._buffers = forward, buffers
-        # Casts are part of the recording; autocast's own cache of them would outlive it.
+        # Casts must be part of the recording, and autocast's cache would keep them beyond it.
         kind = inputs[0].device.type
         with torch.autocast(
             kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind), cache_enabled=False
@@ -124,7 +126,8 @@ class _Recording:
             self.ahead = _captured(self._pass, pool)
         self.gradient = torch.zeros_like(self.hidden)
         self.back = _captured(lambda: self.hidden.backward(self.gradient), pool)
-        # Else its graph would keep the parameters' nodes of autograd, and with them this stream, for passes to come.
+        # Otherwise its autograd graph would keep the parameters' nodes, and with them the stream of the recording, for
+        # later passes.
         self.hidden = self.hidden.detach()
 
     def _pass(self) -> None:
@@ -132,22 +135,23 @@ class _Recording:
 
 
 def _captured(work: Callable[[], None], pool: Any) -> torch.cuda.CUDAGraph:
-    """Return the kernels of `work`, which does not run now."""
+    """Return a graph of the kernels of `work`; they do not run now."""
     graph = torch.cuda.CUDAGraph()
-    # The loader's thread locks pages and the saver's copies meanwhile; neither concerns this thread's stream.
+    # By default any thread's unsafe call breaks a capture. The loader's thread locks pages and the saver's copies
+    # meanwhile, neither on the stream of this thread.
     with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
         work()
     return graph
 
 
 class _Replay(torch.autograd.Function):
-    """Hidden states by a recording; its backward pass adds to the gradients of the parameters by itself."""
+    """Hidden states by a recording; its backward pass adds to the gradients of the parameters itself."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, recording: _Recording, inputs: tuple[Tensor, ...]) -> Tensor:
-        """Replay on `inputs`; `anchor` is any tensor that is trained, so that the backward pass comes here."""
-        for place, tensor in zip(recording.inputs, inputs, strict=True):
-            place.copy_(tensor)
+        """Replay on `inputs`; `anchor` is a trained tensor, so that autograd runs the backward pass."""
+        for buffer, tensor in zip(recording.inputs, inputs, strict=True):
+            buffer.copy_(tensor)
         recording.ahead.replay()
         ctx.recording = recording
         return recording.hidden.detach()

@@ -1,4 +1,8 @@
-"""Shallow-to-deep training: which depth is trained now, and the step from one to the next (Li et al. 2020)."""
+"""Shallow-to-deep training (Li et al. 2020): the stages of a run, and the step from one depth to the next.
+
+Growth is a function of the progress alone, so that a resumed run grows at the same update. `grow_model` does the same
+step outside of a run, on a trained model.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +18,7 @@ from ziggurat.data.checksums import made_by
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
-from ziggurat.models.directory import (
-    open_model,
-    refuse_replacing,
-    weights,
-    write_model_directory,
-)
+from ziggurat.models.directory import open_model, refuse_replacing, weights, write_model_directory
 from ziggurat.models.grow import added_layers, at_depth, grow_moments, grow_weights, layer_sources
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import whole
@@ -33,7 +32,6 @@ __all__ = [
     "carry_weights",
     "grow_model",
     "keep_stage",
-    "of_depth",
     "stage_ended",
     "stage_experiment",
     "stage_folder",
@@ -44,15 +42,15 @@ STAGES = "stages"
 
 
 def stage_model(experiment: Experiment, stage: int) -> ModelConfig:
-    """Return the architecture that is trained in stage `stage`, from 0."""
+    """Return the architecture of stage `stage`, from 0; the last is that of `model`."""
     growth = experiment.training.growth
     if growth is None or stage >= len(growth.stages):
         return experiment.model
     return at_depth(experiment.model, growth.stages[stage].layers)
 
 
-def of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
-    """Return the configuration for a model directory of another depth; its stages of growth led elsewhere."""
+def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
+    """Return the configuration of a model directory of another depth: without stages, which lead to the old depth."""
     training = experiment.training.model_copy(update={"growth": None})
     return experiment.model_copy(update={"model": model, "training": training})
 
@@ -60,11 +58,11 @@ def of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
 def stage_experiment(experiment: Experiment, stage: int) -> Experiment:
     """Return the configuration of the model of stage `stage`, from 0."""
     model = stage_model(experiment, stage)
-    return experiment if model == experiment.model else of_depth(experiment, model)
+    return experiment if model == experiment.model else _of_depth(experiment, model)
 
 
 def stage_ended(p: Progress, config: TrainingConfig) -> bool:
-    """Whether the stage that `p` is in is over and a deeper one follows; a function of the progress alone."""
+    """True when the present stage is over and a deeper one follows; a function of the progress alone."""
     growth = config.growth
     if growth is None or p.stage >= len(growth.stages):
         return False
@@ -75,18 +73,19 @@ def stage_ended(p: Progress, config: TrainingConfig) -> bool:
 
 
 def after_growth(p: Progress, config: TrainingConfig) -> None:
-    """Move `p` to the next stage; the next update's counter t is the end of the warm-up at most (Li et al.'s code)."""
+    """Move `p` to the next stage; with `restart_rate`, back to the end of the warm-up (Li et al.'s code)."""
     assert config.growth is not None
     p.stage += 1
-    p.losses = []  # the grown model's may be higher, and are no spikes
+    p.losses = []  # the grown model's may be higher without being spikes
     if config.growth.restart_rate:
-        # The next update is the counter's next, and has the peak.
+        # Less 1: the next update has t = schedule_update + 1, and is to have the peak. During the warm-up the counter
+        # stays.
         p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))
 
 
 def carry_weights(growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: int, model: Seq2Seq) -> list[int]:
-    """Give the deeper `model` the weights `shallow` of one with `layers` encoder layers; return those added, from 0."""
-    sources = layer_sources(growth.copy_strategy, layers, len(model.encoder.layers))  # type: ignore[arg-type]
+    """Copy the weights `shallow`, of `layers` encoder layers, into the deeper `model`; return those it added."""
+    sources = layer_sources(growth.copy_strategy, layers, len(model.encoder.layers))
     grow_weights(model, shallow, layers, sources)
     return added_layers(sources)
 
@@ -94,7 +93,7 @@ def carry_weights(growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: i
 def carry_moments(
     growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: int, deep_layers: int, optimiser: Optimiser
 ) -> None:
-    """Give the deeper model's `optimiser` the state `shallow` of the other's, where `growth.moments` says so."""
+    """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` says so."""
     if growth.moments == "copy":
         sources = layer_sources(growth.copy_strategy, layers, deep_layers)
         trained = {name: parameter for parameter, name in optimiser.names.items()}
@@ -102,13 +101,13 @@ def carry_moments(
 
 
 def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
-    """Return where the model at the end of a stage is kept."""
+    """Return the folder for the model at the end of a stage; stages differ in depth."""
     return run / STAGES / f"{stage_model(experiment, stage).encoder.layers:03d}-layers"
 
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
     """Write the weights at the end of a stage as a model directory."""
-    again = f"training writes it once: take it from a copy, or train {run} anew (the run itself goes on without it)"
+    again = f"training writes it once: take it from a copy, or train {run} again (the run itself goes on without it)"
     folder = stage_folder(run, experiment, stage)
     write_model_directory(folder, tensors, stage_experiment(experiment, stage), run, again=again)
 
@@ -116,11 +115,11 @@ def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[s
 def grow_model(
     path: Path, out: Path, *, layers: int, strategy: CopyStrategy, which: str | None = None, force: bool = False
 ) -> int:
-    """Deepen the encoder of a trained model to `layers` and write a model directory; return its parameters.
+    """Deepen the encoder of a trained model to `layers`, write a model directory, and return its parameter count.
 
     `path` and `which` name a run, one of its checkpoints, or a model directory (ziggurat.models.directory). Raises
-    ConfigError: a depth that the strategy cannot reach, `out` holds other things, or, without `force`, a model;
-    CheckpointError: no such model.
+    ConfigError: a depth that the strategy cannot reach, or an `out` that holds other things or, without `force`, a
+    model; CheckpointError: no such model.
     """
     refuse_replacing(out, force=force)
     opened = open_model(path, which=which)
@@ -134,6 +133,6 @@ def grow_model(
     grow_weights(grown, weights(opened.model), before.encoder.layers, sources)
     chosen = ("--which", which) if which is not None else ()
     again = made_by("grow", path, "--layers", layers, "--copy", strategy, *chosen, "--out", out, "--force")
-    grown_experiment = of_depth(opened.experiment, config)
+    grown_experiment = _of_depth(opened.experiment, config)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
     return count_parameters(grown)

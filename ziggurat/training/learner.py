@@ -1,9 +1,10 @@
-"""What learns: the model at its present depth, and its optimiser; made, loaded, grown."""
+"""The model of a run at its present depth, and its optimiser: built, loaded from a checkpoint, grown."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -14,40 +15,46 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.subword import load_tokenizers, same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
-from ziggurat.models.directory import load_weights, open_model, weights
+from ziggurat.models.directory import OpenedModel, load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
 from ziggurat.training.optim import Optimiser
-from ziggurat.training.parallel import Parallel
+from ziggurat.training.parallel import Parallel, Replicated
 from ziggurat.training.processes import Processes
 from ziggurat.training.profile import profile_admin
-from ziggurat.training.replicated import Replicated
 from ziggurat.training.sharded import Sharded
 
-__all__ = ["Learner"]
+__all__ = ["Learner", "refuse_other_vocabulary"]
+
+
+@dataclass(frozen=True)
+class _Stage:
+    """The model of one stage of growth and all that refers to its parameters; growing replaces the whole of it.
+
+    Attributes:
+        number: of the stage, from 0.
+        parallel: the model, and how its gradients are computed.
+        optimiser: of its parameters.
+        passes: context of updates, in which the model's passes are replayed from CUDA graphs if so configured.
+    """
+
+    number: int
+    parallel: Parallel
+    optimiser: Optimiser
+    passes: AbstractContextManager[None]
 
 
 class Learner:
-    """Model and optimiser of one stage of a run.
+    """Model and optimiser of a run.
 
     Args:
         experiment: configuration of the whole run.
         store: gives the sizes of the vocabularies.
         device: where the model is trained.
         processes: all that train it.
-
-    Attributes:
-        stage: stage of growth, from 0.
-        parallel: the model, and how its gradients come about.
-        optimiser: of its parameters.
-        passes: context of updates, within which the model's passes are replayed from CUDA graphs, if so chosen.
     """
-
-    parallel: Parallel
-    optimiser: Optimiser
-    passes: AbstractContextManager[None]
 
     def __init__(
         self, experiment: Experiment, store: Store, device: torch.device, processes: Processes | None = None
@@ -56,14 +63,92 @@ class Learner:
         self.store = store
         self.device = device
         self.processes = processes or Processes()
-        self._make(0, self._build(0))
+        self._stage = self._make_stage(0, self._build(0))
+
+    @property
+    def parallel(self) -> Parallel:
+        """The model, and how its gradients are computed."""
+        return self._stage.parallel
+
+    @property
+    def optimiser(self) -> Optimiser:
+        """The optimiser of the model's parameters."""
+        return self._stage.optimiser
+
+    @property
+    def passes(self) -> AbstractContextManager[None]:
+        """Context of updates, in which the model's passes are replayed from CUDA graphs if so configured."""
+        return self._stage.passes
 
     @property
     def model(self) -> Seq2Seq:
-        """What is trained, on the device; cut up over the processes where they train so."""
-        return self.parallel.model
+        """The model in training, on the device; with FSDP each process holds a part of every parameter."""
+        return self._stage.parallel.model
+
+    @property
+    def encoder_layers(self) -> int:
+        """Depth of the encoder now."""
+        return stage_model(self.experiment, self._stage.number).encoder.layers
+
+    def start_from(self, path: str) -> str:
+        """Take the weights of a run or a model directory; return a description of it for the log.
+
+        Raises CheckpointError when there is no model, ConfigError when its architecture differs or its vocabularies
+        are not the store's.
+        """
+        opened = open_model(path)
+        theirs, ours = opened.experiment.model, stage_model(self.experiment, self._stage.number)
+        if changed := unlike(theirs, ours):
+            deeper = theirs.encoder.layers < ours.encoder.layers
+            hint = "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml to train on with"
+            raise ConfigError(
+                f"`training.start_from: {path}`: the same weights would compute something else here, by "
+                f"{'; '.join(changed)}; {hint}"
+            )
+        refuse_other_vocabulary(
+            opened,
+            self.store,
+            f"`training.start_from: {path}`",
+            f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}`",
+        )
+        load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
+        ruled_out = opened.model.output.ruled_out
+        left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
+        return opened.origin + left_out
+
+    def restore(self, checkpoint: Checkpoint, run: Path) -> None:
+        """Load a checkpoint's weights and moments, at its depth. Raises CheckpointError when it does not fit."""
+        number = checkpoint.progress.stage
+        if number != self._stage.number:
+            self._stage = self._make_stage(number, self._build(number))
+        load_weights(self.model, checkpoint.weights, str(run))
+        self.optimiser.load_state(checkpoint.optimiser)
+
+    def grow(self) -> str | None:
+        """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
+        growth, number = self.experiment.training.growth, self._stage.number + 1
+        assert growth is not None
+        layers, moments = self.encoder_layers, self.optimiser.state()
+        model = self._build(number)
+        # Weights are copied before the stage is made: FSDP cuts up the parameters that it is given.
+        added = carry_weights(growth, self.parallel.weights(), layers, model)
+        self._stage = self._make_stage(number, model)
+        carry_moments(growth, moments, layers, self.encoder_layers, self.optimiser)
+        return self.profile(added)
+
+    def profile(self, added: Sequence[int] | None = None) -> str | None:
+        """Profile ADMIN's omegas, or only those of the encoder layers `added`; return what was found.
+
+        Returns None, and does nothing, when the configuration does not ask for it.
+        """
+        with self.parallel.whole() as model:
+            found = profile_admin(model, self.experiment, self.store, added)
+            if found is not None and model is not self.model:  # FSDP: `model` is a copy, put together for this
+                load_weights(self.model, weights(model), "the profiled model")
+        return found
 
     def _build(self, stage: int) -> Seq2Seq:
+        """Return the model of a stage with initial weights, on the device."""
         return build_model(
             stage_model(self.experiment, stage),
             self.store.source.size,
@@ -72,85 +157,27 @@ class Learner:
             exact_dropout=self.experiment.training.exact_dropout,
         ).to(self.device)
 
-    def _make(self, stage: int, model: Seq2Seq) -> None:
-        self.stage = stage
+    def _make_stage(self, number: int, model: Seq2Seq) -> _Stage:
+        """Return the stage of `model`; the order matters."""
         training = self.experiment.training
+        # (1) Settings that change how layers run, before anything wraps the layers.
         set_recompute(model, training.recompute)
         if training.compile == "layers":
-            compile_layers(model)  # a deeper stage finds the graphs of the one before
+            compile_layers(model)  # a deeper stage reuses the graphs of the one before
+        # (2) Roles, while every parameter is whole and found under its own name.
         roles = parameter_roles(model)
-        self.passes = GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
-        self.parallel = _parallel(model, training, self.processes)
-        self.optimiser = Optimiser(model, roles, training.optimiser, seed=training.seed)
-
-    @property
-    def encoder_layers(self) -> int:
-        """Depth of the encoder now."""
-        return self._layers(self.stage)
-
-    def _layers(self, stage: int) -> int:
-        return stage_model(self.experiment, stage).encoder.layers
-
-    def start_from(self, path: str) -> str:
-        """Take the weights of a run or a model directory; return which those are, for people.
-
-        Raises CheckpointError when there is no model, ConfigError when its architecture differs or its vocabularies
-        are not the store's.
-        """
-        opened = open_model(path)
-        theirs, ours = opened.experiment.model, stage_model(self.experiment, self.stage)
-        if changed := unlike(theirs, ours):
-            deeper = theirs.encoder.layers < ours.encoder.layers
-            hint = "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml to train on with"
-            raise ConfigError(
-                f"`training.start_from: {path}`: the same weights would compute something else here, by "
-                f"{'; '.join(changed)}; {hint}"
-            )
-        for side, mine, its in zip(
-            ("source", "target"), (self.store.source, self.store.target), load_tokenizers(opened.directory), strict=True
-        ):
-            if not same_vocabulary(mine, its):
-                raise ConfigError(
-                    f"`training.start_from: {path}`: its {side} vocabulary is not that of the store {self.store.path}; "
-                    f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}`"
-                )
-        load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
-        ruled_out = opened.model.output.ruled_out
-        left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
-        return opened.origin + left_out
-
-    def restore(self, checkpoint: Checkpoint, run: Path) -> None:
-        """Put back the weights and moments of a checkpoint, at its depth. Raises CheckpointError: it does not fit."""
-        if checkpoint.progress.stage != self.stage:
-            self._make(checkpoint.progress.stage, self._build(checkpoint.progress.stage))
-        load_weights(self.model, checkpoint.weights, str(run))
-        self.optimiser.load_state(checkpoint.optimiser)
-
-    def grow(self) -> str | None:
-        """Go on with the model of the next stage, which starts from the present one; return what was profiled."""
-        growth = self.experiment.training.growth
-        assert growth is not None
-        layers, shallow = self.encoder_layers, self.optimiser
-        model = self._build(self.stage + 1)
-        added = carry_weights(growth, self.parallel.weights(), layers, model)
-        self._make(self.stage + 1, model)
-        carry_moments(growth, shallow.state(), layers, self.encoder_layers, self.optimiser)
-        return self.profile(added)
-
-    def profile(self, added: Sequence[int] | None = None) -> str | None:
-        """Profile ADMIN's omegas, or those of the encoder layers `added`; return what was found, if it is to be."""
-        with self.parallel.whole() as model:
-            found = profile_admin(model, self.experiment, self.store, added)
-            if found is not None and model is not self.model:
-                load_weights(self.model, weights(model), "the profiled model")
-        return found
+        passes = GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
+        # (3) FSDP replaces the model's parameters by their parts, and the optimiser must own those.
+        parallel = _parallel(model, training, self.processes)
+        optimiser = Optimiser(model, roles, training.optimiser, seed=training.seed)
+        return _Stage(number, parallel, optimiser, passes)
 
 
 def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> Parallel:
-    """Return what trains `model` in `processes`, as `training.distributed` says.
+    """Return the kind of Parallel that `training.distributed` asks for in `processes`.
 
-    Raises ConfigError for `fsdp` with layers that are left out at random: each process would leave out others, and
-    wait for ever for those to be gathered.
+    Raises ConfigError for `fsdp` with LayerDrop: each process would leave out other layers and wait for ever for the
+    others to gather those that it runs.
     """
     layer_drop = any(getattr(stack, "layer_drop", 0.0) > 0 for stack in (model.encoder, model.decoder))
     if processes.count == 1:
@@ -164,3 +191,11 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
             "leave out others; use `ddp`"
         )
     return Sharded(model, config.loss, config.precision, processes)
+
+
+def refuse_other_vocabulary(opened: OpenedModel, store: Store, name: str, way_out: str) -> None:
+    """Raise ConfigError when a token has another id in the store than in the model, which the message calls `name`."""
+    theirs = load_tokenizers(opened.directory)
+    for side, its, ours in zip(("source", "target"), theirs, (store.source, store.target), strict=True):
+        if not same_vocabulary(ours, its):
+            raise ConfigError(f"{name}: its {side} vocabulary is not that of the store {store.path}; {way_out}")

@@ -1,9 +1,12 @@
-"""Label-smoothed cross-entropy that never builds [tokens, vocabulary] logits (docs/training.md)."""
+"""Label-smoothed cross-entropy that never builds the logits [tokens, vocabulary] of a whole batch (docs/training.md).
+
+In the order of the file: the smoothed target distribution; projection and cross-entropy as one autograd function; the
+loss of a batch as its part of an update's loss.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -12,11 +15,14 @@ from torch import Tensor
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.linear import product
 
-__all__ = ["Gold", "LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
+__all__ = ["Labels", "LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
 
 
 class Smoothing(NamedTuple):
-    """Smoothed target distribution: `gold` extra mass on the gold token, `every` on each token (gold + V every = 1)."""
+    """Smoothed target distribution over V types: mass `every` on each, and `gold` more on the gold token.
+
+    Their sum is 1: gold + V every = 1.
+    """
 
     gold: float
     every: float
@@ -31,8 +37,8 @@ class Smoothing(NamedTuple):
 def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
     """Return the target distribution of `config.smoothing`.
 
-    `uniform` is that of fairseq until 2021, and of the papers' forks of it; `others` that of tensor2tensor, zero, and
-    fairseq since then.
+    `uniform` spreads the mass over all types, as fairseq did until 2021 and the papers' forks of it still do; `others`
+    over all but the gold one, as tensor2tensor, zero and today's fairseq do.
     """
     e = config.label_smoothing
     if config.smoothing == "uniform":
@@ -42,7 +48,7 @@ def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
 
 
 class _Gradients(NamedTuple):
-    """Of the loss with respect to its inputs, of their shapes; `bias` is None where there is none."""
+    """Gradients of the loss with respect to its inputs, in their shapes; `bias` is None where there is none."""
 
     hidden: Tensor
     weight: Tensor
@@ -57,7 +63,7 @@ class _Gradients(NamedTuple):
         row_weight: Tensor,
         smoothing: Smoothing,
     ) -> None:
-        """Subtract the smoothed target's part, row_weight (gold onehot + every); `weight_sum` is weight.sum(0)."""
+        """Subtract the smoothed target's part, row_weight (gold onehot + every); `weight_sum` [d_model] sums types."""
         correction = weight[target].mul_(smoothing.gold).add_(weight_sum, alpha=smoothing.every)
         self.hidden.sub_(correction.mul_(row_weight[:, None]))
         weighted = hidden * row_weight[:, None]
@@ -67,8 +73,8 @@ class _Gradients(NamedTuple):
             self.bias.index_add_(0, target, row_weight, alpha=-smoothing.gold)
             self.bias.sub_(row_weight.sum(), alpha=smoothing.every)
 
-    def leave(self, ruled_out: Tensor) -> None:
-        """Have the rows of tokens that are ruled out [n] stay as they are: the smoothed target has no mass there."""
+    def freeze(self, ruled_out: Tensor) -> None:
+        """Give the rows of the tokens `ruled_out` [n] no gradient: the smoothed target has no mass there."""
         self.weight.index_fill_(0, ruled_out, 0.0)
         if self.bias is not None:
             self.bias.index_fill_(0, ruled_out, 0.0)
@@ -80,7 +86,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     With p = softmax(h W^T + b), the gradient of row i's loss with respect to its logits is p - gold onehot - every.
     Only p needs [chunk, vocabulary] values; the other two terms are applied to h, W and b directly:
     every * sum_v W_v and gold * W_target. So each chunk of logits is written once, exponentiated in place and
-    multiplied twice.
+    multiplied twice. The backward pass only scales the gradients: computed there, they would need the logits again.
     """
 
     @staticmethod
@@ -102,30 +108,36 @@ class _LinearCrossEntropy(torch.autograd.Function):
         weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
         if ruled_out is not None:
             weight_sum -= weight[ruled_out].sum(0)
-            if bias is not None:  # not subtracted: beside -1e9 nothing else would be left of the sum
+            if bias is not None:  # summed again: subtracting values of -1e9 would leave nothing of the others
                 bias_sum = bias.index_fill(0, ruled_out, 0.0).sum()
         nll, smoothed = hidden.new_zeros(()), hidden.new_zeros(())
         compute = torch.get_autocast_dtype(hidden.device.type)
         compute = compute if torch.is_autocast_enabled(hidden.device.type) else hidden.dtype
+        # Off, and the large products cast by hand: on a GPU autocast would also run mv and addmv, whose sums need fp32,
+        # in half precision.
         with torch.autocast(hidden.device.type, enabled=False):
             matrix = weight.to(compute)
             for start in range(0, hidden.shape[0], chunk):
                 rows = slice(start, start + chunk)
                 h, gold_ids, w = hidden[rows], target[rows], row_weight[rows]
+                # (1) Logits, and what is needed of them as they are.
                 logits = product(h.to(compute), matrix).to(hidden.dtype)
                 if bias is not None:
                     logits += bias
                 gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
-                total = torch.mv(h, weight_sum) + bias_sum
+                total = torch.mv(h, weight_sum) + bias_sum  # the sum of a row's logits, without reading them again
                 peak = logits.amax(1, keepdim=True)
+                # (2) The softmax, not normalised, in the memory of the logits.
                 odds = logits.sub_(peak).exp_()
                 odds_sum = odds.sum(1)
                 log_sum = peak.squeeze(1) + odds_sum.log()
+                # (3) The losses: log-sum-exp less the target's part.
                 losses = log_sum - gold
                 if ruled_out is not None:
                     losses.masked_fill_(torch.isin(gold_ids, ruled_out), 0.0)
                 nll += losses.sum()
                 smoothed += torch.dot(log_sum - smoothing.gold * gold - smoothing.every * total, w)
+                # (4) The softmax's part of the gradients; its normalisation scales [chunk, d_model] values, not logits.
                 if gradients is not None:
                     scale = (w / odds_sum)[:, None]
                     if gradients.bias is not None:
@@ -136,7 +148,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
             if gradients is not None:
                 gradients.subtract_targets(hidden, weight, weight_sum, target, row_weight, smoothing)
                 if ruled_out is not None:
-                    gradients.leave(ruled_out)
+                    gradients.freeze(ruled_out)
                 ctx.save_for_backward(*gradients)
         ctx.mark_non_differentiable(nll)
         return smoothed, nll
@@ -162,13 +174,13 @@ def linear_cross_entropy(
     Args:
         hidden: [tokens, d_model]; only real tokens.
         weight: output projection [vocabulary, d_model].
-        target: gold ids [tokens].
+        target: ids of the gold tokens [tokens].
         row_weight: [tokens], the normalisation of the loss.
         smoothing: target distribution.
         chunk: rows of logits that exist at a time.
         bias: of the output projection, [vocabulary], or None.
-        ruled_out: ids [n] of tokens that the bias makes impossible, or None; `smoothing` has no mass on them, and
-            where `target` is one of them, the row's weight is 0.
+        ruled_out: ids [n] of tokens that the bias makes impossible, or None; `smoothing` puts no mass on them, and the
+            weight of a row whose target is one of them is 0.
 
     Only the first result can be differentiated, with respect to `hidden`, `weight` and `bias`.
     """
@@ -178,13 +190,13 @@ def linear_cross_entropy(
     return smoothed, nll
 
 
-class Gold(NamedTuple):
-    """What a batch should say.
+class Labels(NamedTuple):
+    """The gold tokens of a batch.
 
     Attributes:
         ids: [batch, target], end-of-sentence included.
         mask: [batch, target], True at real tokens.
-        real: number of real tokens; asking the mask would wait for a GPU.
+        real: number of real tokens; counting them in the mask would wait for a GPU.
     """
 
     ids: Tensor
@@ -192,16 +204,15 @@ class Gold(NamedTuple):
     real: int
 
     def places(self) -> Tensor:
-        """Return where the real tokens are in the batch laid end to end, [real]."""
+        """Return the indices of the real tokens in the flattened batch, [real]."""
         return torch.nonzero_static(self.mask.flatten(), size=self.real).squeeze(1)
 
 
-@dataclass(frozen=True)
-class LossSums:
-    """Loss of one batch.
+class LossSums(NamedTuple):
+    """Loss of one batch; a tuple, in which DDP and FSDP2 find the tensors of a module's output.
 
     Attributes:
-        objective: what is minimised, already normalised; shape [].
+        objective: the quantity that is minimised, already normalised; shape [].
         nll: sum of -log p(gold) over the batch's tokens, nats; shape [].
     """
 
@@ -212,7 +223,7 @@ class LossSums:
 def sequence_loss(
     hidden: Tensor,
     weight: Tensor,
-    gold: Gold,
+    labels: Labels,
     config: LossConfig,
     *,
     tokens: int,
@@ -222,35 +233,35 @@ def sequence_loss(
 ) -> LossSums:
     """Return the loss of a batch as its part of an update's loss.
 
+    The objectives of an update's batches add up to its loss, however it was cut into batches.
+
     Args:
         hidden: decoder output [batch, target, d_model].
         weight: output projection [vocabulary, d_model].
-        gold: what it should have said.
+        labels: the gold tokens.
         config: smoothing and normalisation.
         tokens: real target tokens in the whole update, all batches and processes together.
         sentences: sentence pairs in the whole update.
         bias: of the output projection, [vocabulary], or None.
         ruled_out: ids [n] of tokens that the bias makes impossible, or None. The smoothed target has no mass on them,
-            and target tokens that are among them count for nothing: no gradient could make the model say them, and
-            their -log p is a number of the bias alone.
-
-    So the objectives of an update's batches add up to its loss, however it was cut into batches.
+            and target tokens among them do not count: no gradient could make the model produce them, and their -log p
+            depends on the bias alone.
     """
     possible = weight.shape[0] - (0 if ruled_out is None else len(ruled_out))
     smoothing = smoothing_of(config, possible)
-    places = gold.places()
+    places = labels.places()
     rows = hidden.flatten(0, 1).index_select(0, places)
     if rows.dtype in (torch.bfloat16, torch.float16):
-        rows = rows.float()
-    ids = gold.ids.flatten().index_select(0, places)
+        rows = rows.float()  # sums over the vocabulary need fp32; the products alone are in half precision
+    ids = labels.ids.flatten().index_select(0, places)
     match config.normalisation:
         case "tokens":
             row_weight = torch.full_like(rows[:, 0], 1.0 / tokens)
         case "sentence_sum":
             row_weight = torch.full_like(rows[:, 0], 1.0 / sentences)
         case "sentence_mean":
-            per_sentence = 1.0 / (gold.mask.sum(1).to(rows.dtype) * sentences)
-            row_weight = per_sentence.index_select(0, places // gold.mask.shape[1])
+            per_sentence = 1.0 / (labels.mask.sum(1).to(rows.dtype) * sentences)
+            row_weight = per_sentence.index_select(0, places // labels.mask.shape[1])
     if ruled_out is not None:
         row_weight = row_weight.masked_fill(torch.isin(ids, ruled_out), 0.0)
     objective, nll = linear_cross_entropy(

@@ -1,4 +1,7 @@
-"""One record, three readers: the console, `metrics.jsonl` and trackers such as TensorBoard."""
+"""Records and messages of a run: `metrics.jsonl`, trackers such as TensorBoard, `log.txt` and the console.
+
+None of these ends a run: what cannot be written is reported once, and training goes on.
+"""
 
 from __future__ import annotations
 
@@ -16,8 +19,8 @@ from ziggurat.data.files import write_atomically
 from ziggurat.documents import check_regular, parse_json
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.terminal import safe
-from ziggurat.tracking.heat import draw
-from ziggurat.tracking.listener import Listener
+from ziggurat.tracking.tracker import draw
+from ziggurat.tracking.trackers import Listener
 
 __all__ = ["CLOCK_FIELDS", "MetricsWriter", "RunLog"]
 
@@ -27,25 +30,25 @@ CLOCK_FIELDS = frozenset(
         *("data_wait_share", "checkpoint_wait"),
     )
 )
-"""What depends on the clock in a record; all else is the same in any run of one configuration, data and seed, however
-often it was stopped or killed."""
+"""The values of a record that depend on the clock; all others are the same in any run of one configuration, data and
+seed, however often it was stopped or killed."""
 
 _METRICS = "metrics.jsonl"
 _CLOSING_SECONDS = 30.0
+"""Time for all trackers together to send what is left at the end."""
 
 
 class MetricsWriter:
-    """Appends records to `metrics.jsonl` and tells them to trackers.
+    """Appends records to `metrics.jsonl` and passes them on to trackers.
 
     Args:
         run: folder of the run; None: nothing is written (all processes but the first).
-        log: is told once when records cannot be written (a full disk does not end a run here), and when a tracker
-            fails.
+        log: told once when records cannot be written, and when a tracker fails.
         update: where training starts; records after it, left by a run that was killed, are removed.
-        trackers: who listen; one that fails is left out from then on.
+        trackers: receive the records; one that fails is left out from then on.
         validated: False when the validation of `update` is still to be done; a record of it, left by a run that was
             killed right after, is removed too.
-        goes_on: whether the window of a partial record of `update` goes on, so that the record is taken back.
+        goes_on: True when the window of a partial record of `update` is continued, so that the record is removed.
     """
 
     def __init__(
@@ -60,6 +63,7 @@ class MetricsWriter:
     ) -> None:
         self._log, self._gaps = log, False
         self._trackers = list(trackers)
+        # Other processes write to nowhere, so that all run the same code.
         path = Path(os.devnull) if run is None else run / _METRICS
         if run is not None and path.exists():
             check_regular(path, error=CheckpointError)
@@ -75,35 +79,41 @@ class MetricsWriter:
         values: Mapping[str, float | int | None],
         *,
         partial: bool = False,
-        told: bool = True,
+        track: bool = True,
     ) -> None:
-        """Add one record; `kind` is `train` or `validation`, `partial` marks one that its cadence did not ask for.
+        """Add one record.
 
-        `told`: trackers are told, too.
+        Args:
+            kind: `train` or `validation`.
+            update: its update.
+            values: its figures by name; those that are None are left out.
+            partial: mark it as one that is not at a multiple of `training.log_every_updates`.
+            track: pass it on to trackers, too.
         """
         record = {"kind": kind, "update": update, "time": round(time.time(), 3), **values}
         record |= {"partial": True} if partial else {}
         try:
+            # Flushed at once: a killed run that resumes from a later checkpoint does not write this record again.
             self._file.write(json.dumps({k: v for k, v in record.items() if v is not None}) + "\n")
             self._file.flush()
         except OSError as error:
             self._complain(error)
-        if told:
+        if track:
             self.tell(kind, update, {name: value for name, value in values.items() if value is not None})
 
     def tell(self, kind: str, update: int, values: Mapping[str, float | int]) -> None:
-        """Tell trackers alone: figures `kind/name`."""
+        """Pass figures on to trackers alone, as `kind/name`."""
         figures = {f"{kind}/{name}": float(value) for name, value in values.items()}
         for tracker in self._working():
             tracker.scalars(update, figures)
 
     def draw(self, name: str, update: int, rows: Sequence[Sequence[float | None]]) -> None:
-        """Show trackers a heat map of shares from 0 to 1, the top row first (ziggurat.tracking.heat)."""
+        """Pass a heat map of shares from 0 to 1 on to trackers, the top row first (ziggurat.tracking.tracker)."""
         for tracker in self._working():
             tracker.image(update, name, partial(draw, rows))
 
     def _working(self) -> list[Listener]:
-        """Return the trackers that have not failed; of one that has, say why, once."""
+        """Return the trackers that have not failed; log once why one has."""
         for tracker in self._trackers:
             if tracker.failure is not None:
                 self._log.say(f"{tracker.name} is left out from here on; training goes on: {tracker.failure}", "yellow")
@@ -116,7 +126,7 @@ class MetricsWriter:
             self._log.say(f"{self._file.name} cannot be written: {error.strerror}", "bold red")
 
     def close(self) -> None:
-        """Flush and close; trackers get half a minute in all to send what they still have."""
+        """Flush and close; trackers get half a minute together to send what is left."""
         try:
             with self._file:
                 self._file.flush()
@@ -127,16 +137,16 @@ class MetricsWriter:
         end = time.monotonic() + _CLOSING_SECONDS
         for tracker in self._working():
             if not tracker.close(max(0.0, end - time.monotonic())):
-                self._log.say(f"{tracker.name} has not taken all it was told; not waited for any longer", "yellow")
+                self._log.say(f"{tracker.name} has not taken all records in time; not waited for any longer", "yellow")
             elif tracker.left_out:
                 self._log.say(f"{tracker.name} was too slow for {tracker.left_out} records, which it lacks", "yellow")
-        self._working()
+        self._working()  # one may have failed while it sent the rest
 
 
 def _stays(line: bytes, last: Mapping[str, int], taken_back: int | None) -> bool:
-    """Whether a record is of the last update of its kind or before; a line cut off by a kill is not.
+    """Return True for a record up to the last update of its kind; a line cut off by a kill does not stay.
 
-    A partial one of update `taken_back` goes, too.
+    Nor does a partial record of update `taken_back`.
     """
     try:
         record = parse_json(line, "")
@@ -147,10 +157,9 @@ def _stays(line: bytes, last: Mapping[str, int], taken_back: int | None) -> bool
 
 
 class RunLog:
-    """Says what happens, to the console (standard error) and to `log.txt` with the time.
+    """Messages of a run, to the console (standard error) and, with the time, to `log.txt`.
 
-    Neither a full disk nor a terminal that is gone ends a run here: the console is told once that the file has gaps,
-    the file that the console has. Without `run` nothing is written.
+    When one of them cannot be written, the other says so once. Without `run` there is no file.
     """
 
     def __init__(self, run: Path | None, console: Console) -> None:
@@ -162,7 +171,7 @@ class RunLog:
         self._file = self._open()
 
     def _open(self) -> TextIO:
-        # A path may hold bytes that are no text: they are no reason to end a run.
+        # A path in a message may hold bytes that are not UTF-8; written as escapes they do not end a run.
         try:
             return self._path.open("a", encoding="utf-8", errors="backslashreplace")
         except OSError as error:
@@ -170,9 +179,10 @@ class RunLog:
             return Path(os.devnull).open("a", encoding="utf-8")
 
     def say(self, message: str, style: str | None = None) -> None:
-        """Print and log one line; markup in it has no meaning."""
+        """Print and log one line; markup in it is printed as it is."""
         self._console.print(message, style=style, markup=False, highlight=False, soft_wrap=True)
         self._write(message)
+        # ziggurat.terminal.Messages, to which the console writes, remembers why a message was lost.
         reason = getattr(self._console.file, "failure", None)
         if reason is not None and not self._deaf:
             self._deaf = True

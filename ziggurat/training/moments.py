@@ -1,4 +1,8 @@
-"""Adam, AdamW and RAdam with moments in bf16, rounded stochastically between updates."""
+"""Adam, AdamW and RAdam with moments in bf16, rounded at random so that their expectation is exact.
+
+Rounded to nearest, a second moment at beta2 0.999 would never fall: the change of an update is smaller than half the
+distance between two bf16 numbers.
+"""
 
 from __future__ import annotations
 
@@ -16,29 +20,29 @@ from ziggurat.models.tensors import local
 __all__ = ["NarrowAdam", "rounded"]
 
 _CHUNK = 1 << 18
-"""Values whose moments exist in fp32 at a time: 1 MiB each, which a core's cache holds."""
+"""Number of values whose moments exist in fp32 at a time: 1 MiB for either moment, which fits into a core's cache."""
 _LOW = 0xFFFF
-"""The bits of an fp32 number that bf16 does not have."""
+"""The low bits of an fp32 number, which bf16 lacks."""
 
 
 def rounded(x: Tensor, noise: Tensor) -> Tensor:
     """Return fp32 `x` as bf16, rounded to one of its two neighbours so that the expectation is x.
 
-    `noise` is of the shape of `x`, int32, uniform in 0, ..., 65535: the upper neighbour in magnitude is taken with the
-    probability of what is above the lower one. The sum of bits carries over into the next exponent by itself; what
-    bf16 holds exactly, 0 and infinity among it, stays.
+    `noise` has the shape of `x`, int32, uniform in 0, ..., 65535. Added to the bits of x, it carries into the bits that
+    bf16 keeps with a probability equal to the fraction below them, and on into the exponent where that is right.
+    Numbers that bf16 holds exactly, 0 and infinity included, stay.
     """
     return (x.view(torch.int32) + noise).bitwise_and_(~_LOW).view(torch.float32).to(torch.bfloat16)
 
 
 class _Rule(NamedTuple):
-    """One step of one parameter p with gradient g and moments m, v.
+    """One step of a parameter p with gradient g and moments m, v: p -= size * m / (root * sqrt(v) + epsilon).
 
     Attributes:
-        shrink: factor of p before the step (decoupled decay).
-        decay: of p, added to the gradient (L2).
-        size: p -= size * m / (root * sqrt(v) + epsilon).
-        root: None: p -= size * m.
+        shrink: factor of p before the step (decoupled weight decay).
+        decay: factor of p that is added to g (L2 regularisation).
+        size: see above.
+        root: see above; None: p -= size * m, the unrectified step of RAdam.
     """
 
     shrink: float
@@ -48,18 +52,18 @@ class _Rule(NamedTuple):
 
 
 class NarrowAdam(torch.optim.Optimizer):
-    """torch.optim's Adam, AdamW and RAdam (decoupled decay), but for the precision in which moments are kept.
+    """torch.optim's Adam, AdamW and RAdam (decoupled decay), except for the precision in which moments are kept.
 
-    An update is computed in fp32, or the parameters' own dtype where that is wider, from moments that are rounded only
-    when they are put back. Random bits are a function of (seed, parameter's name, its step): the same when a run is
-    resumed and on every process that holds the parameter; torch's global generators are left alone. Nothing larger
-    than a chunk of a parameter is allocated besides the moments.
+    A step is computed in fp32, or in the parameter's dtype if that is wider; moments are rounded only when they are
+    stored. Random bits are a function of (seed, parameter's name, its step): the same when a run is resumed, and in
+    every process that holds the parameter. torch's global generators are left alone. Besides the moments, nothing
+    larger than a chunk of a parameter is allocated.
 
     Args:
         groups: parameter groups with their `weight_decay`.
-        names: of the parameters.
+        names: name of each parameter.
         config: kind (adam, adamw or radam), betas and epsilon.
-        seed: of the rounding.
+        seed: seed of the rounding.
     """
 
     def __init__(
@@ -82,6 +86,7 @@ class NarrowAdam(torch.optim.Optimizer):
     def _update(self, parameter: Tensor, group: dict[str, Any]) -> None:
         state = self.state[parameter]
         if not state:
+            # torch's names, so that checkpoints have the same ones for fp32 and bf16.
             state["step"] = torch.zeros(())
             state["exp_avg"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
@@ -90,6 +95,7 @@ class NarrowAdam(torch.optim.Optimizer):
         generator = torch.Generator(parameter.device).manual_seed(self._seed(parameter, step))
         rule = self._rule(step, group["lr"], group["weight_decay"])
         assert parameter.grad is not None
+        # Chunk by chunk, all in the order of memory: the generator's numbers belong to places in the parameter.
         for part in zip(
             local(parameter).view(-1).split(_CHUNK),
             local(parameter.grad).reshape(-1).split(_CHUNK),
@@ -102,7 +108,7 @@ class NarrowAdam(torch.optim.Optimizer):
     def _update_chunk(
         self, p: Tensor, gradient: Tensor, exp_avg: Tensor, exp_avg_sq: Tensor, rule: _Rule, generator: torch.Generator
     ) -> None:
-        """Update the values `p` [n] and put back their moments; all are views."""
+        """Update the values `p` [n] and store their moments; all tensors are views."""
         beta1, beta2 = self.defaults["betas"]
         dtype = torch.promote_types(p.dtype, torch.float32)
         g, m, v = gradient.to(dtype), exp_avg.to(dtype), exp_avg_sq.to(dtype)
@@ -116,7 +122,7 @@ class NarrowAdam(torch.optim.Optimizer):
             p.add_(m, alpha=-rule.size)
         else:
             p.addcdiv_(m, v.sqrt().mul_(rule.root).add_(self.epsilon), value=-rule.size)
-        # All 64 bits of a draw: 16 for either moment of two values.
+        # All 64 bits of a draw are used: 16 for each moment of two values.
         draws = torch.empty((p.numel() + 1) // 2, dtype=torch.int64, device=p.device)
         draws.random_(torch.iinfo(torch.int64).min, None, generator=generator)
         noise = draws.view(torch.int32)[: p.numel()]
@@ -124,7 +130,7 @@ class NarrowAdam(torch.optim.Optimizer):
         exp_avg_sq.copy_(rounded(v.float(), (noise >> 16) & _LOW))
 
     def _rule(self, t: int, rate: float, decay: float) -> _Rule:
-        """Return step t = 1, 2, ...: Kingma and Ba 2015, algorithm 1; for radam Liu et al. 2020a, algorithm 2."""
+        """Return step t = 1, 2, ...: Kingma and Ba 2015, algorithm 1; for radam, Liu et al. 2020a, algorithm 2."""
         beta1, beta2 = self.defaults["betas"]
         shrink, decay = (1.0, decay) if self.kind == "adam" else (1 - rate * decay, 0.0)
         mean, root = rate / (1 - beta1**t), math.sqrt(1 - beta2**t)
@@ -132,7 +138,7 @@ class NarrowAdam(torch.optim.Optimizer):
             return _Rule(shrink, decay, mean, 1 / root)
         longest = 2 / (1 - beta2) - 1
         rho = longest - 2 * t * beta2**t / (1 - beta2**t)
-        if rho <= 5:
+        if rho <= 5:  # as in torch and the authors' code; the paper has 4
             return _Rule(shrink, decay, mean, None)
         rectified = math.sqrt((rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho))
         return _Rule(shrink, decay, mean * rectified * root, 1.0)

@@ -1,25 +1,61 @@
-"""What is minimised: the model and its loss in one module, and one batch run through it forward and backward."""
+"""The objective of training: the model and its loss in one module, and one batch run through it forward and backward.
+
+The loss may contain a penalty that draws the encoder's states of a sentence towards their mean. Li et al. 2020 name
+such a regulariser (`Reg-6L`, +0.4 BLEU) without giving its formula or weight, and their released code calls a model for
+it that was not released. So the definition is Ziggurat's own:
+
+    L = CE + lambda * sum_s w_s * (1/N) sum_i (1 - sim_in(i, s))
+
+for the sentences s of an update, with sim_in(i, s) = mean_l cos(y_i(l), mean_l y_i(l)) over the real source positions l
+and the raw outputs y_i of encoder layers i = 1, ..., N (their section on similarities; ziggurat.diagnosis.measures).
+With `training.loss.normalisation: tokens`, w_s is the sentence's share of the update's target tokens, so lambda is in
+nats per target token; with `sentence_mean` and `sentence_sum` it is 1 / sentences of the update. Each term lies in
+[0, 2], and is 0 where all positions of a sentence point the same way.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
+from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.loss import Gold, LossSums, sequence_loss
-from ziggurat.training.regulariser import inter_similarity_penalty
+from ziggurat.models.transformer import Decoder, Encoder
+from ziggurat.training.loss import Labels, LossSums, sequence_loss
 
-__all__ = ["Objective", "add_gradients", "autocast", "batch_loss", "probe_loss"]
+__all__ = [
+    "Objective",
+    "add_gradients",
+    "autocast",
+    "batch_loss",
+    "inter_similarity_penalty",
+    "probe_loss",
+    "with_layer_drop",
+]
 
 
-def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
-    """Return the context of forward passes: bf16 matrix products, or nothing for fp32."""
-    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
+class Objective(nn.Module):
+    """Model and loss as one module, so that DDP and FSDP2 wrap the whole forward pass, output projection included.
+
+    Args:
+        model: the model being trained.
+        config: its loss.
+    """
+
+    def __init__(self, model: Seq2Seq, config: LossConfig) -> None:
+        super().__init__()
+        self.model = model
+        self.config = config
+
+    def forward(self, batch: Batch, tokens: int, sentences: int) -> LossSums:
+        """Return the batch's part of the loss of an update of `tokens` and `sentences`."""
+        return batch_loss(self.model, batch, self.config, tokens=tokens, sentences=sentences)
 
 
 def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
@@ -30,7 +66,7 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
     sums = sequence_loss(
         hidden,
         output.weight,
-        Gold(batch.target_out, batch.target_mask, batch.target_tokens),
+        Labels(batch.target_out, batch.target_mask, batch.target_tokens),
         config,
         tokens=tokens,
         sentences=sentences,
@@ -45,50 +81,65 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
     return LossSums(sums.objective + penalty, sums.nll)
 
 
-class Objective(nn.Module):
-    """Model and loss as one module: what DDP and FSDP2 wrap sees the whole forward pass, the projection included.
+def inter_similarity_penalty(
+    outputs: Sequence[Tensor],
+    source_mask: Tensor,
+    target_mask: Tensor,
+    config: LossConfig,
+    *,
+    tokens: int,
+    sentences: int,
+) -> Tensor:
+    """Return the penalty of a batch as its part of an update's loss, nats, shape [].
+
+    The penalties of an update's batches add up to that of the update, however it was cut into batches.
 
     Args:
-        model: what is trained.
-        config: its loss.
+        outputs: of every encoder layer, [batch, source, d_model].
+        source_mask: [batch, source], True at real tokens.
+        target_mask: [batch, target], True at real tokens.
+        config: lambda (`inter_sim`) and normalisation.
+        tokens: real target tokens in the whole update, all batches and processes together.
+        sentences: sentence pairs in the whole update.
     """
-
-    def __init__(self, model: Seq2Seq, config: LossConfig) -> None:
-        super().__init__()
-        self.model = model
-        self.config = config
-
-    def forward(self, batch: Batch, tokens: int, sentences: int) -> tuple[Tensor, Tensor]:
-        """Return what `batch_loss` does, as a tuple (objective, nll), which wrappers can look into."""
-        sums = batch_loss(self.model, batch, self.config, tokens=tokens, sentences=sentences)
-        return sums.objective, sums.nll
+    apart = 1.0 - inter_similarities(outputs, source_mask).mean(0)
+    if config.normalisation == "tokens":
+        weight = target_mask.sum(1).to(apart.dtype) / tokens
+    else:
+        weight = target_mask.any(1).to(apart.dtype) / sentences  # 0 for the sentences of an idle batch
+    return config.inter_sim * (weight * apart).sum()
 
 
 def add_gradients(
     objective: nn.Module, batch: Batch, device: torch.device, precision: str, *, tokens: int, sentences: int
 ) -> LossSums:
-    """Run one batch forward and backward; its part of the update's gradient is added to `.grad`. Returns its losses.
-
-    torch's generators begin at the batch's own seed, so that nothing random depends on what was run before.
+    """Run one batch forward and backward; add its part of the update's gradient to `.grad`, and return its loss.
 
     Args:
-        objective: an Objective, or what wraps it.
+        objective: an Objective, or its wrapper.
         batch: on any device.
         device: where the objective is.
         precision: `training.precision`.
         tokens: real target tokens of the whole update.
         sentences: sentence pairs of the whole update.
     """
+    # Every batch has a seed, so dropout masks do not depend on what was run before: resuming needs no random state,
+    # and a batch has the same masks in whichever process it is run.
     torch.manual_seed(batch.seed)
     on_device = batch.to(device, non_blocking=True)
     with autocast(device, precision):
-        loss, nll = objective(on_device, tokens, sentences)
-    loss.backward()
-    return LossSums(loss.detach(), nll)
+        sums: LossSums = objective(on_device, tokens, sentences)
+    sums.objective.backward()
+    return LossSums(sums.objective.detach(), sums.nll)  # detached, or the sum over batches would keep every graph
+
+
+def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
+    """Return the context of forward passes: bf16 matrix products, or nothing for fp32."""
+    return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 
 def probe_loss(config: LossConfig, precision: str) -> Loss:
-    """Return what ziggurat.diagnosis.probe.measure runs: the loss of training, as if a batch were a whole update.
+    """Return the loss that ziggurat.diagnosis.probe.measure runs: that of training, as if a batch were an update.
 
     Args:
         config: section `training.loss`.
@@ -97,7 +148,20 @@ def probe_loss(config: LossConfig, precision: str) -> Loss:
 
     def loss(model: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
         with autocast(model.device, precision):
-            sums = batch_loss(model, batch, config, tokens=batch.target_tokens, sentences=batch.sentences)
-        return sums.objective, sums.nll
+            return batch_loss(model, batch, config, tokens=batch.target_tokens, sentences=batch.sentences)
 
     return loss
+
+
+@contextmanager
+def with_layer_drop(model: Seq2Seq, probability: float) -> Iterator[None]:
+    """Context in which LayerDrop leaves a layer out with `probability`, in stacks that have LayerDrop at all."""
+    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, Encoder | Decoder)]
+    drops = [(stack, stack.layer_drop) for stack in stacks if stack.layer_drop]
+    for stack, _ in drops:
+        stack.layer_drop = probability
+    try:
+        yield
+    finally:
+        for stack, drop in drops:
+            stack.layer_drop = drop

@@ -1,4 +1,4 @@
-"""torch's optimisers over parameter groups by role, with a state that is saved by parameter name."""
+"""torch's optimisers, with weight decay by the roles of parameters and a state saved by parameter name."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ziggurat.training.moments import NarrowAdam
 
 __all__ = ["Optimiser"]
 
+# Weight decay acts on the matrices inside the layers; here are vectors, wiring, and the matrices of the vocabulary.
 _UNDECAYED = frozenset(
     {
         Role.BIAS,
@@ -33,13 +34,13 @@ _UNDECAYED = frozenset(
 class Optimiser:
     """One or two torch optimisers that together own every trained parameter of the model exactly once.
 
-    Parameters that do not require a gradient (a fixed omega, fixed combination weights) are nobody's.
+    Parameters that require no gradient (a fixed omega, fixed combination weights) belong to none.
 
     Args:
-        model: its parameters' names are the names in the saved state.
+        model: the names of its parameters are the names in the saved state.
         roles: role of each parameter by name (ziggurat.models.build.parameter_roles).
         config: kind and constants.
-        seed: of the rounding of moments that are kept in bf16.
+        seed: seed of the rounding of moments in bf16.
     """
 
     def __init__(self, model: nn.Module, roles: Mapping[str, Role], config: OptimiserConfig, *, seed: int = 1) -> None:
@@ -68,7 +69,7 @@ class Optimiser:
             self.unrectified = not self._rectified()
             if self.unrectified:
                 self._decay()
-                self.set_rate(0.0)
+                self.set_rate(0.0)  # the step then advances moments and counts, and moves nothing
         for part in self.parts:
             part.step()
 
@@ -85,19 +86,19 @@ class Optimiser:
                     torch._foreach_mul_(shrunk, 1 - group["lr"] * group["weight_decay"])
 
     def _rectified(self) -> bool:
-        """Whether RAdam's variance is tractable at the step to come: rho_t > 5 (Liu et al. 2020a, algorithm 2).
+        """True when RAdam's variance is tractable at the next step: rho_t > 5 (Liu et al. 2020a, algorithm 2).
 
         rho_inf = 2 / (1 - beta2) - 1 and rho_t = rho_inf - 2 t beta2^t / (1 - beta2^t).
         """
         (part,) = self.parts
-        # The youngest decides: after growth with copied moments, fresh layers have taken fewer steps than others.
+        # The parameter with the fewest steps decides: after growth with copied moments, new layers have fewer.
         t = 1 + min(int(part.state[p]["step"]) if p in part.state else 0 for p in self.parameters)
         beta2: float = part.defaults["betas"][1]
         decayed = beta2**t
         return 2 / (1 - beta2) - 1 - 2 * t * decayed / (1 - decayed) > 5
 
     def reserve(self) -> list[Tensor]:
-        """Return as much memory as the moments that the first step will make; for trials of what fits."""
+        """Return tensors as large as the moments that the first step will make, for trials of what fits."""
         return [
             torch.ones_like(parameter, dtype=_moment_dtype(part, parameter))  # a page never written takes no memory
             for part in self.parts
@@ -109,7 +110,7 @@ class Optimiser:
 
     @property
     def moment_bytes(self) -> int:
-        """Size of all moments that this process has, made or still to be made."""
+        """Size of all moments of this process, whether the first step has made them yet or not."""
         return sum(
             local(parameter).numel() * _moment_dtype(part, parameter).itemsize * _moments(part)
             for part in self.parts
@@ -123,7 +124,7 @@ class Optimiser:
             part.zero_grad(set_to_none=True)
 
     def state(self) -> dict[str, Tensor]:
-        """Return the moments as `<parameter name>/<moment name>`; numbers become tensors of shape []."""
+        """Return the moments by `<parameter name>/<moment name>`; numbers become tensors of shape []."""
         return {
             f"{self.names[parameter]}/{key}": value if isinstance(value, Tensor) else torch.tensor(value)
             for part in self.parts
@@ -133,7 +134,7 @@ class Optimiser:
 
     def load_state(self, saved: Mapping[str, Tensor]) -> None:
         """Restore what `state` returned. Raises CheckpointError when a parameter's moments are missing or misshapen."""
-        self.unrectified = self._rectified_only
+        self.unrectified = self._rectified_only  # decided again at the next step, from the counts that are loaded here
         by_name: dict[str, dict[str, Tensor]] = {}
         for key, value in saved.items():
             name, _, moment = key.rpartition("/")
@@ -158,12 +159,12 @@ class Optimiser:
 
 
 def _moments(part: torch.optim.Optimizer) -> int:
-    """Return how many tensors of a parameter's shape the optimiser keeps for it."""
+    """Return the number of tensors of a parameter's shape that the optimiser keeps for it."""
     return 1 if isinstance(part, torch.optim.Muon) else 2
 
 
 def _moment_dtype(part: torch.optim.Optimizer, parameter: Tensor) -> torch.dtype:
-    """Return in what type the optimiser keeps them."""
+    """Return the dtype in which the optimiser keeps them."""
     return torch.bfloat16 if isinstance(part, NarrowAdam) else parameter.dtype
 
 
@@ -174,6 +175,7 @@ def _optimisers(
     config: OptimiserConfig,
     seed: int,
 ) -> list[torch.optim.Optimizer]:
+    """Return one optimiser; for muon two, since it takes only matrices."""
     groups = [
         {"params": decayed, "weight_decay": config.weight_decay},
         {"params": undecayed, "weight_decay": 0.0},
@@ -187,7 +189,7 @@ def _optimisers(
             return [torch.optim.Adam(groups, betas=betas, eps=eps, fused=True)]
         case "adamw":
             return [torch.optim.AdamW(groups, betas=betas, eps=eps, fused=True)]
-        case "radam":
+        case "radam":  # torch has no fused one
             return [torch.optim.RAdam(groups, betas=betas, eps=eps, decoupled_weight_decay=True)]
         case "muon":
             # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.

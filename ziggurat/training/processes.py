@@ -1,4 +1,8 @@
-"""The processes that train together: one, or those that torchrun started."""
+"""The processes that train together: one, or those that torchrun started.
+
+Processes are collective calls: every process calls the same methods in the same order, or all wait for the missing one.
+Below it, how processes meet at the start, and leave at the end.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +31,18 @@ _ARRIVALS = "ziggurat/arrivals"
 
 @dataclass
 class Processes:
-    """One process among `count`; every method is called by all of them, in the same order.
+    """One process among `count`, and its collective calls.
 
-    Numbers travel as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, no GPU waits.
+    Numbers travel as fp64 on the CPU (gloo), texts as UTF-8 bytes: nothing is pickled, and no GPU waits.
 
     Attributes:
         rank: number of this process, from 0.
-        count: how many there are.
+        count: number of processes.
         local_rank: number of this process on its machine.
-        here: how many there are on its machine.
-        timeout_minutes: longest wait for another one.
-        group: over which they talk; None: the one that all began with.
-        update: which one this process is at, for `hanging`.
+        here: number of processes on its machine.
+        timeout_minutes: longest wait for another process.
+        group: torch's group for the messages; None: the default one.
+        update: number of the update in progress, for `hanging`.
     """
 
     rank: int = 0
@@ -52,7 +56,7 @@ class Processes:
 
     @property
     def first(self) -> bool:
-        """Whether this process speaks and writes for all."""
+        """True in the process that logs and writes for all."""
         return self.rank == 0
 
     def sums(self, values: Sequence[float]) -> list[float]:
@@ -67,17 +71,17 @@ class Processes:
 
     def _reduced(self, values: Sequence[float], operation: dist.ReduceOp.RedOpType) -> list[float]:
         self.arrive()
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64)  # exact for counts up to 2^53
         dist.all_reduce(tensor, operation, group=self.group)
         reduced: list[float] = tensor.tolist()
         return reduced
 
     def any(self, flag: bool) -> bool:
-        """Whether `flag` holds in any process; all get the same answer."""
+        """Return True, in all processes, when `flag` is true in any."""
         return flag if self.count == 1 else self.sums([float(flag)])[0] > 0
 
     def of_first(self, value: int) -> int:
-        """Return the first process's `value`; nobody else's counts."""
+        """Return the first process's `value` in all of them."""
         return int(self.sums([value if self.first else 0])[0])
 
     def texts(self, mine: Sequence[str]) -> list[list[str]]:
@@ -85,6 +89,7 @@ class Processes:
         if self.count == 1:
             return [list(mine)]
         self.arrive()
+        # Sizes first: all_gather takes tensors of one size, so texts are padded to the longest.
         raw = torch.frombuffer(bytearray(json.dumps(list(mine)).encode()), dtype=torch.uint8)
         sizes = [torch.zeros((), dtype=torch.int64) for _ in range(self.count)]
         dist.all_gather(sizes, torch.tensor(raw.numel()), group=self.group)
@@ -96,19 +101,21 @@ class Processes:
         return [json.loads(bytes(g[: int(n)].tolist())) for g, n in zip(gathered, sizes, strict=True)]
 
     def wait(self) -> None:
-        """Return when every process has come here."""
+        """Return when every process has called this."""
         if self.count > 1:
             self.sums([0.0])
 
     def first_does(self, work: Callable[[], object]) -> None:
-        """Have the first process do `work` while the others wait.
+        """Run `work` in the first process while the others wait.
 
-        Its OSError is raised in all of them. An error that a user can mend is raised in the first one, and in the
-        others a TrainingError that says it.
+        An OSError is raised in all of them. A ZigguratError is raised in the first one, and quoted by a TrainingError
+        in the others.
         """
         if self.count == 1:
             work()
             return
+        # The outcome goes round before anything is raised, because the others wait for it; as text, since nothing is
+        # pickled.
         failed: OSError | ZigguratError | None = None
         if self.first:
             try:
@@ -124,28 +131,29 @@ class Processes:
             raise OSError(said) if kind == "disk" else TrainingError(f"the first process could not go on: {said}")
 
     def aside(self) -> Processes:
-        """Return the same processes with a channel of their own, for another thread."""
+        """Return the same processes with a group of their own, for messages of another thread."""
         if self.count == 1:
             return self
         timeout = timedelta(minutes=self.timeout_minutes)
         return replace(self, group=dist.new_group(backend="gloo", timeout=timeout))
 
     def arrive(self) -> None:
-        """Say that this process is about to talk with the others, so that `hanging` can name those that are not."""
-        if self.count > 1 and self.group is None:
+        """Record that this process is about to send a message, so that `hanging` can name those that are not."""
+        if self.count > 1 and self.group is None:  # another thread's messages come in no fixed order to training's
             self._arrivals += 1
-            with contextlib.suppress(RuntimeError):  # where torchrun is gone, the others may still be there
+            with contextlib.suppress(RuntimeError):  # torchrun, which holds the store, may be gone, but not the others
                 _store().set(f"{_ARRIVALS}/{self.rank}", f"{self._arrivals} {self.update}")
 
     def hanging(self, error: Exception) -> TrainingError:
-        """Return what to say when communication failed with `error`: which processes are behind the others."""
+        """Return the error to raise when communication failed with `error`; it names the processes that are behind."""
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         keys = [f"{_ARRIVALS}/{rank}" for rank in range(self.count)]
         try:
-            store = _store()  # asked first what it has: it would wait for a key that nobody set as for a process
+            store = _store()
+            # `check` first: `get` would wait for the key of a process that has never arrived.
             said = [store.get(key).decode().split() if store.check([key]) else ("0", "0") for key in keys]
         except RuntimeError:
-            return TrainingError(f"the processes lost each other, and the one that they met at is gone ({reason})")
+            return TrainingError(f"the processes lost each other, and the one at which they met is gone ({reason})")
         furthest = max(int(arrivals) for arrivals, _ in said)
         behind = [
             f"process {rank} (in or after update {update})"
@@ -160,11 +168,12 @@ class Processes:
 
 
 def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> str:
-    """Return a name that all processes of this start agree on, and no earlier start has used.
+    """Return a name on which all processes of this start agree, and which no earlier start has used.
 
-    torchrun may give a new start the store of the one before, where the addresses of dead processes still lie
-    (github.com/pytorch/pytorch/issues/135712), and each machine counts starts by itself. So every process chooses a
-    word, and the first one answers to each word until its owner says that it has heard.
+    torchrun may give a new start the store of the previous one, which still holds the addresses of dead processes
+    (github.com/pytorch/pytorch/issues/135712), and each machine counts starts for itself. So every process chooses a
+    random word and publishes it; the first process answers each word with its own until the owner confirms. A word of
+    an earlier start gets an answer that nobody reads, until its process publishes the new one.
     """
     word = uuid4().hex
     if rank > 0:
@@ -177,7 +186,7 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
         if time.monotonic() > end:
             raise RuntimeError(f"processes {sorted(unheard)} did not answer")
         for other in sorted(unheard):
-            theirs = store.get(f"ziggurat/word/{other}").decode()  # of a start before, perhaps, for a while
+            theirs = store.get(f"ziggurat/word/{other}").decode()  # for a while, perhaps, that of an earlier start
             store.set(f"ziggurat/place/{theirs}", word)
             if store.check([f"ziggurat/heard/{word}/{other}"]):
                 unheard.remove(other)
@@ -186,7 +195,10 @@ def _meeting_place(store: Store, rank: int, count: int, timeout: timedelta) -> s
 
 
 def _meet(backend: str, processes: Processes) -> None:
-    """Begin to talk with the others. Raises ConfigError when nobody says where, TrainingError when they do not come."""
+    """Open the default process group.
+
+    Raises ConfigError when the environment does not say where processes meet, TrainingError when others do not come.
+    """
     rank, count, timeout = processes.rank, processes.count, timedelta(minutes=processes.timeout_minutes)
     try:
         store, _, _ = next(rendezvous("env://", timeout=timeout))
@@ -203,7 +215,7 @@ def _meet(backend: str, processes: Processes) -> None:
 
 
 def lost(error: RuntimeError) -> bool:
-    """Whether it says that another process did not answer: gloo says so in words, NCCL by type."""
+    """True when `error` means that another process did not answer; gloo says so only in words, NCCL by its type."""
     return isinstance(error, dist.DistError) or any(word in str(error) for word in ("gloo", "Gloo", "NCCL"))
 
 
@@ -214,10 +226,10 @@ def _store() -> Store:
 
 @contextmanager
 def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
-    """Join the processes that torchrun started, if it did, and leave them at the end.
+    """Context in which this process has joined those that torchrun started, if it did.
 
-    The first communication that takes longer than `timeout_minutes` fails. GPUs talk over NCCL, everything else over
-    gloo. `device` is `training.device`; what torch calls the current GPU is then this process's own.
+    A message that takes longer than `timeout_minutes` fails. GPUs talk over NCCL, everything else over gloo. `device`
+    is `training.device`; torch's current GPU becomes that of this process's local number.
 
     Raises ConfigError when torchrun's variables are incomplete, more processes than GPUs share a machine, or `device`
     names one GPU for all.

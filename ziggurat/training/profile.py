@@ -1,14 +1,12 @@
-"""ADMIN's profiling before the first update: one batch, one forward pass (Liu et al. 2020, section 4)."""
+"""ADMIN's profiling before the first update: one forward pass of one batch (Liu et al. 2020, section 4)."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
-from typing import cast
 
 import numpy as np
 import torch
-from torch import nn
 
 from ziggurat.config import Experiment
 from ziggurat.data.batching import epoch_indices
@@ -17,8 +15,8 @@ from ziggurat.data.corpus import Store
 from ziggurat.init import profile_omega
 from ziggurat.models.build import stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.transformer import Decoder, Encoder
 from ziggurat.nn.residual import Residual
+from ziggurat.training.objective import with_layer_drop
 
 __all__ = ["every_branch_present", "profile_admin", "profile_batch"]
 
@@ -26,13 +24,14 @@ __all__ = ["every_branch_present", "profile_admin", "profile_batch"]
 def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 1.0) -> Batch:
     """Return random training pairs with `tokens` tokens on their longer sides, end-of-sentence counted.
 
-    It is a fair sample of the data as training will meet it (`temperature`: `data.sampling_temperature`), but for
-    the longest 5 % of its pairs, which would fill it with padding; not one of training's batches, whose sentences
-    are all of a length. It depends on the store, `tokens`, `seed` and `temperature` alone. A store with fewer
+    It is a fair sample of the data as training meets them (`temperature`: `data.sampling_temperature`), except for the
+    longest 5 % of the pairs, which would fill it with padding. A batch of training would not do: its sentences all have
+    about the same length. The sample depends on the store, `tokens`, `seed` and `temperature` alone. A store with fewer
     tokens is taken whole.
     """
     table = store.train
     epoch = epoch_indices(table.corpora, table.corpus_weights, temperature, seed, epoch=0)
+    # Shuffled, since an epoch lists corpus after corpus.
     pairs = np.random.Generator(np.random.PCG64(seed)).permutation(epoch)
     cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs]) + 1
     usual = cost <= np.quantile(cost, 0.95)
@@ -44,12 +43,12 @@ def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 
 def profile_admin(
     model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[int] | None = None
 ) -> str | None:
-    """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return what was found, for the log.
+    """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return their ranges, for the log.
 
     With `added`, only those encoder layers, from 0, get an omega: growth put them into a trained model.
 
-    The forward pass is in training mode and fp32, with every layer and branch present, under random numbers of
-    `training.seed`; the global random state and the model's mode are left as found.
+    The forward pass is in training mode and fp32, with every layer present, and draws random numbers from
+    `training.seed`. The global random state and the model's mode are left as found.
 
     Returns None, and does nothing, for any other configuration.
     """
@@ -57,10 +56,10 @@ def profile_admin(
     if init.kind != "admin" or init.omega != "profiled":
         return None
     batch = profile_batch(store, init.profile_tokens, seed=seed, temperature=experiment.data.sampling_temperature)
+    # Old layers keep their omegas: their weights were trained with them.
     kept: list[Residual] = []
     if added is not None:
-        layers = cast(nn.ModuleList, model.encoder.layers)
-        fresh = {id(module) for number in added for module in layers[number].modules()}
+        fresh = {id(module) for number in added for module in model.encoder.layers[number].modules()}
         both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
         kept = [residual for residual in both if id(residual) not in fresh]
     omegas = _profile(model, batch.to(model.device), seed, kept)
@@ -74,8 +73,9 @@ def profile_admin(
 
 
 def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
+    """Set the omegas of both stacks except those of `kept`; return them, encoder first."""
     stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
-    devices = [batch.source.device] if batch.source.device.type == "cuda" else []
+    devices = [batch.source.device] if batch.source.device.type == "cuda" else []  # not those of all GPUs, the default
     with torch.random.fork_rng(devices=devices), every_branch_present(model):
         torch.manual_seed(seed)
         return profile_omega(
@@ -89,14 +89,10 @@ def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]
 @contextmanager
 def every_branch_present(model: Seq2Seq) -> Iterator[None]:
     """Context of training mode without LayerDrop; both are as before when it ends."""
-    stacks = [stack for stack in (model.encoder, model.decoder) if isinstance(stack, Encoder | Decoder)]
-    training, drops = model.training, [(stack, stack.layer_drop) for stack in stacks]
+    training = model.training
     model.train()
-    for stack, _ in drops:
-        stack.layer_drop = 0.0
     try:
-        yield
+        with with_layer_drop(model, 0.0):
+            yield
     finally:
         model.train(training)
-        for stack, drop in drops:
-            stack.layer_drop = drop

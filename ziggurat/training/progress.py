@@ -1,4 +1,4 @@
-"""What a person sees while a model trains: a bar on a terminal, plain lines elsewhere."""
+"""Figures of a run while it trains: averaged over a window of updates, then logged, recorded and shown in a bar."""
 
 from __future__ import annotations
 
@@ -10,27 +10,28 @@ from types import TracebackType
 
 import torch
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
 
 from ziggurat.config import Experiment, TrainingConfig
-from ziggurat.config.train import StopConfig
+from ziggurat.config.lifecycle import StopConfig
 from ziggurat.data.loader import Loader
 from ziggurat.duration import duration
 from ziggurat.models.build import count_parameters
-from ziggurat.training.checkpoint import Progress as RunProgress
-from ziggurat.training.depth import Depth
+from ziggurat.training.checkpoint import Progress
+from ziggurat.training.depth_records import DepthReporter
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import MetricsWriter, RunLog
 from ziggurat.training.saving import Saver
-from ziggurat.training.step import UpdateResult
-from ziggurat.training.stopping import finished, share_done, time_left
+from ziggurat.training.schedule import finished, share_done, time_left
+from ziggurat.training.update import UpdateResult
 from ziggurat.training.validate import Validation
 
-__all__ = ["ProgressLine", "Reporter", "Window", "introduction"]
+__all__ = ["ProgressLine", "Reporter", "UpdateWindow", "introduction"]
 
 
 def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path) -> list[str]:
-    """Return for people what is trained, on how many `pairs`, where, and into which folder."""
+    """Return the first lines of the log: the model, the number of training `pairs`, the device and the run's folder."""
     model, config, processes = experiment.model, experiment.training, learner.processes
     kind = model.residual if model.family == "transformer" else model.family
     where = learner.device.type
@@ -44,6 +45,7 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
     ]
 
 
+# Attributes of a window, and their names in checkpoints (`Progress.window`).
 _SUMS = (
     *("updates", "source_tokens", "target_tokens", "sentences"),
     *("skipped", "spikes", "rejected", "out_of_memory"),
@@ -51,17 +53,18 @@ _SUMS = (
 )
 
 
-class Window:
+class UpdateWindow:
     """Sums over the updates since the last record.
 
     Args:
-        loader, saver: who know how long training has waited for them.
-        sums: of another window, which this one goes on with (`sums`); without them it is empty.
+        loader, saver: asked how long training has waited for them.
+        sums: of a window that this one continues (`sums`); without them it is empty.
     """
 
     def __init__(self, loader: Loader, saver: Saver, sums: Mapping[str, float] | None = None) -> None:
         self._loader, self._saver = loader, saver
         before = dict.fromkeys(("seconds", "data_wait", "checkpoint_wait"), 0.0) | dict(sums or {})
+        # Times are differences from now on: the window begins earlier by what the one before had measured.
         self._began = time.perf_counter() - before["seconds"]
         self._waited = loader.waited_seconds - before["data_wait"]
         self._saved = saver.waited_seconds - before["checkpoint_wait"]
@@ -74,12 +77,12 @@ class Window:
             setattr(self, name, before.get(name, getattr(self, name)))
 
     def sums(self) -> dict[str, float]:
-        """Return what another window needs to go on with this one, such as that of a resumed run."""
+        """Return the sums with which another window, such as that of a resumed run, continues this one."""
         waits = {"data_wait": self._data_wait, "checkpoint_wait": self._checkpoint_wait}
         return {**{name: getattr(self, name) for name in _SUMS}, "seconds": self.seconds, **waits}
 
     def add(self, result: UpdateResult, rate: float) -> None:
-        """Count one update, tried at learning rate `rate`; a skipped one only adds to the count of its kind."""
+        """Add one update, tried at learning rate `rate`; a skipped one only adds to the count of its kind."""
         self.rate = rate
         if result.shortage is not None:
             self.out_of_memory += 1
@@ -98,7 +101,7 @@ class Window:
         self.grad_norm += result.grad_norm
 
     def leave_out(self, seconds: float) -> None:
-        """Do not count the latest `seconds`, which were not training."""
+        """Exclude the latest `seconds`, which were not training."""
         self._began += seconds
 
     @property
@@ -124,15 +127,15 @@ class Window:
         """Target tokens per second."""
         return self.target_tokens / self.seconds
 
-    def record(self, p: RunProgress) -> dict[str, float | int | None]:
-        """Return the values of one `train` record; means are over the window's updates."""
+    def record(self, p: Progress) -> dict[str, float | int | None]:
+        """Return the values of one `train` record; means are over the updates of the window that were taken."""
         n = self.updates
         nll = self.nll / self.target_tokens if n else None
         return {
             "epoch": p.epoch,
             "loss": self.loss / n if n else None,
             "nll": nll,
-            "perplexity": math.exp(min(nll, 700.0)) if nll is not None else None,
+            "perplexity": math.exp(min(nll, 700.0)) if nll is not None else None,  # exp(710) overflows
             "learning_rate": self.rate,
             "grad_norm": self.grad_norm / n if n else None,
             "target_tokens_per_second": round(self.tokens_per_second, 1),
@@ -149,7 +152,7 @@ class Window:
             "target_tokens": p.target_tokens,
         }
 
-    def line(self, p: RunProgress, stop: StopConfig, depth: Depth | None = None) -> str:
+    def line(self, p: Progress, stop: StopConfig, depth: DepthReporter | None = None) -> str:
         """Return one line for the log."""
         v = self.record(p)
         if not self.updates:
@@ -162,17 +165,17 @@ class Window:
         )
 
 
-def shown_r(depth: Depth | None) -> str:
-    """Return r of the encoder (Bapna et al. 2018) for a line of figures; nothing where it was not measured."""
+def shown_r(depth: DepthReporter | None) -> str:
+    """Return r of the encoder (Bapna et al. 2018) for a line of figures; "" where it was not measured."""
     return "" if depth is None or depth.r is None else f"r {depth.r:.2g}  "
 
 
 class ProgressLine:
-    """Progress of a run with rate and time left; off a terminal only the logged lines appear."""
+    """Progress bar of a run, with figures and the time left; without a terminal nothing is drawn."""
 
     def __init__(self, console: Console, config: TrainingConfig) -> None:
         self._config = config
-        self._bar = Progress(
+        self._bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.percentage:>3.0f} %  {task.fields[detail]}"),
@@ -192,8 +195,8 @@ class ProgressLine:
     ) -> None:
         self._bar.stop()
 
-    def update(self, p: RunProgress, window: Window, depth: Depth | None = None) -> None:
-        """Show where the run stands, the newest warning about its depth first."""
+    def update(self, p: Progress, window: UpdateWindow, depth: DepthReporter | None = None) -> None:
+        """Show the state of the run; the newest warning about its depth comes first."""
         if self._bar.disable:
             return
         left = time_left(p, self._config.stop)
@@ -205,22 +208,18 @@ class ProgressLine:
         )
         self._bar.update(self._task, completed=share_done(p, self._config.stop), detail=detail)
 
-    def say(self, message: str, log: RunLog, style: str | None = None) -> None:
-        """Print a line above the bar and log it."""
-        log.say(message, style)
-
 
 class Reporter:
-    """What a run says while it trains: to the bar, the log, `metrics.jsonl` and TensorBoard.
+    """Reports of a run while it trains: to the bar, the log, `metrics.jsonl` and trackers.
 
     Args:
         bar: for a terminal.
-        metrics: takes the records.
-        log: takes the lines.
+        metrics: receives the records.
+        log: receives the lines.
         config: section `training`.
-        new_window: returns a Window that goes on with the sums it is given; with {} an empty one.
-        depth: takes the measures of depth; None: there are none.
-        begun: where training starts; a window that was open there goes on.
+        new_window: returns an UpdateWindow that continues the sums it is given; with {} an empty one.
+        depth: knows the latest measures of depth; None: there are none.
+        begun: progress at the start; a window that was open there is continued.
     """
 
     def __init__(
@@ -229,54 +228,56 @@ class Reporter:
         metrics: MetricsWriter,
         log: RunLog,
         config: TrainingConfig,
-        new_window: Callable[[Mapping[str, float]], Window],
-        depth: Depth | None = None,
-        begun: RunProgress | None = None,
+        new_window: Callable[[Mapping[str, float]], UpdateWindow],
+        depth: DepthReporter | None = None,
+        begun: Progress | None = None,
     ) -> None:
         self._bar, self._metrics, self._log, self._config = bar, metrics, log, config
         self._depth = depth
-        begun = begun or RunProgress()
+        begun = begun or Progress()
         self._new_window = new_window
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
-        # Checkpoints of earlier versions have no sums: what came before them is missing in the first record.
+        # Checkpoints of earlier versions hold no sums, so the first record lacks the updates before such a checkpoint.
         self._lacks_some = not begun.window and begun.update % config.log_every_updates != 0
 
-    def updated(self, p: RunProgress, result: UpdateResult, rate: float) -> None:
-        """Take an update that was tried at learning rate `rate`; the sums since the last record go into `p`."""
+    def updated(self, p: Progress, result: UpdateResult, rate: float) -> None:
+        """Report an update tried at learning rate `rate`; the sums since the last record go into `p`."""
         self._window.add(result, rate)
         self._bar.update(p, self._window, self._depth)
-        if self._first:  # a sign of life, long before the first record
+        if self._first:  # a sign of life: the first record may come minutes later
             after = " after resuming" if p.update > 1 else ""
             seconds = self._window.seconds - self._seconds_before
             self._log.say(f"first update{after}: loss {result.loss:.4f}, {seconds:.2f} s")
             self._first = False
         if p.update % self._config.log_every_updates == 0:
             self._record(p, partial=self._lacks_some)
+            # Before the sums go into `p`, so that a checkpoint of this update holds an empty window.
             self._window, self._lacks_some = self._new_window({}), False
         p.window = self._window.sums()
 
-    def ended(self, p: RunProgress) -> None:
-        """Record what is left since the last record; the sums stay in `p`, for a run that goes on.
+    def ended(self, p: Progress) -> None:
+        """Write a partial record of the updates since the last one; their sums stay in `p`, for a resumed run.
 
-        Unless training is over, the resumed run takes the record back. Trackers cannot, so they are not told.
+        Unless training is over, the resumed run removes that record. Trackers cannot do that, so they receive it only
+        when training is over.
         """
         if self._window.tried:
             over = finished(p, self._config) is not None and not p.validation_due
-            self._record(p, partial=True, told=over)
+            self._record(p, partial=True, track=over)
         if self._depth is not None:
             self._depth.ended()
 
-    def _record(self, p: RunProgress, *, partial: bool, told: bool = True) -> None:
-        self._metrics.write("train", p.update, self._window.record(p), partial=partial, told=told)
-        self._bar.say(self._window.line(p, self._config.stop, self._depth), self._log)
+    def _record(self, p: Progress, *, partial: bool, track: bool = True) -> None:
+        self._metrics.write("train", p.update, self._window.record(p), partial=partial, track=track)
+        self._log.say(self._window.line(p, self._config.stop, self._depth))
 
-    def validated(self, p: RunProgress, result: Validation | None, better: bool, seconds: float) -> None:
-        """Take a validation, or that it was left (None); whether it is the best so far, and how long it took."""
-        self._window.leave_out(seconds)
+    def validated(self, p: Progress, result: Validation | None, better: bool, seconds: float) -> None:
+        """Report a validation of `seconds`, and whether it is the best so far; `result` None: it was interrupted."""
+        self._window.leave_out(seconds)  # speeds of the next record are those of training
         if result is None:
-            self._bar.say(f"update {p.update}: validation left for the resumed run", self._log)
+            self._log.say(f"update {p.update}: validation left for the resumed run")
             return
         self._metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
         text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
-        self._bar.say(text, self._log, "bold" if better else None)
+        self._log.say(text, "bold" if better else None)

@@ -1,4 +1,4 @@
-"""Updates that fail: skipped, counted and explained; then the run rolls back, or ends with the diagnosis."""
+"""Failed updates: skipped, counted and explained; after too many the run rolls back, or ends with the diagnosis."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from pathlib import Path
 
 from ziggurat.config import TrainingConfig
 from ziggurat.data.collate import Batch
-from ziggurat.data.loader import Group
 from ziggurat.errors import CheckpointError, TrainingError
 from ziggurat.models.directory import CHECKPOINTS
 from ziggurat.training.checkpoint import (
@@ -17,18 +16,17 @@ from ziggurat.training.checkpoint import (
     load_checkpoint,
     same_for_all,
 )
-from ziggurat.training.clipping import AdaptiveClipper
 from ziggurat.training.divergence import all_finite, find_fault, highest_nll, remember_loss
 from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.schedule import learning_rate
-from ziggurat.training.step import Guard, UpdateResult, train_update
+from ziggurat.training.update import AdaptiveClipper, Guard, UpdateResult
 
 __all__ = ["Recovery", "count_skipped", "largest_shape", "next_rate", "refuse_to_go_on"]
 
 
 def largest_shape(batches: Sequence[Batch]) -> str:
-    """Return for people the size of the largest of some batches, padding included."""
+    """Return the size of the largest of some batches, padding included, in words."""
     batch = max(batches, key=lambda b: b.source.numel() + b.target_in.numel())
     sentences, source = batch.source.shape
     pairs = f"{sentences} sentence pair{'s' if sentences > 1 else ''}"
@@ -36,9 +34,9 @@ def largest_shape(batches: Sequence[Batch]) -> str:
 
 
 def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | None:
-    """Count the update just tried if it was skipped, and return why for the log; None when it was taken.
+    """Count the update just tried if it was skipped, and return the reason for the log; None when it was taken.
 
-    `why`: where the fault was found, in words; of an update that ran out of memory, its shape.
+    `why`: where the fault was found, in words; for an update that ran out of memory, its shape.
     """
     if result.shortage is not None:
         p.out_of_memory += 1
@@ -67,10 +65,10 @@ def count_skipped(p: Progress, result: UpdateResult, why: str = "") -> str | Non
     )
 
 
-def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, settle: Callable[[], None]) -> None:
-    """Raise TrainingError, with the diagnosis, when the updates of a run in folder `run` failed too often in a row.
+def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, wait_for_save: Callable[[], None]) -> None:
+    """Raise TrainingError, with the diagnosis, when too many updates in a row of the run in folder `run` failed.
 
-    `settle` waits for the checkpoint that is being written.
+    `wait_for_save` waits for the checkpoint that is being written.
     """
     if p.out_of_memory_in_a_row >= config.patience.out_of_memory:
         raise TrainingError(
@@ -81,10 +79,10 @@ def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, settle: Call
         )
     if p.skipped_in_a_row < config.patience.non_finite:
         return
-    settle()
+    wait_for_save()  # the message names the checkpoints that there are
     kept = [folder.name for folder in checkpoint_folders(run)]
     back = config.divergence
-    rolled = f" Roll backs of the run before: {p.roll_backs}." if p.roll_backs else ""
+    rolled = f" Earlier roll backs: {p.roll_backs}." if p.roll_backs else ""
     hint = ", set `training.divergence.action: roll_back`" if back.action == "stop" else ""
     said = f"; first {p.fault}" if p.fault else ""
     raise TrainingError(
@@ -96,7 +94,7 @@ def refuse_to_go_on(p: Progress, config: TrainingConfig, run: Path, settle: Call
 
 
 def next_rate(p: Progress, config: TrainingConfig, d_model: int) -> float:
-    """Return the learning rate of the next update: the schedule's, lowered by what roll backs took off."""
+    """Return the learning rate of the next update: the schedule's, times the factors of all roll backs so far."""
     last = config.stop.updates
     if last is not None:  # growth and roll backs set the counter back; the decay still ends with the run
         last -= p.update - p.schedule_update
@@ -104,14 +102,14 @@ def next_rate(p: Progress, config: TrainingConfig, d_model: int) -> float:
 
 
 class Recovery:
-    """Tries the updates of a run, and deals with those that fail.
+    """Judges the updates of a run, and deals with those that fail.
 
     Args:
         run: its folder.
         learner: model and optimiser.
         config: section `training`.
-        log: is told about every update that is skipped.
-        settle: waits for the checkpoint that is being written.
+        log: told about every skipped update.
+        wait_for_save: waits for the checkpoint that is being written.
     """
 
     def __init__(
@@ -120,66 +118,63 @@ class Recovery:
         learner: Learner,
         config: TrainingConfig,
         log: RunLog,
-        settle: Callable[[], None],
+        wait_for_save: Callable[[], None],
     ) -> None:
         self._run = run
         self._learner = learner
         self._config = config
         self._log = log
-        self._settle = settle
+        self._wait_for_save = wait_for_save
 
     @property
     def rolls_back(self) -> bool:
-        """Whether the run keeps a good checkpoint to go back to."""
+        """True when the run keeps a good checkpoint to go back to."""
         return self._config.divergence.action == "roll_back"
 
-    def update(self, p: Progress, group: Group, rate: float) -> UpdateResult:
-        """Try one update with learning rate `rate` and count it in `p`; roll back when too many in a row failed."""
+    def guard(self, p: Progress) -> Guard:
+        """Return the reasons to skip the next update, from what `p` remembers of those before."""
+        clipper = AdaptiveClipper(p.gradient_norms) if self._config.adaptive_clip else None
+        return Guard(clipper, highest_nll(p.losses, self._config.divergence))
+
+    def count(self, p: Progress, batches: Sequence[Batch], result: UpdateResult) -> None:
+        """Count an update on `batches` in `p` as taken or skipped; find and log the reason of a skipped one."""
         config, learner = self._config, self._learner
-        learner.processes.update = p.update + 1
-        clipper = AdaptiveClipper(p.gradient_norms) if config.adaptive_clip else None
-        with learner.passes:
-            result = train_update(
-                learner.parallel,
-                group.batches,
-                learner.optimiser,
-                rate=rate,
-                clip_norm=config.clip_norm,
-                guard=Guard(clipper, highest_nll(p.losses, config.divergence)),
-            )
-        p.update, p.schedule_update, (p.epoch, p.batch) = p.update + 1, p.schedule_update + 1, group.state_after
-        p.target_tokens += result.target_tokens
         why = ""
         if result.shortage is not None:
-            why = self._most_telling(largest_shape(group.batches), result.shortage.here)
+            why = self._most_telling(largest_shape(batches), result.shortage.here)
         elif not result.finite or result.spike:
+            # Every process looks at its own batches, of which only some may show the fault.
             with learner.parallel.whole() as model:
-                fault = find_fault(model, group.batches, config.loss, precision=config.precision)
+                fault = find_fault(model, batches, config.loss, precision=config.precision)
             why = self._most_telling(*fault)
         elif result.taken:
             p.losses = remember_loss(p.losses, result.nll / result.target_tokens, config.divergence)
         if message := count_skipped(p, result, why):
             self._log.say(message, "bold red" if why else "yellow")
-        due = p.skipped_in_a_row >= config.patience.non_finite
-        if due and self.rolls_back and p.roll_backs < config.divergence.max_roll_backs:
-            self._roll_back(p)
-        return result
+
+    def due(self, p: Progress) -> bool:
+        """True when too many updates in a row failed, and the run may still roll back."""
+        config = self._config
+        failed = p.skipped_in_a_row >= config.patience.non_finite
+        return failed and self.rolls_back and p.roll_backs < config.divergence.max_roll_backs
 
     def _most_telling(self, said: str, sure: bool) -> str:
-        """Return the reason of the first process that is sure of its own, or of the first of all."""
+        """Return the reason of the first process that is sure of its reason, or else that of the first process."""
         processes = self._learner.processes
         reasons = processes.texts([said, "sure"] if sure else [said])
         rank = next((rank for rank, reason in enumerate(reasons) if len(reason) == 2), 0)
         return f"process {rank}: {reasons[rank][0]}" if processes.count > 1 else said
 
-    def _roll_back(self, p: Progress) -> None:
+    def roll_back(self, p: Progress) -> None:
         """Go back to the last good checkpoint, keep the place in the data, and lower the rate.
 
-        Updates count on, so that records and checkpoints keep their order. Skipping the data that training diverged on
-        is PaLM's rule (Chowdhery et al. 2022, section 5.1).
+        The count of updates goes on, so that records and checkpoints keep their order. Skipping the data on which
+        training diverged is PaLM's rule (Chowdhery et al. 2022, section 5.1).
         """
-        self._settle()
-        checkpoint = same_for_all(self._run, lambda: next(self._good_checkpoints(p), None), self._learner.processes)
+        self._wait_for_save()  # the good checkpoint may be the one that is being written
+        checkpoint = same_for_all(
+            self._run, lambda: next(self._good_checkpoints(p), None), self._learner.processes, read=self._read
+        )
         if checkpoint is None:
             raise TrainingError(
                 f"after {p.skipped_in_a_row} bad updates in a row ({p.fault}) the run should roll back, but "
@@ -188,6 +183,7 @@ class Recovery:
             )
         self._learner.restore(checkpoint, self._run)
         good, bad, fault = checkpoint.progress, p.skipped_in_a_row, p.fault
+        # Only what belongs to the weights goes back. The place in the data, counters, scores and the clock stay.
         p.stage, p.schedule_update = good.stage, good.schedule_update
         p.gradient_norms, p.losses = good.gradient_norms, good.losses
         p.skipped_in_a_row, p.fault = 0, None
@@ -201,16 +197,30 @@ class Recovery:
         )
 
     def _good_checkpoints(self, p: Progress) -> Iterator[Checkpoint]:
-        """Yield the checkpoint that was noted as good, then older ones; the damaged are named and passed over."""
+        """Yield the checkpoint noted as good, then older ones; those with values that are not finite are left out."""
         assert p.good is not None
-        noted = self._run / CHECKPOINTS / p.good
-        older = [folder for folder in checkpoint_folders(self._run) if folder.name < p.good]
-        for folder in (noted, *reversed(older)):
-            try:
-                checkpoint = load_checkpoint(folder)
-            except CheckpointError as error:
-                self._log.say(f"CHECKPOINT DAMAGED: {error}; trying the one before", "bold red")
-                continue
+        folders = [folder for folder in checkpoint_folders(self._run) if folder.name <= p.good]
+        if p.good not in {folder.name for folder in folders}:
+            gone = self._run / CHECKPOINTS / p.good
+            self._log.say(f"{gone} is gone; rolling back to the checkpoint before it", "bold red")
+        for folder in reversed(folders):
+            checkpoint = self._read(folder)
             healthy = checkpoint.progress.skipped_in_a_row == 0
             if healthy and all_finite(checkpoint.weights) and all_finite(checkpoint.optimiser):
                 yield checkpoint
+
+    def _read(self, folder: Path) -> Checkpoint:
+        """Read a checkpoint to roll back to. Raises CheckpointError, with the ways out, when it cannot be read.
+
+        An older one in its place would lead to other final weights, needlessly so if the disk was only disturbed. No
+        checkpoint of this update is written, so a resumed run comes here again.
+        """
+        try:
+            return load_checkpoint(folder)
+        except CheckpointError as error:
+            older = any(other.name < folder.name for other in checkpoint_folders(self._run))
+            back = "remove it, and `--resume` goes back to the checkpoint before it" if older else "start a new run"
+            raise CheckpointError(
+                f"{error}. The run has to roll back to {folder}. If the disk was only disturbed, `--resume` again; if "
+                f"the folder is damaged, {back}"
+            ) from None

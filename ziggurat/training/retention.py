@@ -1,4 +1,4 @@
-"""Which checkpoints of a run are kept: the newest, the best, and every so many updates one for good."""
+"""Retention: checkpoints of a run are kept, deleted or set aside; leftovers of killed processes are removed."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shutil
 from pathlib import Path
 
-from ziggurat.config.train import CheckpointConfig
+from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.workspace import discard, sweep, tidy
 from ziggurat.errors import CheckpointError
 from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, link, ranked
@@ -18,10 +18,10 @@ __all__ = ["clear_leftovers", "prune", "set_aside"]
 def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
     """Delete the checkpoints that `kept` does not ask for, and mend the link `best`.
 
-    The newest always stays, and the one that the run would roll back to. Those that the clock asked for come on top:
-    which ones there are is chance, and what an average is made of must not depend on it.
+    The newest always stays, and so does the one to roll back to. Checkpoints that the clock asked for do not take the
+    place of others: which updates they are of is chance, and the checkpoints of an average must not depend on it.
 
-    `progress.scores` and `progress.interim` lose the names that are gone.
+    The names of deleted checkpoints are removed from `progress.scores` and `progress.interim`.
     """
     folders = checkpoint_folders(run)
     regular = [folder for folder in folders if folder.name not in progress.interim]
@@ -29,12 +29,13 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     best = ranked({n: s for n, s in progress.scores.items() if n in names}, smaller_is_better=smaller_is_better)
     counted = [folder for folder in regular if not _by_clock(folder)]
     staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
+    # The newest of all, and the newest of those that the clock did not ask for, which make up averages.
     staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
-    if not best and (link_to_best := run / "best").is_symlink():  # until something compares with it
+    if not best and (link_to_best := run / "best").is_symlink():  # scores were forgotten: until there is a new best one
         staying |= {folder for folder in folders if folder.name == Path(os.readlink(link_to_best)).name}
     if kept.keep_every is not None:
         staying |= {folder for folder in counted if _update(folder) % kept.keep_every == 0}
-    if best and kept.keep_best:  # before the one that it leads to is deleted
+    if best and kept.keep_best:  # before the old target of the link is deleted, or a kill would leave it dangling
         link(run / "best", run / CHECKPOINTS / best[0])
     for folder in folders:
         if folder not in staying:
@@ -47,8 +48,8 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
 def set_aside(run: Path, *, after: int) -> list[Path]:
     """Rename the checkpoints newer than update `after` to `damaged-step-...`; return their new names.
 
-    For a run that resumes from `after` because those are damaged: counted among the newest, they would push whole
-    ones out. The link `last` is mended, whoever left it behind.
+    For a run that resumes from `after` because newer ones are damaged: among the newest, they would push whole ones
+    out. The link `last` is mended too.
     """
     moved: list[Path] = []
     for folder in checkpoint_folders(run):
@@ -63,9 +64,9 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
 
 
 def clear_leftovers(run: Path) -> None:
-    """Remove what processes that were killed left in a run and beside it; only for who has locked the run.
+    """Remove what killed processes have left in a run and beside it; only the holder of the run's lock may call this.
 
-    Raises DataError: another process is making this folder.
+    Raises DataError when another process is making this folder.
     """
     tidy(run)
     sweep(run, deep=True)
@@ -78,18 +79,18 @@ def clear_leftovers(run: Path) -> None:
 
 
 _UNLOCKED = (
-    ".shared",  # ziggurat.training.run.refuse_unshared
+    ".shared",  # ziggurat.training.ownership.refuse_unshared
     ".*.linking_.tmp",  # ziggurat.models.run_folder.link
     *(".last.tmp", ".best.tmp", f"{CHECKPOINTS}/.step-*.tmp", f"{CHECKPOINTS}/.step-*.old"),  # of earlier versions
 )
-"""What nobody can lock, so that the lock of the run has to do."""
+"""Temporary files without locks of their own: only the lock of the run tells that their writers are dead."""
 
 
 def _by_clock(folder: Path) -> bool:
     try:
         return read_progress(folder).by_clock
     except CheckpointError:
-        return False
+        return False  # damaged: kept like any other
 
 
 def _update(folder: Path) -> int:

@@ -1,4 +1,4 @@
-"""Saving while training: a run's checkpoints are written behind its back, one at a time."""
+"""Saving while training: a thread writes the checkpoints of a run, one at a time."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
-from ziggurat.data.watch import StoreWatch
+from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
 from ziggurat.models.run_folder import CHECKPOINTS, read_meta, write_meta
 from ziggurat.models.tensors import local
@@ -26,22 +26,27 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.metrics import RunLog
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import prune
-from ziggurat.training.trust import Trust
+from ziggurat.training.store_check import StoreCheck
 
 __all__ = ["Buffers", "Saver"]
 
 
 class Buffers:
-    """CPU memory that tensors are copied to, the same every time; page-locked for tensors of a GPU."""
+    """CPU memory that receives copies of tensors and is reused; page-locked for tensors of a GPU.
+
+    New memory would cost page faults, or page-locking, at every checkpoint.
+    """
 
     def __init__(self) -> None:
         self._kept: dict[str, Tensor] = {}
 
     def copy(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return copies of `tensors`, good until the next call; memory of names that are gone is freed."""
+        """Return copies of `tensors`, valid until the next call; memory of names that no longer appear is freed."""
         kept: dict[str, Tensor] = {}
         for name, tensor in tensors.items():
-            if local(tensor) is not tensor:  # a part of one, as many times smaller as there are processes
+            # A DTensor is copied as one, without page-locking: shards are written by its placement, and the part of
+            # this process is small.
+            if local(tensor) is not tensor:
                 kept[name] = tensor.to("cpu", copy=True)
                 continue
             buffer = self._kept.get(name)
@@ -50,27 +55,27 @@ class Buffers:
                 buffer = torch.empty_like(tensor, device="cpu", pin_memory=tensor.is_cuda, memory_format=contiguous)
             kept[name] = buffer.copy_(tensor, non_blocking=tensor.is_cuda)
         if any(tensor.is_cuda for tensor in tensors.values()):
-            torch.cuda.synchronize()
+            torch.cuda.synchronize()  # once, for all copies: the thread reads them, and no stream orders it after them
         self._kept = kept
         return kept
 
 
 class Saver:
-    """Writes the checkpoints of a run and deletes those that are no longer asked for.
+    """Writes the checkpoints of a run and deletes those that the configuration does not keep.
 
-    With `training.checkpoint.asynchronous`, `save` waits for the one before to be on disk, copies the tensors and
-    returns; a thread does the rest. An error there is raised by the next `poll` or `save`, or on leaving the context,
-    which waits for what is under way. Without it, `save` returns when all is on disk. Several processes call every
-    method together; what goes wrong in one goes wrong in all.
+    With `training.checkpoint.asynchronous`, `save` waits until the previous checkpoint is on disk, copies the tensors
+    and returns; a thread does the rest. An error there is raised by the next `poll` or `save`, or on leaving the
+    context, which waits for the write under way. Without it, `save` returns when all is on disk. All processes call
+    every method together, and an error in one is raised in all.
 
     Args:
         run: folder of the run.
-        experiment: configuration of the run, which checkpoints keep.
-        store: data of the run; when its files change under way, `save` notices.
-        progress: the run's; names of deleted checkpoints are taken out of it.
-        log: where trouble is told that does not end the run.
-        processes: who train together.
-        trust: no checkpoint is written before it is settled; None: the store is known to be whole.
+        experiment: configuration of the run, which checkpoints contain.
+        store: data of the run; `save` notices when its files change under way.
+        progress: the run's; names of deleted checkpoints are removed from it.
+        log: told of trouble that does not end the run.
+        processes: all that train together.
+        store_check: no checkpoint is written before it is over; None: the store is known to be whole.
 
     Attributes:
         waited_seconds: how long training has waited for checkpoints.
@@ -84,17 +89,19 @@ class Saver:
         progress: Progress,
         log: RunLog,
         processes: Processes | None = None,
-        trust: Trust | None = None,
+        store_check: StoreCheck | None = None,
     ) -> None:
         self.waited_seconds = 0.0
-        self._trust, self._configuration = trust, experiment.model_dump(mode="json")
+        self._store_check, self._configuration = store_check, experiment.model_dump(mode="json")
         config = experiment.training
-        self._processes = (processes or Processes()).aside()  # a thread talks while training does
+        # A group for this thread's messages: in the same group they would be mixed up with those of training.
+        self._processes = (processes or Processes()).aside()
         self._run, self._kept, self._progress, self._log = run, config.checkpoint, progress, log
         self._smaller_is_better = config.validation.metric == "loss"
         self._store, self._watch = store.fingerprint, StoreWatch(store)
         self._replaced: str | None = None
         there = (run / CHECKPOINTS / f"step-{progress.update:08d}").is_dir()
+        # The first process's answer counts: one that takes part in a save alone would wait for the others for ever.
         self._saved_update = progress.update if self._processes.of_first(there) else -1
         self._saved_seconds = progress.seconds
         self._buffers = Buffers(), Buffers()
@@ -103,7 +110,7 @@ class Saver:
         self._failed: CheckpointError | None = None
 
     def __enter__(self) -> Self:
-        if self._saved_update >= 0:  # a resumed run: a kill may have come before the old checkpoints were deleted
+        if self._saved_update >= 0:  # a resumed run, which may have been killed before it deleted old checkpoints
             self._prune(self._progress)
         return self
 
@@ -115,34 +122,35 @@ class Saver:
         except CheckpointError as unwritten:
             if error is None:
                 raise
-            if unwritten is not error:  # the run ends with its own error
+            if unwritten is not error:  # the run ends with the error that it already has
                 self._log.say(f"CHECKPOINT NOT WRITTEN: {unwritten}", "bold red")
         finally:
             self._writer.shutdown()
 
     @property
     def due(self) -> bool:
-        """Whether the clock asks for a checkpoint (`training.checkpoint.every_minutes`)."""
+        """True when the clock asks for a checkpoint (`training.checkpoint.every_minutes`)."""
         minutes = self._kept.every_minutes
         return minutes is not None and self._progress.seconds - self._saved_seconds >= 60 * minutes
 
     def save(self, learner: Learner, *, interim: bool, by_clock: bool = False, good: bool = False) -> None:
-        """Take a checkpoint, unless there is one of this update; `interim`: no schedule asked for it.
+        """Take a checkpoint, unless there is one of this update.
 
-        `by_clock`: nothing but the clock did. `good`: the run may roll back to it.
+        `interim`: no schedule asked for it. `by_clock`: only the clock did. `good`: the run may roll back to it.
 
-        Raises CheckpointError when the one before, or without `asynchronous` this one, could not be written and
-        `training.checkpoint.on_error` is `stop`; DataError when a file of the store has been changed.
+        Raises CheckpointError when the previous one, or without `asynchronous` this one, could not be written and
+        `training.checkpoint.on_error` is `stop`; DataError when a file of the store has changed.
         """
         began = time.perf_counter()
         if good:
             self._progress.good = f"step-{self._progress.update:08d}"
-        self._judge(self._settle())
+        self._raise_or_log(self._collect())
         self._saved_seconds = self._progress.seconds
         if self._saved_update != self._progress.update:
-            if self._trust is not None:
-                self._trust.settle()
-            self._check_store()
+            if self._store_check is not None:
+                self._store_check.confirm()
+            self._warn_of_replaced_store()
+            # Before the snapshot, which contains the progress: a checkpoint says of itself why it was written.
             self._progress.by_clock = by_clock
             if interim:
                 self._progress.interim.append(f"step-{self._progress.update:08d}")
@@ -150,14 +158,14 @@ class Saver:
             self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.encoder_layers)
             self._saved_update = self._progress.update
             if not self._kept.asynchronous:
-                self._judge(self._settle())
+                self._raise_or_log(self._collect())
         self.waited_seconds += time.perf_counter() - began
 
     def amend(self) -> None:
-        """Put the progress into the newest checkpoint, which is of this update, and delete what is no longer kept.
+        """Write the progress into the newest checkpoint, which is of this update, and delete what is no longer kept.
 
-        For a resumed run that has done the validation its checkpoint was written before. Raises CheckpointError as
-        `save` does.
+        For a resumed run that has just made up for the validation that was due after its checkpoint. Raises
+        CheckpointError as `save` does.
         """
         began = time.perf_counter()
         folder = self._run / CHECKPOINTS / f"step-{self._progress.update:08d}"
@@ -166,73 +174,76 @@ class Saver:
             write_meta(folder, {**read_meta(folder), "progress": asdict(self._progress)})
 
         try:
-            self._processes.first_does(partial(_on_the_disk, write))
+            self._processes.first_does(partial(_with_disk_errors, write))
             self._prune(self._progress)
         except OSError as error:
-            self._judge(CheckpointError(f"{folder}: cannot be brought up to date: {error.strerror or error}"))
+            self._raise_or_log(CheckpointError(f"{folder}: cannot be brought up to date: {error.strerror or error}"))
         except CheckpointError as error:
-            self._judge(error)
+            self._raise_or_log(error)
         self.waited_seconds += time.perf_counter() - began
 
     @property
     def writing(self) -> bool:
-        """Whether a checkpoint is under way, in this process."""
+        """True while this process writes a checkpoint."""
         return self._writing is not None and not self._writing[1].done()
 
     def poll(self) -> None:
-        """Notice the end of a write; called when none is under way any more. Raises CheckpointError as `save` does.
+        """Take in how the latest write ended; called when none is under way any more. Raises as `save` does.
 
-        Raises DataError as soon as damage in the store is found: no write is under way before that is looked through.
+        Raises DataError as soon as damage in the store is found. No write can be under way until the store is checked,
+        so this is called after every update till then.
         """
-        if self._trust is not None:
-            self._trust.notice()
-        self._judge(self._settle())
+        if self._store_check is not None:
+            self._store_check.poll()
+        self._raise_or_log(self._collect())
 
     def wait(self) -> None:
-        """Wait until nothing is under way; an error is kept for `finish`."""
+        """Wait for the write under way, if any; an error is kept for `finish`."""
         began = time.perf_counter()
-        self._settle()
+        self._collect()
         self.waited_seconds += time.perf_counter() - began
 
     def finish(self) -> None:
-        """Wait until nothing is under way. Raises CheckpointError when the newest checkpoint could not be written."""
+        """Wait for the write under way. Raises CheckpointError when the newest checkpoint could not be written."""
         self.wait()
         if self._failed is not None:
             raise self._failed
 
     def _snapshot(self, learner: Learner) -> Checkpoint:
         """Return the run as it is now; nothing in it changes while it is written."""
+        # The first process writes the weights, whole. Moments are shared out: a sharded moment is written by all, each
+        # its part; one that every process has, by one of them in turn, so that all write about as much.
         rank, count = self._processes.rank, self._processes.count
         whole, moments = learner.parallel.weights(), learner.optimiser.state()
         mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
             whole if rank == 0 else {},
-            # What every process has, one of them writes; what is cut up, all.
             {name: moment for name, moment in moments.items() if name in mine or local(moment) is not moment},
         )
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
         return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store, self._configuration)
 
-    def _write(self, s: Checkpoint, encoder_layers: int) -> Progress:
-        """Write one checkpoint, then delete others; return the progress without the names of those."""
-        save_checkpoint(self._run, s, encoder_layers, self._processes)
-        pruned = copy.copy(s.progress)
+    def _write(self, snapshot: Checkpoint, encoder_layers: int) -> Progress:
+        """Write one checkpoint, then delete others; return the progress without the names of the deleted ones."""
+        save_checkpoint(self._run, snapshot, encoder_layers, self._processes)
+        pruned = copy.copy(snapshot.progress)
         self._prune(pruned)
         return pruned
 
     def _prune(self, progress: Progress) -> None:
+        """Delete the checkpoints that are not kept, and their names in `progress`, in every process."""
         try:
             work = partial(prune, self._run, progress, self._kept, smaller_is_better=self._smaller_is_better)
-            self._processes.first_does(partial(_on_the_disk, work))
+            self._processes.first_does(partial(_with_disk_errors, work))
         except OSError as error:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
         staying = self._processes.texts([*progress.scores, *progress.interim])[0]
         progress.scores = {name: score for name, score in progress.scores.items() if name in staying}
         progress.interim = [name for name in progress.interim if name in staying]
 
-    def _settle(self) -> CheckpointError | None:
-        """Wait for the write under way, if any, and take in how it ended; return what went wrong."""
+    def _collect(self) -> CheckpointError | None:
+        """Wait for the write under way, if any, and take in how it ended; return its error."""
         if self._writing is None:
             return None
         (before, future), self._writing = self._writing, None
@@ -242,14 +253,15 @@ class Saver:
             self._saved_update, self._failed = -1, error
             return error
         self._failed = None
+        # Only the names that the thread deleted: training has added others to the progress meanwhile.
         gone = (before.scores.keys() - after.scores.keys()) | (set(before.interim) - set(after.interim))
         p = self._progress
         p.scores = {name: score for name, score in p.scores.items() if name not in gone}
         p.interim = [name for name in p.interim if name not in gone]
         return None
 
-    def _judge(self, error: CheckpointError | None) -> None:
-        """Raise `error`, or say it, as `on_error` asks for."""
+    def _raise_or_log(self, error: CheckpointError | None) -> None:
+        """Raise `error`, or log it, as `training.checkpoint.on_error` says."""
         if error is None:
             return
         if self._kept.on_error == "stop":
@@ -257,8 +269,8 @@ class Saver:
         self._log.say(f"CHECKPOINT NOT WRITTEN: {error}", "bold red")
         self._log.say("training goes on, as `training.checkpoint.on_error: continue` says", "bold red")
 
-    def _check_store(self) -> None:
-        """Say once that another store lies where the run's was."""
+    def _warn_of_replaced_store(self) -> None:
+        """Log once that another store lies where the run's was."""
         replaced = self._watch.check()
         if replaced is not None and self._replaced is None:
             self._log.say(
@@ -269,8 +281,8 @@ class Saver:
         self._replaced = replaced
 
 
-def _on_the_disk(work: Callable[[], object]) -> None:
-    """Do it; a refusal of the machine is then one of the disk, of which all processes hear and `on_error` decides."""
+def _with_disk_errors(work: Callable[[], object]) -> None:
+    """Run `work`; turn a MachineError into an OSError, which reaches all processes and is subject to `on_error`."""
     try:
         work()
     except MachineError as error:

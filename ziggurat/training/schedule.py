@@ -1,12 +1,27 @@
-"""Learning rate as a function of the update (docs/training.md)."""
+"""The learning rate of every update (docs/training.md), and the limits at which training is over."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
+from ziggurat.config import TrainingConfig
+from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.train import ScheduleConfig
+from ziggurat.duration import duration
+from ziggurat.errors import ConfigError
+from ziggurat.training.checkpoint import Progress
 
-__all__ = ["learning_rate", "peak_update"]
+__all__ = [
+    "TrainingResult",
+    "finished",
+    "how_to_go_on",
+    "learning_rate",
+    "peak_update",
+    "refuse_endless",
+    "share_done",
+    "time_left",
+]
 
 
 def peak_update(config: ScheduleConfig) -> int:
@@ -21,7 +36,7 @@ def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_upd
         config: kind and constants.
         update: t.
         d_model: width of the model, for noam.
-        last_update: where `linear` and `cosine` end unless `decay_updates` says so.
+        last_update: the update at which `linear` and `cosine` end where `decay_updates` is not set.
 
     noam: factor * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (Vaswani et al. 2017, equation 3).
     isqrt: initial + t/warmup * (peak - initial), then peak * sqrt(warmup/t) (fairseq's inverse_sqrt).
@@ -44,6 +59,73 @@ def learning_rate(config: ScheduleConfig, update: int, *, d_model: int, last_upd
     end = config.decay_updates or last_update
     if end is None:
         raise ValueError(f"{config.kind} needs an end")
-    done = min(1.0, (t - warmup) / max(1, end - warmup))
+    done = min(1.0, (t - warmup) / max(1, end - warmup))  # a run may end within its warm-up
     share = 1.0 - done if config.kind == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
     return config.floor + (config.peak - config.floor) * share
+
+
+@dataclass(frozen=True)
+class TrainingResult:
+    """The end of a run.
+
+    Attributes:
+        reason: the reason why it stopped, in words.
+        update: updates done.
+        seconds: wall time of training, all resumed parts together.
+        target_tokens: target tokens trained on.
+        best: best value of the validation metric, or None.
+        best_update: its update.
+        signal: number of the signal that stopped it, or None.
+    """
+
+    reason: str
+    update: int
+    seconds: float
+    target_tokens: int
+    best: float | None
+    best_update: int | None
+    signal: int | None
+
+
+def refuse_endless(stop: StopConfig, *, validates: bool) -> None:
+    """Raise ConfigError when nothing would ever end the training."""
+    if not validates and stop.updates is stop.epochs is stop.minutes is None:
+        raise ConfigError(
+            "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
+            "nothing; set `training.stop.updates`, `epochs` or `minutes`, or name `data.dev` corpora"
+        )
+
+
+def finished(p: Progress, config: TrainingConfig) -> str | None:
+    """Return the reason why training is over, or None; a function of the progress alone, so a resumed run agrees."""
+    stop = config.stop
+    if stop.updates is not None and p.update >= stop.updates:
+        return "`training.stop.updates` reached"
+    if stop.epochs is not None and p.epoch >= stop.epochs:
+        return "`training.stop.epochs` reached"
+    if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
+        return "`training.stop.minutes` reached"
+    if stop.patience is not None and p.validations_since_best >= stop.patience:
+        return f"no better {config.validation.metric} in {stop.patience} validations"
+    return None
+
+
+def how_to_go_on(p: Progress, stop: StopConfig) -> str:
+    """Return overrides for all limits that are reached: raising one of several would not let training go on."""
+    limits = {"updates": p.update, "epochs": p.epoch, "minutes": p.seconds / 60, "patience": p.validations_since_best}
+    reached = [key for key, value in limits.items() if (limit := getattr(stop, key)) is not None and value >= limit]
+    return " ".join(f"training.stop.{key}=..." for key in reached)
+
+
+def share_done(p: Progress, stop: StopConfig) -> float:
+    """Return the share of the training that is done, from 0 to 1, by the nearest limit; 0 without limits."""
+    shares = [p.update / stop.updates] if stop.updates else []
+    shares += [p.seconds / (60 * stop.minutes)] if stop.minutes else []
+    shares += [p.epoch / stop.epochs] if stop.epochs else []
+    return min(1.0, max(shares, default=0.0))
+
+
+def time_left(p: Progress, stop: StopConfig) -> str:
+    """Return, as text, the time that training still takes at its mean speed so far; `?` while that is unknown."""
+    share = share_done(p, stop)
+    return duration(p.seconds * (1 - share) / share) if share > 0 else "?"

@@ -1,7 +1,7 @@
-"""Training state in shards: each process writes its part as safetensors, any number of processes read it.
+"""Moments in shards: each process writes its part as safetensors, and any number of processes can read them.
 
-torch.distributed.checkpoint plans who writes which slice of which tensor, agrees on errors and reads the slices back.
-Its own writers are not used: FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and
+torch.distributed.checkpoint plans which process writes which slice, agrees on errors and reads the slices back. Its own
+writers are not used: FileSystemWriter leaves a pickled `.metadata` (filesystem.py, `finish`), and
 HuggingFaceStorageWriter assembles a process's whole shard in memory before it writes it (filesystem.py,
 `stream.write(save(tensor_dict, ...))`) and syncs no checksum with it. The files here have the headers that
 HuggingFaceStorageReader reads: `DCP_SHARDING_INFO` says where in its tensor each slice begins.
@@ -36,18 +36,18 @@ from ziggurat.models.tensors import write_tensors
 
 __all__ = ["read_shards", "write_shards"]
 
-# Said on every save and load of a single process, which is what is meant there.
+# torch warns on every save and load of a single process, where that is intended.
 warnings.filterwarnings("ignore", message=r"torch\.distributed is disabled, unavailable or uninitialized")
 
 
 def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.ProcessGroup | None = None) -> dict[str, str]:
     """Write `tensors` into `folder`, `shard-00000.safetensors` by the first process and so on; return checksums.
 
-    All processes of `group` (default: every one) call it together, each with its own view of the same tensors: of a
+    All processes of `group` (default: every one) call this together, each with its own view of the same tensors: of a
     DTensor each writes its slice, of an ordinary tensor one process writes the whole. The tensors are on the CPU.
 
-    Returns file name -> fingerprint of every process's file, on the first process of the group; elsewhere nothing.
-    Raises OSError, on every process alike, when one of them cannot write.
+    Returns, in the first process of the group, the fingerprint of every process's file by its name; elsewhere {}.
+    Raises OSError, in every process, when one of them cannot write.
     """
     writer = _ShardWriter(folder)
     planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
@@ -59,13 +59,14 @@ def write_shards(folder: Path, tensors: Mapping[str, Tensor], group: dist.Proces
 
 
 def read_shards(folder: Path) -> dict[str, Tensor]:
-    """Read every tensor of `folder` whole, each process by itself, however many wrote it.
+    """Read every tensor of `folder` whole, each process for itself, however many have written them.
 
     Raises CheckpointError when a file is missing or damaged.
     """
     try:
         reader = HuggingFaceStorageReader(str(folder))
         found = reader.read_metadata().state_dict_metadata
+        # `load` fills tensors in place: empty ones of the sizes in the headers ask for all of them, whole.
         tensors: dict[str, Any] = {
             name: torch.empty(entry.size, dtype=entry.properties.dtype)
             for name, entry in found.items()
@@ -73,7 +74,7 @@ def read_shards(folder: Path) -> dict[str, Tensor]:
         }
         if tensors:
             planner = DefaultLoadPlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
-            load(tensors, storage_reader=reader, planner=planner, no_dist=True)
+            load(tensors, storage_reader=reader, planner=planner, no_dist=True)  # each process by itself
     except CheckpointException as error:
         refuse_passing(folder, _cause(error))
         raise CheckpointError(f"{folder}: damaged ({_cause(error)})") from None
@@ -88,7 +89,7 @@ def _alone() -> bool:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """Return what went wrong on the first process that failed."""
+    """Return the error of the first process that failed."""
     return error.failures[min(error.failures)][0]
 
 
@@ -96,7 +97,7 @@ class _ShardWriter(StorageWriter):
     """Writes one safetensors file per process.
 
     Attributes:
-        checksums: name of each file -> its fingerprint; filled on the first process when all have written.
+        checksums: fingerprint of each file by its name; filled in the first process when all have written.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -104,10 +105,10 @@ class _ShardWriter(StorageWriter):
         self.checksums: dict[str, str] = {}
 
     def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
-        """Nothing is kept between checkpoints: a writer serves one."""
+        """Do nothing: a writer serves one checkpoint."""
 
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
-        """Every process does the same."""
+        """Do nothing: every process does the same."""
 
     def prepare_local_plan(self, plan: SavePlan) -> SavePlan:
         """Make the folder."""
@@ -115,16 +116,17 @@ class _ShardWriter(StorageWriter):
         return plan
 
     def prepare_global_plan(self, plans: list[SavePlan]) -> list[SavePlan]:
-        """Give each process the name of its file."""
+        """Give each process the name of its file, by its rank."""
         names = (f"shard-{number:05d}.safetensors" for number in range(len(plans)))
         return [dataclasses.replace(plan, storage_data=name) for plan, name in zip(plans, names, strict=True)]
 
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
-        """Write this process's slices; one without any writes no file."""
+        """Write this process's slices, if it has any."""
         slices: dict[str, Tensor] = {}
         begins: dict[str, dict[str, list[int]]] = {}
         for item in plan.items:
             assert item.tensor_data is not None, f"{item.index.fqn} is not a tensor"
+            # One slice per process: the file's keys are the tensors' names, as torch's reader expects.
             assert item.index.fqn not in slices, f"{item.index.fqn}: more than one slice in one process"
             part = planner.resolve_data(item)
             assert isinstance(part, Tensor)
@@ -142,10 +144,10 @@ class _ShardWriter(StorageWriter):
         return done
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """Gather the checksums; the headers say all that a reader needs."""
+        """Collect the checksums; readers need nothing but the headers of the files."""
         self.checksums = dict(written.storage_data for part in results for written in part)
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Folders only, and those are given to the constructor."""
+        """Return False: folders are given to the constructor."""
         return False

@@ -1,6 +1,7 @@
-"""SIGTERM, SIGHUP and Ctrl-C: finish the update, write a checkpoint, leave; a second one leaves at once.
+"""SIGTERM, SIGHUP and Ctrl-C during training: finish the update, write a checkpoint, end; a second one ends at once.
 
-A validation under way is not finished: the resumed run does it.
+A validation under way is abandoned, and the resumed run does it. The second part of the file ends processes whose
+launcher, torchrun, has died.
 """
 
 from __future__ import annotations
@@ -16,26 +17,25 @@ from ziggurat.terminal import say_at_once, stop_signals
 __all__ = ["GracefulStop", "leave_with_launcher"]
 
 _PATIENCE_SECONDS = 30.0
-"""How long a process goes on without its launcher: as long as torchrun itself waits between SIGTERM and SIGKILL."""
+"""Time for a process whose launcher is gone to end: as long as torchrun itself waits between SIGTERM and SIGKILL."""
 
-_HEARD = "finishing this update, then a checkpoint (a validation is left for later); the same again leaves at once"
+_HEARD = "finishing this update, then a checkpoint (a validation is left for later); a second signal stops at once"
 
 
 class GracefulStop:
     """Context in which SIGINT, SIGTERM and SIGHUP are remembered instead of ending the process.
 
-    A terminal that goes says so twice, through the shell and through the kernel, so SIGHUP is never a second signal.
-
-    Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
+    A terminal that closes sends SIGHUP twice, through the shell and through the kernel, so SIGHUP never counts as the
+    second signal. Outside the main thread, where Python forbids handlers, signals keep their ordinary effect.
 
     Args:
-        says: what is under way when a signal comes; of several processes one is enough.
-        several: whether processes of torchrun train together. Ctrl-C reaches each from the terminal, and once more from
-            torchrun, which passes it on: a second signal within 5 seconds of the first is then the same one.
+        says: True to print a message when a signal comes; of several processes one is enough.
+        several: True when processes of torchrun train together. Ctrl-C reaches each from the terminal, and again from
+            torchrun, which passes it on: a second signal within 5 seconds then counts as the same one.
 
     Attributes:
-        received: number of the signal that came to this process, or None.
-        heeded: what all processes have agreed on, or None; only this may end their training.
+        received: number of the signal that this process received, or None.
+        heeded: number of the signal on which all processes have agreed, or None; only this may end their training.
     """
 
     def __init__(self, says: bool = True, several: bool = False) -> None:
@@ -66,35 +66,41 @@ class GracefulStop:
         if self.received is not None:
             if number == signal.SIGHUP or time.monotonic() < self._heard + self._deaf_seconds:
                 return
-            os._exit(128 + number)  # at once: no cleaning up, the last checkpoint is whole
+            os._exit(128 + number)  # without cleaning up: checkpoints on disk are whole at any moment
         self.received, self._heard = number, time.monotonic()
-        # Not through the console or the log: the signal may have come while they were writing.
+        # Not through the console or the log: this may run in the middle of one of their writes, and would wait for it.
         if self._says:
             say_at_once(f"\n{signal.Signals(number).name}: {_HEARD}\n")
 
 
+# Processes whose launcher has died.
+
 _watching: list[int] = []
+"""Number of the process whose launcher is being watched: its own or, after a fork, that of its parent."""
+
 _GONE: list[str] = []
+"""The reason to stop, once the launcher is gone."""
 
 
 def leave_with_launcher() -> None:
-    """Have this process stop when torchrun, which started it, is gone: killed, torchrun tells its workers nothing.
+    """Make this process stop when torchrun, which started it, is gone: a killed torchrun tells its workers nothing.
 
-    They would train on, unseen, in a folder and on GPUs that the next start wants. So the process sends itself SIGTERM:
-    in training it finishes the update and writes a checkpoint, as the others do that lost the same torchrun; where it
-    waits for one that is dead, it ends after 30 seconds; before and after training, at once.
+    They would go on unnoticed, in a folder and on GPUs that the next start needs. So the process sends itself SIGTERM.
+    During training it then finishes the update and writes a checkpoint, as do the others that lost the same torchrun;
+    while it waits for a dead one, it ends after 30 seconds; before and after training it ends at once.
 
-    The parent's number is looked at every second: the kernel's own notice (PR_SET_PDEATHSIG) is of the parent's thread,
-    not of the parent, and is lost where it died before it was asked for. Does nothing where torchrun did not start
-    this process, since other parents, a shell with `nohup`, may leave it behind.
+    The parent's number is read every second. The kernel's notice (PR_SET_PDEATHSIG) is about the parent's thread, not
+    the parent, and does not come if the parent died before it was requested. Nothing is done where torchrun did not
+    start this process: other parents, such as a shell with `nohup`, may leave it behind on purpose.
     """
     if os.getpid() in _watching or "TORCHELASTIC_RUN_ID" not in os.environ:
         return
-    _watching.append(os.getpid())  # a thread does not outlive a fork
+    _watching.append(os.getpid())  # a thread does not exist in a forked child, which must start its own
     threading.Thread(target=_watch, args=(os.getppid(),), name="ziggurat-launcher", daemon=True).start()
 
 
 def _watch(launcher: int) -> None:
+    """Wait until the parent is no longer `launcher`, then end this process."""
     while os.getppid() == launcher:
         time.sleep(1.0)
     _GONE.append(f"torchrun (process {launcher}) is gone")

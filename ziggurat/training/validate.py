@@ -1,4 +1,8 @@
-"""What is measured on the dev set during training."""
+"""Validation: loss, BLEU and chrF of the model on the dev set, during training.
+
+It can be interrupted before every batch and every step of the search, so that a signal is heeded at once; nothing of an
+interrupted validation is kept.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +42,7 @@ class Validation:
         nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
         bleu: sacreBLEU of the decoded dev set, or None (also where its tokenizer is not installed).
         chrf: chrF of the same, or None.
-        unfinished: translations that were cut at the length limit, or None.
+        unfinished: number of translations cut at the length limit, or None.
     """
 
     nll: float
@@ -48,7 +52,7 @@ class Validation:
 
     @property
     def perplexity(self) -> float:
-        """exp(nll)."""
+        """exp(nll), within the range of a float."""
         return math.exp(min(self.nll, 700.0))
 
     def metric(self, name: str) -> float:
@@ -59,6 +63,7 @@ class Validation:
 
     def count(self, p: Progress, name: str) -> bool:
         """Count this validation, by metric `name`, in `p`; return whether it is the best so far."""
+        # A model that has diverged may give NaN, which is never the best.
         value, sign = self.metric(name), 1.0 if name == "loss" else -1.0
         better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
         if better:
@@ -75,7 +80,7 @@ class Validation:
         return {**figures, "unfinished": self.unfinished}
 
     def line(self) -> str:
-        """Return the figures for people."""
+        """Return the figures as a line of text."""
         text = f"dev nll {self.nll:.4f}  perplexity {self.perplexity:.2f}"
         if self.bleu is not None:
             text += f"  BLEU {self.bleu:.2f}"
@@ -88,23 +93,26 @@ Result = TypeVar("Result")
 
 
 class _InterruptedError(Exception):
-    """The rest of a validation is not wanted now."""
+    """Ends a validation early."""
 
 
 class Validator:
-    """Measures a model on the dev set of a store. Draws no random number, so training is the same with or without.
+    """Measures a model on the dev set of a store. It draws no random number, so it does not change training.
 
-    Of several processes each takes its part of the dev set, and all get the same figures.
+    Each process takes its part of the dev set, and all get the same figures.
 
     Args:
         store: its dev set must not be empty.
         config: section `training`.
         decoding: section `decoding`, whose length penalty and limits are used.
         max_positions: longest input of the model, in tokens, if it has a limit.
-        processes: who share the work.
+        processes: all that share the work.
 
-    `notices` says for people what is out of the ordinary about the scores. Raises ConfigError when
-    `training.validation.metric` is BLEU and its tokenizer for the target language is not installed.
+    Attributes:
+        notices: sentences for the log about anything unusual in how scores are computed.
+
+    Raises ConfigError when `training.validation.metric` is BLEU and its tokenizer for the target language is not
+    installed.
     """
 
     def __init__(
@@ -136,7 +144,7 @@ class Validator:
     def measure(self, model: Seq2Seq, interrupted: Callable[[], bool] = lambda: False) -> Validation | None:
         """Return the scores of `model`, which is left in evaluation mode.
 
-        `interrupted` is asked before every batch and every step of the search: once it holds, None is returned.
+        `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
         """
 
         def go_on() -> None:
@@ -154,6 +162,7 @@ class Validator:
         mean = nll / max(1, tokens)
         if not self.config.validation.decode:
             return Validation(mean)
+        # Process r has translated sentences r, r + count, and so on.
         mine, unfinished = self._in_all(lambda: self._translations(model, go_on))
         outputs = [""] * len(self.tags)
         for rank, texts in enumerate(self.processes.texts(mine)):
@@ -163,7 +172,10 @@ class Validator:
         return Validation(mean, scores.get("bleu"), scores["chrf"], int(cut))
 
     def _in_all(self, work: Callable[[], Result]) -> Result:
-        """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process."""
+        """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process.
+
+        Agreeing here keeps processes together: one that went on alone would wait for the others' next message.
+        """
         result: Result | None = None
         with contextlib.suppress(_InterruptedError):
             result = work()
@@ -172,7 +184,7 @@ class Validator:
         return result  # type: ignore[return-value]  # not None here
 
     def _loss(self, model: Seq2Seq, go_on: Callable[[], None]) -> list[float]:
-        """Return the sum of -log p(gold), nats, and the target tokens of this process's part."""
+        """Return the sum of -log p(gold), nats, and the number of target tokens of this process's part."""
         config = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens)
         nll, tokens = 0.0, 0.0
         batches = fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch)
@@ -185,7 +197,7 @@ class Validator:
         return [nll, tokens]
 
     def _translations(self, model: Seq2Seq, go_on: Callable[[], None]) -> tuple[list[str], int]:
-        """Return this process's part of the translations, and how many of them were cut at the length limit."""
+        """Return this process's part of the translations, and the number of them cut at the length limit."""
         translator = Translator(
             model,
             self.store.source,
@@ -199,13 +211,13 @@ class Validator:
             warnings.simplefilter("ignore", TranslationWarning)  # counted instead
             found: dict[int, Translation] = {}
             mine = range(self.processes.rank, len(self.tags), self.processes.count)
-            for tag in dict.fromkeys(self.tags):
+            for tag in dict.fromkeys(self.tags):  # a call translates into one language
                 chosen = [i for i in mine if self.tags[i] == tag]
                 found.update(zip(chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True))
         return [found[i].text for i in mine], translator.notices["unfinished"]
 
     def _find_tokenizer(self) -> None:
-        """Leave BLEU out where its tokenizer is not installed and nothing goes by it: now, not after hours."""
+        """Leave BLEU out if its tokenizer is missing and no decision depends on it; now, not hours later."""
         language = self.store.manifest["config"]["target_language"]
         how = splitting([self.references], language)
         try:
@@ -229,13 +241,13 @@ class Validator:
 
 
 def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
-    """Forget the best validation where a resumed run measures `best` in another way; return a notice of it.
+    """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
 
-    Scores of other sentences, or of another search, do not compare. The link `best` stays until the next validation.
+    Scores of other sentences or of another search cannot be compared. The link `best` stays until the next validation.
     """
     validation = experiment.training.validation
     now: dict[str, Any] = {"metric": validation.metric}
-    if validation.metric != "loss":  # the loss is of the whole dev set whatever is decoded
+    if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
         now |= {"beam_size": validation.beam_size, "max_sentences": validation.max_sentences}
         now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
     before, p.best_by = p.best_by, now
@@ -244,13 +256,13 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
     p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
-    return [f"{names} changed: scores so far do not compare with those to come, so `best` and patience begin anew"]
+    return [f"{names} changed: earlier scores cannot be compared with later ones, so `best` and patience start again"]
 
 
 def position_limit(experiment: Experiment, store: Store) -> int | None:
-    """Return the longest sequence the model can read, in tokens; None: any.
+    """Return the longest sequence that the model can read, in tokens; None: there is no limit.
 
-    Raises ConfigError up front when a pair of the training or the dev set is longer.
+    Raises ConfigError when a pair of the training or the dev set is longer.
     """
     embedding = experiment.model.embedding
     if embedding.positions != "learned":

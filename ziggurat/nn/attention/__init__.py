@@ -1,16 +1,16 @@
-"""Attention kinds and their caches."""
+"""Attention: its kinds, their masks, and their caches in decoding."""
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
-from ziggurat.nn.attention.base import attend, weights_explicit
+from ziggurat.nn.attention.base import OwnAttention, OwnCache, attend, weights_explicit
 from ziggurat.nn.attention.cache import Block, CrossAttentionCache, LiveMemory, SelfAttentionCache
-from ziggurat.nn.attention.live import Live, Moved
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker, SelfAttention
 from ziggurat.nn.attention.relative import RelativeAttention
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
-from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView, WholeTarget
+from ziggurat.nn.attention.target import TargetView, WholeTarget
 
 __all__ = [
     "AverageAttention",
@@ -18,17 +18,17 @@ __all__ = [
     "CrossAttention",
     "CrossAttentionCache",
     "LinearMaker",
-    "Live",
+    "LiveBeams",
     "LiveMemory",
     "Mask",
     "MergedAttention",
     "MergedAverageAttention",
-    "Moved",
     "OwnAttention",
     "OwnCache",
     "QueryKeyScaling",
     "RelativeAttention",
     "Rotary",
+    "RowMoves",
     "SelfAttention",
     "SelfAttentionCache",
     "SimplifiedAverageAttention",

@@ -1,4 +1,4 @@
-"""Multi-head additive attention to the memory (RNMT+, Chen et al. 2018, section 3; Bahdanau et al. 2015)."""
+"""Multi-head additive attention to the memory (RNMT+: Chen et al. 2018, section 3; Bahdanau et al. 2015)."""
 
 from __future__ import annotations
 
@@ -53,8 +53,8 @@ class AdditiveAttention(nn.Module):
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, width] for `x` of that shape.
 
-        The queries are one target position in training and beams in decoding: the projected memory is shared by all
-        of them, never repeated. All of them at once need memory for [batch, heads, queries, source, d_head].
+        The queries are one target position in training and beams in decoding; all share the projected memory, which is
+        never repeated. One call takes memory for [batch, heads, queries, source, d_head].
         """
         query = split_heads(self.q_proj(x), self.heads) @ self.query_map
         logits = torch.tanh(query.unsqueeze(3) + cache.key.unsqueeze(2)) @ self.score
@@ -66,7 +66,7 @@ class AdditiveAttention(nn.Module):
         return join_heads(torch.matmul(self.dropout(weights), cache.value))
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield from (_crossed(slot) for slot in linear_slots(self, "k_proj", Role.ATTENTION_KEY))
         yield from (_crossed(slot) for slot in linear_slots(self, "q_proj", Role.ATTENTION_QUERY))
         for name in ("key_map", "query_map", "score"):

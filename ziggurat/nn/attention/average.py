@@ -1,4 +1,4 @@
-"""Average attention: each target position reads the mean of those up to it (Zhang, Xiong and Su 2018)."""
+"""Average attention: each target position reads the mean of all positions up to it (Zhang, Xiong and Su 2018)."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention.live import Live, Moved
+from ziggurat.nn.attention.base import OwnAttention
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker
-from ziggurat.nn.attention.target import OwnAttention
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
@@ -21,8 +21,8 @@ def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
     """Return the mean of x_1 .. x_j at every position j, [batch, length, d_model] like `x`.
 
     With `mask` [batch, length], True at real positions, the mean is of real positions only and the others are zero.
-    Half types are summed in fp32.
     """
+    # A cumulative sum in a half type would stop growing: small addends vanish beside a large sum.
     dtype = torch.promote_types(x.dtype, torch.float32)
     if mask is None:
         count = torch.arange(1, x.shape[1] + 1, device=x.device)
@@ -34,20 +34,20 @@ def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
 
 
 class AverageCache:
-    """Sum of what each live hypothesis was fed, [slots, K, d_model]; its size does not grow with the positions.
+    """The sum of all inputs of each live hypothesis so far, [slots, K, d_model]; it does not grow with the positions.
 
     Args:
         live: the hypotheses.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveBeams) -> None:
         self.live = live
         self.total: Tensor | None = None
 
     def append(self, x: Tensor) -> Tensor:
         """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type.
 
-        In the first step of all it may be one beam, [N, 1, d_model], that stands for all.
+        In a first step it is one beam, [N, 1, d_model], that stands for all.
         """
         if self.total is None:
             dtype = torch.promote_types(x.dtype, torch.float32)
@@ -56,7 +56,7 @@ class AverageCache:
         return (total / (self.live.positions + 1)[:, None, None]).to(x.dtype)
 
     def admit(self, rows: slice) -> None:
-        """Begin new sentences, which have `rows` among the live ones."""
+        """Start new sentences, which have `rows` among the live ones, from 0."""
         if self.total is not None:
             self.total[rows] = 0.0
 
@@ -66,17 +66,17 @@ class AverageCache:
             total = self.total[: self.live.count]
             total.copy_(total.gather(1, parents[..., None].expand_as(total)))
 
-    def keep(self, moved: Moved) -> None:
+    def keep(self, moves: RowMoves) -> None:
         """Move rows."""
         if self.total is not None:
-            moved.within(self.total)
+            moves.within(self.total)
 
 
 class AverageAttention(OwnAttention):
     """Average attention (AAN): y_j is the mean of x_1 .. x_j, through a network if there is one; i * x + o * y.
 
     The gates are [i; o] = sigmoid([x; y] W_g + b_g), W_g [2 d_model, 2 d_model] (Zhang, Xiong and Su 2018). The
-    residual around it adds x once more. Its authors' code has no network by default.
+    residual around it adds x once more. The authors' code has no network by default.
 
     Args:
         d_model: width of input and output.
@@ -90,12 +90,12 @@ class AverageAttention(OwnAttention):
         self.ffn = ffn
         self.gate_proj = linear(2 * d_model, 2 * d_model) if gate else None
 
-    def start(self, live: Live) -> AverageCache:
+    def start(self, live: LiveBeams) -> AverageCache:
         """Return the cache for the hypotheses of `live`."""
         return AverageCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `mask` is not needed."""
+        """Return [batch, target, d_model] for `x` of that shape; means are causal anyway, so `mask` is not used."""
         return self._gated(x, causal_average(x))
 
     def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
@@ -110,7 +110,7 @@ class AverageAttention(OwnAttention):
         return of_x * x + of_y * y
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own; the network speaks for itself."""
+        """Yield the role of each parameter that the module holds itself, outside its network."""
         if self.gate_proj is not None:
             yield from linear_slots(self, "gate_proj", Role.GATE)
 
@@ -131,12 +131,12 @@ class SimplifiedAverageAttention(OwnAttention):
         self.v_proj = linear(d_model, d_model)
         self.out_proj = linear(d_model, d_model)
 
-    def start(self, live: Live) -> AverageCache:
+    def start(self, live: LiveBeams) -> AverageCache:
         """Return the cache for the hypotheses of `live`."""
         return AverageCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; causal by itself, so `mask` is not needed."""
+        """Return [batch, target, d_model] for `x` of that shape; means are causal anyway, so `mask` is not used."""
         return self.out_proj(causal_average(self.v_proj(x)))
 
     def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
@@ -144,6 +144,6 @@ class SimplifiedAverageAttention(OwnAttention):
         return self.out_proj(cache.append(self.v_proj(x)))
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
         yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)

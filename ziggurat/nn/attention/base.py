@@ -1,21 +1,30 @@
-"""The one place where attention is computed."""
+"""Attention itself: the one place where it is computed, and the base of all attention to one's own sequence."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.nn.attention.varlen import varlen_attn
 
 from ziggurat.nn.attention.cache import Block
-from ziggurat.nn.attention.mask import Cuts, Mask
+from ziggurat.nn.attention.live import LiveBeams, RowMoves
+from ziggurat.nn.attention.mask import Mask, SequenceBounds
 from ziggurat.nn.dropout import Dropout
 
-__all__ = ["EXPLICIT_MAX_LENGTH", "AttentionResult", "attend", "attend_to_blocks", "weights_explicit"]
+__all__ = [
+    "EXPLICIT_MAX_LENGTH",
+    "AttentionResult",
+    "OwnAttention",
+    "OwnCache",
+    "attend",
+    "attend_to_blocks",
+    "weights_explicit",
+]
 
 EXPLICIT_MAX_LENGTH = 256
 """On CPU, sequences up to this long are attended to by explicit products (benchmarks/attention_kernel.py)."""
@@ -56,19 +65,19 @@ def attend(
         query: [batch, heads, queries, d_head].
         key: [batch, heads, keys, d_head].
         value: [batch, heads, keys, d_head].
-        mask: what is hidden; its bias broadcasts to [batch, heads, queries, keys].
+        mask: hides keys; its bias broadcasts to [batch, heads, queries, keys]. None: nothing is hidden.
         dropout: on the attention weights.
         need_weights: also return the weights before dropout.
 
-    The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs
-    more than explicit products at sentence length; elsewhere, and for long inputs, its memory use wins. On a GPU
-    flash attention takes the future and, in half types without dropout, padding as such; it takes no bias.
+    The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs more
+    than explicit products at sentence length; elsewhere, and for long inputs, its memory use wins. On a GPU flash
+    attention hides the future itself and, in half types without dropout, padding; it takes no bias.
     """
     bias = None if mask is None else mask.bias
     if not need_weights and not _explicit_is_faster(query, key):
         p = dropout.p if dropout.training else 0.0
-        if mask is not None and mask.cuts is not None and _flash_takes(query, p):
-            return AttentionResult(_attend_between(query, key, value, mask.cuts), None)
+        if mask is not None and mask.bounds is not None and _flash_takes(query, p):
+            return AttentionResult(_attend_between(query, key, value, mask.bounds), None)
         causal = mask is not None and mask.causal and _hides_the_future_itself(query)
         context = F.scaled_dot_product_attention(
             query, key, value, None if causal else bias, dropout_p=p, is_causal=causal
@@ -78,7 +87,7 @@ def attend(
     if bias is not None:
         logits = logits + bias
     weights = torch.softmax(logits, dim=-1)
-    # The bias may be wider than what packed projections give.
+    # The bias may be of a wider type than the values, which packed projections give in bf16; so then are the weights.
     context = torch.matmul(dropout(weights).to(value.dtype), value)
     return AttentionResult(context, weights if need_weights else None)
 
@@ -86,9 +95,9 @@ def attend(
 def attend_to_blocks(
     query: Tensor, blocks: Sequence[Block], bias: Tensor | None, dropout: Dropout
 ) -> tuple[Tensor, Tensor]:
-    """Return the context of `attend`, of keys and values in several tensors, and the weights after dropout.
+    """Return what `attend` does for keys and values in several tensors, and the weights after dropout.
 
-    For the few queries of a decoding step, K beams.
+    It is for the few queries of a decoding step, K beams: explicit products, the softmax over all blocks together.
     """
     scaled = query * query.shape[-1] ** -0.5
     logits = [torch.matmul(scaled, block.key.transpose(-2, -1)) for block in blocks]
@@ -103,31 +112,61 @@ def attend_to_blocks(
 
 
 def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:
-    if _wanted_explicit or torch.compiler.is_exporting():  # exported: one graph for all lengths
+    # A choice by length would fix the exported graph to the lengths it was traced with.
+    if _wanted_explicit or torch.compiler.is_exporting():
         return True
     return query.device.type == "cpu" and max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH
 
 
 def _hides_the_future_itself(query: Tensor) -> bool:
-    """Whether scaled_dot_product_attention is to know of the future; on CPU the bias is as fast."""
+    """Whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
     return query.is_cuda
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
-    """Whether varlen_attn computes this: it knows no dropout and no fp32, and its heads are of certain sizes."""
+    """Whether varlen_attn can compute this: it has no dropout and no fp32, and d_head is a multiple of 8 up to 256."""
     d_head = query.shape[-1]
     return query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0 and d_head % 8 == 0 and d_head <= 256
 
 
-def _attend_between(query: Tensor, key: Tensor, value: Tensor, cuts: Cuts) -> Tensor:
-    """Return [batch, heads, queries, d_head]; positions attend within the sequences that `cuts` makes."""
+def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds) -> Tensor:
+    """Return [batch, heads, queries, d_head]; positions attend within their sequence of `bounds`."""
     batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
-    # Views, as the projections lay them out.
+    # The projections lay their results out as [batch, length, heads, d_head], so these are views, not copies.
     q, k, v = (
         query.transpose(1, 2).flatten(0, 1),
         key.transpose(1, 2).flatten(0, 1),
         value.transpose(1, 2).flatten(0, 1),
     )
-    context = varlen_attn(q, k, v, cuts.queries, cuts.keys, queries, keys)
-    assert isinstance(context, Tensor)  # nothing else was asked for
+    context = varlen_attn(q, k, v, bounds.queries, bounds.keys, queries, keys)
+    assert isinstance(context, Tensor)  # a tuple comes back only where more is asked for
     return context.unflatten(0, (batch, queries)).transpose(1, 2)
+
+
+class OwnCache(Protocol):
+    """The state of the live hypotheses that attention to the target keeps between decoding steps."""
+
+    def admit(self, rows: slice) -> None:
+        """Start new sentences, which have `rows` among the live ones."""
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows; `LiveBeams.keep` has counted the live ones already."""
+
+
+class OwnAttention(nn.Module):
+    """Attention of the target to itself: all positions at once, or the newest one with a cache."""
+
+    def start(self, live: LiveBeams) -> OwnCache:
+        """Return the cache for the hypotheses of `live`."""
+        raise NotImplementedError
+
+    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+        """Return [batch, target, d_model] for `x` of that shape; `mask` hides the future."""
+        raise NotImplementedError
+
+    def step(self, x: Tensor, cache: OwnCache) -> Tensor:
+        """Return [N, K, d_model] for one new position of every hypothesis; the cache gains that position."""
+        raise NotImplementedError

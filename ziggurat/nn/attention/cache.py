@@ -1,4 +1,4 @@
-"""What attention keeps between decoding steps."""
+"""Caches of multi-head attention between decoding steps."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ziggurat.nn.attention.live import BLOCK, Live, Moved
+from ziggurat.nn.attention.live import BLOCK, LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask
 
 __all__ = ["Block", "CrossAttentionCache", "LiveMemory", "SelfAttentionCache"]
 
 _DENSE_BLOCK = 8
-"""Positions in a block that is always read as a whole: more would be read in vain, fewer make more products."""
+"""Positions in a block that is always read whole: a larger one is read in vain, smaller ones take more products."""
 
 
 class CrossAttentionCache:
@@ -23,7 +23,7 @@ class CrossAttentionCache:
         key: [batch, heads, source, d_head].
         value: the same shape.
         mask: hides padding; its bias is [batch, 1, 1, source]. None when no sentence is padded.
-        keep_weights: leave the attention weights of each use in `weights` [batch, queries, source].
+        keep_weights: leave the attention weights of the latest use in `weights` [batch, queries, source].
     """
 
     def __init__(self, key: Tensor, value: Tensor, mask: Mask | None, keep_weights: bool = False) -> None:
@@ -35,20 +35,20 @@ class CrossAttentionCache:
 
 
 class LiveMemory(CrossAttentionCache):
-    """Keys and values of the memory of the live sentences, which come and go.
+    """Keys and values of the memory of the live sentences, which enter and leave the batch.
 
     Args:
         live: the hypotheses.
-        keep_weights: as above.
+        keep_weights: as in CrossAttentionCache.
     """
 
-    def __init__(self, live: Live, keep_weights: bool = False) -> None:
+    def __init__(self, live: LiveBeams, keep_weights: bool = False) -> None:
         super().__init__(torch.empty(0), torch.empty(0), None, keep_weights)
         self.live = live
         self._buffers: list[Tensor] = []
 
     def admit(self, memory: CrossAttentionCache, rows: slice) -> None:
-        """Take in the projected memory of new sentences, which have `rows` among the live ones."""
+        """Copy in the projected memory of new sentences, which have `rows` among the live ones."""
         new = (memory.key, memory.value)
         if not self._buffers or self._buffers[0].shape[2] != self.live.source:
             self._buffers = self._resized(memory.key)
@@ -56,14 +56,14 @@ class LiveMemory(CrossAttentionCache):
             buffer[rows, :, : part.shape[2]] = part[:, :, : buffer.shape[2]]
         self._refresh()
 
-    def keep(self, moved: Moved) -> None:
+    def keep(self, moves: RowMoves) -> None:
         """Move rows."""
         for buffer in self._buffers:
-            moved.within(buffer)
+            moves.within(buffer)
         self._refresh()
 
     def _resized(self, like: Tensor) -> list[Tensor]:
-        """Return buffers as wide as the longest source now is: products want their factors dense."""
+        """Return buffers exactly as wide as the longest source: matrix products are fastest on dense factors."""
         shape = (self.live.slots, like.shape[1], self.live.source, like.shape[3])
         larger = [like.new_zeros(shape), like.new_zeros(shape)]
         for new, old in zip(larger, self._buffers, strict=False):
@@ -84,30 +84,30 @@ class Block(NamedTuple):
 
 
 class SelfAttentionCache:
-    """Keys and values of what the live hypotheses were fed; ziggurat.nn.attention.live.Live has the order of entries.
+    """Keys and values of the tokens that the live hypotheses were fed, in the order of LiveBeams.
 
-    They lie in blocks of so many positions, and new blocks come as positions do: nothing is ever copied.
+    They lie in blocks of a fixed number of positions; when one is full another is added, so nothing is ever copied.
 
     Args:
         live: the hypotheses.
     """
 
-    def __init__(self, live: Live) -> None:
+    def __init__(self, live: LiveBeams) -> None:
         self.live = live
         self._blocks: list[Block] = []  # for all slots
 
     def append(self, key: Tensor, value: Tensor) -> list[Block]:
-        """Add one position, [N, heads, K, d_head] each, or of one beam in the first step of all; return all so far.
+        """Add one position, [N, heads, K, d_head] each (K = 1 in a first step); return the blocks up to it.
 
-        Entries that nobody has been fed may stand behind them.
+        The last block may end with entries of later positions, which `LiveBeams.seen` hides.
         """
         live, beams = self.live, self.live.beam_size
-        # oneDNN's products of bf16 matrices copy factors that are not dense, so these are read as whole blocks.
+        # oneDNN copies factors that are not dense before it multiplies them in bf16, so these are read as whole blocks.
         whole = key.dtype == torch.bfloat16 and key.device.type == "cpu"
         size = _DENSE_BLOCK if whole else BLOCK
         number, place = divmod(live.longest, size)
         if number == len(self._blocks):
-            # Zeros, since what is hidden has weight 0, and 0 times NaN is NaN.
+            # Not empty memory: hidden entries have weight 0, but 0 times a NaN found there is NaN.
             shape = (live.slots, key.shape[1], size * beams, key.shape[3])
             self._blocks.append(Block(key.new_zeros(shape), value.new_zeros(shape)))
         begin, end = place * beams, place * beams + key.shape[2]
@@ -122,7 +122,7 @@ class SelfAttentionCache:
         return blocks
 
     def _scatter(self, key: Tensor, value: Tensor, size: int) -> None:
-        """Write one position of sentences at unlike positions."""
+        """Write one position of sentences that are at different positions."""
         live = self.live
         rows = torch.arange(live.count, device=key.device)
         for number, block in enumerate(self._blocks):
@@ -132,13 +132,13 @@ class SelfAttentionCache:
                 buffer.unflatten(2, (size, live.beam_size))[here, :, place[here]] = part[here]
 
     def admit(self, rows: slice) -> None:
-        """New sentences have `rows` among the live ones; what stood there is hidden from them."""
+        """Do nothing: the entries of the sentences that had `rows` before are hidden from new ones."""
 
     def follow(self, parents: Tensor) -> None:
-        """Beams change places; entries do not."""
+        """Do nothing: when beams change places, their masks change, not the entries."""
 
-    def keep(self, moved: Moved) -> None:
+    def keep(self, moves: RowMoves) -> None:
         """Move rows."""
         for block in self._blocks:
             for buffer in block:
-                moved.within(buffer)
+                moves.within(buffer)

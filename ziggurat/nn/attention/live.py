@@ -1,4 +1,4 @@
-"""The hypotheses being extended, step by step, as all caches of a decoder see them."""
+"""The live hypotheses of a search: the positions and masks that all caches of a decoder share."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from torch import Tensor
 
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["BLOCK", "Live", "Moved"]
+__all__ = ["BLOCK", "LiveBeams", "RowMoves"]
 
 BLOCK = 32
-"""Caches hold a multiple of so many positions."""
+"""Positions by which caches and masks grow."""
 
 
-class Moved(NamedTuple):
-    """Rows of a batch that take the places of others: row `source[i]` goes to `target[i]`, [rows] each."""
+class RowMoves(NamedTuple):
+    """Rows of a batch that move because others have left: row `source[i]` goes to `target[i]`, [rows] each."""
 
     target: Tensor
     source: Tensor
@@ -28,27 +28,27 @@ class Moved(NamedTuple):
             buffer[self.target] = buffer[self.source]
 
 
-class Live:
-    """N sentences of K beams each, every sentence at a position of its own.
+class LiveBeams:
+    """N sentences of K beams each; sentences may be at different positions.
 
-    Keys and values of a sentence's beams stand side by side, position by position (entry t * K + b is what beam b was
-    fed at position t), and stay where they are. When beams change places only `bias` is re-ordered: it hides from a
-    hypothesis the entries that are not of its past. So no cache is copied, whatever the search does.
+    In the caches, keys and values of a sentence's beams stand side by side, position by position (entry t * K + b is
+    of the token that beam b was fed at position t), and never move. When beams change places only the bias of `seen` is
+    re-ordered: it hides from each hypothesis the entries of others. So no cache is copied, whatever the search does.
 
-    Sentences come behind the others (`admit`) and leave as the search says (`keep`); there are `slots` rows for them
-    from the start.
+    New sentences enter behind the others (`admit`); the search says which stay (`keep`). Memory for `slots` sentences
+    is set aside at the start.
 
     Args:
         beam_size: K.
-        slots: the most sentences at a time.
+        slots: the largest number of sentences at a time.
 
     Attributes:
         count: N.
         longest: the largest of `positions`.
         aligned: whether all sentences are at the same position.
-        source: source positions S of the longest sentence when the last one came.
-        first: all sentences take their first step, in which their beams are fed one and the same token: caches and
-            decoder then work on one beam, and what they make of it holds for all.
+        source: source positions S of the longest sentence at the latest `admit`.
+        first: all sentences take their first step. All beams of a sentence start from the same token, so that step
+            runs one beam, and its result holds for the others.
     """
 
     def __init__(self, beam_size: int, slots: int) -> None:
@@ -60,8 +60,10 @@ class Live:
         self.source = 0
         self.first = True
         self._steps = 0
-        self._born: list[int] = []  # the step at which each sentence came: what the device need not be asked
-        self._lengths: list[int] = []  # source positions of each sentence
+        # For each sentence the step at which it came and its source positions: kept on the host, where asking the
+        # device would wait for it.
+        self._born: list[int] = []
+        self._lengths: list[int] = []
         self._positions = torch.empty(0)
         self._bias = torch.empty(0)
         self._own = torch.empty(0)
@@ -73,9 +75,9 @@ class Live:
         return self._positions[: self.count]
 
     def seen(self, entries: int) -> Mask | None:
-        """Hide what is not of a hypothesis's past among the first `entries` of the caches.
+        """Return the mask that hides from each hypothesis the entries of others, for the first `entries` of the caches.
 
-        The bias is [N, 1, K, entries], for one beam in the first step of all. None: nothing is hidden.
+        The bias is [N, 1, K, entries], with K = 1 in a first step. None: nothing is hidden.
         """
         if self.first:
             return None if entries == 1 else Mask(self._bias[: self.count, None, :1, :entries])
@@ -85,16 +87,16 @@ class Live:
 
     @property
     def padding(self) -> Mask:
-        """Hides padding of the memory; its bias is [N, 1, 1, S]."""
+        """Mask that hides padding of the memory; its bias is [N, 1, 1, S]."""
         return Mask(self._padding[: self.count, None, None, : self.source])
 
     def distances(self, entries: int) -> Tensor:
-        """Return the position of each of the first `entries` of the caches less that of the sentence, [N, entries]."""
+        """Return the positions of the first `entries` of the caches less that of each sentence, [N, entries]."""
         positions = torch.arange(entries, device=self._positions.device) // self.beam_size
         return positions - self.positions[:, None]
 
     def admit(self, mask: Tensor, like: Tensor) -> slice:
-        """Take in n sentences with source `mask` [n, source] (True: real token); return their rows.
+        """Add n sentences with source `mask` [n, source] (True: real token); return their rows.
 
         `like` has the type and device of the decoder's activations. Raises ValueError when there are too few slots.
         """
@@ -117,11 +119,11 @@ class Live:
         self._born += [self._steps] * len(mask)
         self._lengths += mask.sum(1).tolist()
         self.source = max(self._lengths)
-        self._survey()
+        self._recount()
         return new
 
     def begin(self) -> None:
-        """Open a step: each beam sees what it is about to be fed."""
+        """Begin a step: let each beam see the token that it is about to be fed."""
         beams, at = self.beam_size, self.longest
         if (at + 1) * beams > self._bias.shape[2]:
             more = self._bias.new_full((self.slots, beams, BLOCK * beams), -math.inf)
@@ -135,7 +137,7 @@ class Live:
             entries[torch.arange(self.count, device=self._bias.device), :, self.positions] = self._own
 
     def end(self) -> None:
-        """Close a step: every sentence is one position further."""
+        """End a step: every sentence is one position further."""
         self._positions[: self.count] += 1
         self._steps += 1
         self.longest += 1
@@ -147,22 +149,22 @@ class Live:
             seen = self._bias[: self.count, :, : self.longest * self.beam_size]
             seen.copy_(seen.gather(1, parents[..., None].expand(-1, -1, seen.shape[2])))
 
-    def keep(self, sentences: Tensor) -> Moved:
-        """Let row i be old row `sentences`[i], [new N]; return which rows that moves, for the caches."""
+    def keep(self, sentences: Tensor) -> RowMoves:
+        """Let row i be the old row sentences[i], [new N] of them; return the moves that the caches must follow."""
         sentences = sentences.cpu()
         target = (sentences != torch.arange(len(sentences))).nonzero()[:, 0]
         device = self._positions.device
-        moved = Moved(target.to(device), sentences[target].to(device))
+        moves = RowMoves(target.to(device), sentences[target].to(device))
         for buffer in (self._positions, self._bias, self._padding):
-            moved.within(buffer)
+            moves.within(buffer)
         order = sentences.tolist()
         self._born = [self._born[row] for row in order]
         self._lengths = [self._lengths[row] for row in order]
-        self._survey()
-        return moved
+        self._recount()
+        return moves
 
-    def _survey(self) -> None:
-        """Set what follows from who is live."""
+    def _recount(self) -> None:
+        """Set the attributes that follow from the sentences now in the batch."""
         self.count = len(self._born)
         first = min(self._born, default=self._steps)
         self.longest = self._steps - first

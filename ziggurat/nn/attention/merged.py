@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 from ziggurat.nn.attention.average import AverageAttention
-from ziggurat.nn.attention.live import Live
+from ziggurat.nn.attention.base import OwnAttention, OwnCache
+from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker
-from ziggurat.nn.attention.target import OwnAttention, OwnCache, TargetView
+from ziggurat.nn.attention.target import TargetView
 from ziggurat.nn.linear import Linear, linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
@@ -31,13 +32,13 @@ class MergedAttention(nn.Module):
         self.own = own
         self.cross = cross
 
-    def start(self, live: Live) -> OwnCache:
+    def start(self, live: LiveBeams) -> OwnCache:
         """Return the cache of the attention to the target for the hypotheses of `live`."""
         return self.own.start(live)
 
-    def forward(self, x: Tensor, at: TargetView) -> Tensor:
+    def forward(self, x: Tensor, view: TargetView) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
-        y: Tensor = at.attend(self.own, x) + self.cross(x, at.remembered(self.cross))
+        y: Tensor = view.attend(self.own, x) + self.cross(x, view.remembered(self.cross))
         return y
 
 
@@ -46,7 +47,7 @@ class MergedAverageAttention(MergedAttention):
 
     Args:
         cross: attention to the memory, without an output map.
-        share_value: V is the value map of `cross`, as in the authors' code; else it is a map of its own.
+        share_value: V is the value map of `cross`, as in the authors' code; else it is another map.
         linear: makes the linear maps.
 
     Raises ConfigError when V cannot be shared because encoder and decoder are not equally wide.
@@ -63,14 +64,14 @@ class MergedAverageAttention(MergedAttention):
         self.v_proj = None if share_value else linear(d_model, d_model)
         self.out_proj = linear(d_model, d_model)
 
-    def forward(self, x: Tensor, at: TargetView) -> Tensor:
+    def forward(self, x: Tensor, view: TargetView) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape, or [batch, beam, d_model] in a step."""
-        context = self.cross(x, at.remembered(self.cross))
-        return self.out_proj(context + at.attend(self.own, self._values(x)))
+        context = self.cross(x, view.remembered(self.cross))
+        return self.out_proj(context + view.attend(self.own, self._values(x)))
 
     @torch.no_grad()
     def separate_values(self) -> None:
-        """Give V a copy of the value map that it shares, for inference; a map with shifts stays shared."""
+        """Copy the value map that V shares into a map for V alone, for inference; a map with shifts stays shared."""
         shared = self.cross.kv_proj
         if self.v_proj is None and isinstance(shared, Linear):
             d_model = shared.out_features // 2
@@ -81,15 +82,16 @@ class MergedAverageAttention(MergedAttention):
     def _values(self, x: Tensor) -> Tensor:
         if self.v_proj is not None:
             return self.v_proj(x)
-        # Of a map with a scalar shift (Fixup) only the matrix is shared; the shift stays with the memory. Another one
-        # before x would change nothing: both kinds of weights sum to 1, so it adds to the sum what the first adds.
+        # Where linear maps have a scalar shift (Fixup) only the matrix is shared; the shift stays with the memory. A
+        # second one, before x, would add nothing new: the weights of either attention sum to 1, so both shifts would
+        # add the same vector to the result.
         shared = self.cross.kv_proj
         weight = shared.weight.chunk(2)[1]
         bias = None if shared.bias is None else shared.bias.chunk(2)[1]
         return linear(x, weight, bias)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own; a shared value map is the cross-attention's."""
+        """Yield the role of each parameter that the module holds itself; a shared value map is in `cross`."""
         if self.v_proj is not None:
             yield from linear_slots(self, "v_proj", Role.ATTENTION_VALUE, 3 * self.v_proj.weight.shape[0])
         yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT)

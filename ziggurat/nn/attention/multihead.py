@@ -3,37 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from ziggurat.nn.attention.base import attend, attend_to_blocks
+from ziggurat.nn.attention.base import OwnAttention, attend, attend_to_blocks
 from ziggurat.nn.attention.cache import Block, CrossAttentionCache, SelfAttentionCache
-from ziggurat.nn.attention.live import Live
+from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
-from ziggurat.nn.attention.target import OwnAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
+from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
-
-if TYPE_CHECKING:
-    from ziggurat.nn.residual.fixup import ShiftedLinear
 
 __all__ = ["CrossAttention", "LinearMaker", "SelfAttention", "join_heads", "split_heads"]
 
-LinearMaker = Callable[[int, int], "Linear | ShiftedLinear"]
+LinearMaker = Callable[[int, int], Linear | ShiftedLinear]
 """Makes a linear map from (width in, width out)."""
 
 
 def split_heads(x: Tensor, heads: int) -> Tensor:
-    """[batch, length, d_model] -> [batch, heads, length, d_head]."""
+    """Return `x` [batch, length, d_model] as [batch, heads, length, d_head], a view."""
     return x.unflatten(-1, (heads, -1)).transpose(1, 2)
 
 
 def join_heads(x: Tensor) -> Tensor:
-    """[batch, heads, length, d_head] -> [batch, length, d_model]."""
+    """Return `x` [batch, heads, length, d_head] as [batch, length, d_model]."""
     return x.transpose(1, 2).flatten(2)
 
 
@@ -67,12 +63,12 @@ class SelfAttention(OwnAttention):
         self.scaling = scaling
         self.rotary = rotary
 
-    def start(self, live: Live) -> SelfAttentionCache:
+    def start(self, live: LiveBeams) -> SelfAttentionCache:
         """Return the cache for the hypotheses of `live`."""
         return SelfAttentionCache(live)
 
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, length, d_model] for such an `x`; what `mask` hides is not attended to."""
+        """Return [batch, length, d_model] for `x` of that shape; keys that `mask` hides are not attended to."""
         query, key, value = self._project(x)
         return self.out_proj(join_heads(self._context(query, key, value, mask)))
 
@@ -88,12 +84,12 @@ class SelfAttention(OwnAttention):
         """Return [batch, heads, length, d_head] for such queries, keys and values."""
         return attend(query, key, value, mask, self.dropout).context
 
-    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: Live) -> Tensor:
+    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: LiveBeams) -> Tensor:
         """Return [N, heads, K, d_head] for `query` of that shape, the newest position of every hypothesis."""
         mask = live.seen(sum(block.key.shape[2] for block in blocks))
         return attend_to_blocks(query, blocks, None if mask is None else mask.bias, self.dropout)[0]
 
-    def _project(self, x: Tensor, live: Live | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(self, x: Tensor, live: LiveBeams | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
         query, key, value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
         if self.scaling is not None:
@@ -102,12 +98,12 @@ class SelfAttention(OwnAttention):
             query, key = self._rotated(query, live), self._rotated(key, live)
         return query, key, value
 
-    def _rotated(self, x: Tensor, live: Live | None) -> Tensor:
+    def _rotated(self, x: Tensor, live: LiveBeams | None) -> Tensor:
         assert self.rotary is not None
         return self.rotary(x, 0) if live is None else self.rotary.at(x, live.positions, live.longest)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         d = self.out_proj.weight.shape[0]
         for role, part in zip(QUERY_KEY_VALUE, self.qkv_proj.weight.split(d), strict=True):
             yield Slot(part, role, f"qkv_proj.weight[{role.value}]", 3 * d)
@@ -177,7 +173,7 @@ class CrossAttention(nn.Module):
         return joined if self.out_proj is None else self.out_proj(joined)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         d = self.q_proj.weight.shape[0]
         yield Slot(self.q_proj.weight, Role.ATTENTION_QUERY, "q_proj.weight", 3 * d, cross=True)
         for role, part in zip(QUERY_KEY_VALUE[1:], self.kv_proj.weight.split(d), strict=True):

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import attend, attend_to_blocks
 from ziggurat.nn.attention.cache import Block
-from ziggurat.nn.attention.live import Live
+from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
 from ziggurat.nn.attention.scaling import QueryKeyScaling
@@ -62,11 +62,11 @@ class RelativeAttention(SelfAttention):
             relative = relative + mask.bias
         if self.value_table is None:
             return attend(query, key, value, Mask(relative), self.dropout).context
-        # Both sums over the keys need the weights, and the same ones of them dropped.
+        # Both sums over the keys, of values and of the table, need the weights with the same ones dropped.
         context, weights = attend_to_blocks(query, [Block(key, value)], relative, self.dropout)
         return context + self._of_distances(weights, index)
 
-    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: Live) -> Tensor:
+    def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: LiveBeams) -> Tensor:
         entries = sum(block.key.shape[2] for block in blocks)
         relative, index = self._relative(query, live.distances(entries)[:, None, None])
         mask = live.seen(entries)
@@ -75,22 +75,23 @@ class RelativeAttention(SelfAttention):
         return context if self.value_table is None else context + self._of_distances(weights, index)
 
     def _relative(self, query: Tensor, distance: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits by distance, [batch, heads, queries, keys], and for each the row of the tables.
+        """Return the part of the logits that goes by distance, [batch, heads, queries, keys], and rows of the tables.
 
-        `distance` of the keys from the queries broadcasts to that shape.
+        `distance` of the keys from the queries broadcasts to that shape, and so has the row of each of them.
         """
         index = (distance.clamp(-self.clip, self.clip) + self.clip).expand(*query.shape[:3], -1)
         return torch.matmul(query * query.shape[-1] ** -0.5, self.key_table.t()).gather(-1, index), index
 
     def _of_distances(self, weights: Tensor, index: Tensor) -> Tensor:
-        """Return the context by distance, [batch, heads, queries, d_head]."""
+        """Return the part of the context that goes by distance, [batch, heads, queries, d_head]."""
         assert self.value_table is not None
-        summands = weights.to(torch.promote_types(weights.dtype, torch.float32))  # a half type loses small ones
+        # Summed in fp32: many small weights fall on the two clipped distances, and a half type would lose them.
+        summands = weights.to(torch.promote_types(weights.dtype, torch.float32))
         by_distance = summands.new_zeros(*weights.shape[:3], 2 * self.clip + 1).scatter_add(-1, index, summands)
         return torch.matmul(by_distance.to(weights.dtype), self.value_table)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield from super().slots()
         yield Slot(self.key_table, Role.RELATIVE, "key_table")
         if self.value_table is not None:

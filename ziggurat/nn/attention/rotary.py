@@ -1,4 +1,4 @@
-"""Rotary positions: queries and keys turn with their positions (Su et al. 2021, section 3.2.2)."""
+"""Rotary positions: queries and keys are rotated by angles that grow with their positions (Su et al. 2021, 3.2.2)."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ def _turns(length: int, d_head: int) -> Tensor:
 
 
 def _turned(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
-    """Return `x` [..., d_head] turned by angles of which cosine and sine, [..., d_head / 2], are given."""
+    """Return `x` [..., d_head] rotated by the angles of these cosines and sines, [..., d_head / 2]."""
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cosine - second * sine, first * sine + second * cosine], dim=-1).to(x.dtype)
 
 
 class Rotary(nn.Module):
-    """Turns pair i of a head's channels, as a point of the plane, by position * 10000^(-2i / d_head).
+    """Rotation of pair i of a head's channels, as a point of the plane, by position * 10000^(-2i / d_head).
 
-    The product of a turned query and a turned key depends on their distance alone. Pair i is made of the channels
+    The product of a rotated query and a rotated key depends on their distance alone. Pair i is made of the channels
     i and i + d_head / 2. The paper pairs neighbours: the same with the rows of the query and key maps permuted.
-    The table grows when a longer input comes; nothing is saved with the model.
+    The table grows for longer inputs; nothing is saved with the model.
 
     Args:
         d_head: width of a head; even.
-        length: positions to begin with. Growing costs a compiled layer a new graph, so it should be rare.
+        length: initial size of the table. Growing costs a compiled layer a new graph, so it should be rare.
     """
 
     table: Tensor
@@ -41,26 +41,27 @@ class Rotary(nn.Module):
         self.register_buffer("table", _turns(length, d_head).float(), persistent=False)
 
     def forward(self, x: Tensor, start: int) -> Tensor:
-        """Return `x` [batch, heads, length, d_head] turned; its positions are start, start + 1, ..."""
+        """Return `x` [batch, heads, length, d_head] rotated; its positions are start, start + 1, ..."""
         end = start + x.shape[2]
         self._reach(end)
         return _turned(x, self.table[0, start:end], self.table[1, start:end])
 
     def at(self, x: Tensor, positions: Tensor, longest: int) -> Tensor:
-        """Return `x` [N, heads, K, d_head] turned; row i is at positions[i], [N], none of them beyond `longest`."""
+        """Return `x` [N, heads, K, d_head] rotated; row i is at positions[i], [N], none of them beyond `longest`."""
         self._reach(longest + 1)
         return _turned(x, self.table[0, positions, None, None], self.table[1, positions, None, None])
 
     def _reach(self, end: int) -> None:
-        """Let the table hold the positions before `end`."""
+        """Make the table long enough for the positions before `end`."""
         if end > self.table.shape[1]:
-            # A table made while decoding is read in training too, where inference tensors cannot be.
+            # Doubled, so that growth stays rare. Not an inference tensor, though decoding may make it: training reads
+            # the same table, and autograd takes no inference tensors.
             with torch.inference_mode(False):
                 self.table = _turns(max(end, 2 * self.table.shape[1]), self.d_head).to(self.table)
 
     def _apply(self, fn: object, recurse: bool = True) -> Rotary:
         super()._apply(fn, recurse)  # type: ignore[no-untyped-call]
-        # Never below fp32, where late positions would blur; recomputed: a rounded table stays rounded.
+        # The angles of late positions need fp32 at least. Recomputed, since converting would keep what was rounded off.
         dtype = torch.promote_types(self.table.dtype, torch.float32)
         if self.table.dtype != torch.float32:
             self.table = _turns(self.table.shape[1], self.d_head).to(self.table.device, dtype)

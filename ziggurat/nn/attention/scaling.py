@@ -21,7 +21,7 @@ _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
 
 
 class QueryKeyScaling(nn.Module):
-    """Normalises the queries and keys of every head and scales the queries; the heads share all parameters.
+    """Normalisation of the queries and keys of every head, and scaling of the queries; heads share all parameters.
 
     Args:
         d_head: width of a head.
@@ -29,7 +29,7 @@ class QueryKeyScaling(nn.Module):
             division of the logits by sqrt(d_head) stays (Dehghani et al. 2023). "l2": queries and keys of length 1,
             and one learned factor g of the logits in place of that division (Henry et al. 2020). "none": neither.
         length: L in the initial value log2(L^2 - L) of g, the 97.5th percentile of sentence lengths; at least 2.
-        per_dimension: multiply queries by softplus(a) / softplus(0) too, a [d_head] learned from 0 (lingvo).
+        per_dimension: also multiply queries by softplus(a) / softplus(0), a [d_head] learned from 0 (lingvo).
         epsilon: of the norms; with "l2" a shorter query or key is divided by this.
     """
 
@@ -71,11 +71,11 @@ class QueryKeyScaling(nn.Module):
     def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
         if self.factor is not None:
             return F.normalize(x, dim=-1, eps=self.epsilon)
-        # Under autocast queries and keys come in a half type; RMSNorm has no fused kernel for that and a gain in fp32.
+        # Under autocast queries and keys are of a half type, the gain is fp32: RMSNorm has no fused kernel for both.
         return x if norm is None else norm(x.to(norm.weight.dtype))
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own; the norms are known by their type."""
+        """Yield the role of each parameter that the module holds itself; norms are known by their type."""
         for name in ("factor", "dimensions"):
             if (values := getattr(self, name)) is not None:
                 yield Slot(values, Role.WIRING, name)

@@ -1,52 +1,25 @@
-"""What a decoder layer sees of the target and of the memory: everything at once, or one step at a time."""
+"""The view of a decoder layer on target and memory: everything at once in training, one step at a time in decoding.
+
+A layer asks its view to attend and so has one `forward` for both. The view of a step is
+ziggurat.models.layers.DecoderLayerCache.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import NamedTuple, Protocol
 
-from torch import Tensor, nn
+from torch import Tensor
 
+from ziggurat.nn.attention.base import OwnAttention
 from ziggurat.nn.attention.cache import CrossAttentionCache
-from ziggurat.nn.attention.live import Live, Moved
 from ziggurat.nn.attention.mask import Mask
+from ziggurat.nn.attention.multihead import CrossAttention
 
-if TYPE_CHECKING:
-    from ziggurat.nn.attention.multihead import CrossAttention
-
-__all__ = ["OwnAttention", "OwnCache", "TargetView", "WholeTarget"]
-
-
-class OwnCache(Protocol):
-    """What attention to the target keeps of the live hypotheses (ziggurat.nn.attention.live) between steps."""
-
-    def admit(self, rows: slice) -> None:
-        """Begin new sentences, which have `rows` among the live ones."""
-
-    def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
-
-    def keep(self, moved: Moved) -> None:
-        """Move rows; the live ones are counted already."""
-
-
-class OwnAttention(nn.Module):
-    """Attention of the target to itself: all positions at once, or the newest one with a cache."""
-
-    def start(self, live: Live) -> OwnCache:
-        """Return the cache for the hypotheses of `live`."""
-        raise TypeError(f"{type(self).__name__} does not say what it keeps")  # abstract
-
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, target, d_model] for `x` of that shape; `mask` hides the future."""
-        raise TypeError(f"{type(self).__name__} does not say how it attends")  # abstract
-
-    def step(self, x: Tensor, cache: OwnCache) -> Tensor:
-        """Return [N, K, d_model] for one new position of every hypothesis; the cache gains that position."""
-        raise TypeError(f"{type(self).__name__} does not say how it steps")  # abstract
+__all__ = ["TargetView", "WholeTarget"]
 
 
 class TargetView(Protocol):
-    """What a decoder layer sees besides its input: the whole target in training, one step in decoding."""
+    """All that a decoder layer sees besides the stream."""
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` to the target so far."""

@@ -1,20 +1,17 @@
-"""History kinds: wiring of a stack across depth."""
+"""Wiring across depth: the histories of a stack, and the transparent memory between the stacks."""
 
-from ziggurat.nn.history.base import Combining, History, Latest, Past
-from ziggurat.nn.history.blocks import Blocks
-from ziggurat.nn.history.depth_weighted import DepthWeighted
-from ziggurat.nn.history.dlcl import Dlcl, average, dense
-from ziggurat.nn.history.top_only import TopOnly
+from ziggurat.nn.history.base import History, HistoryOptions, HistoryState
+from ziggurat.nn.history.kinds import Blocks, DepthWeighted, Dlcl, Latest, TopOnly, average, dense
 from ziggurat.nn.history.transparent import Transparent
 
 __all__ = [
     "Blocks",
-    "Combining",
     "DepthWeighted",
     "Dlcl",
     "History",
+    "HistoryOptions",
+    "HistoryState",
     "Latest",
-    "Past",
     "TopOnly",
     "Transparent",
     "average",

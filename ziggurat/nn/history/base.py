@@ -1,7 +1,8 @@
-"""How a stack of layers is wired across depth: layer outputs so far -> next layer's input."""
+"""The history of a stack: its wiring across depth, from the outputs of layers so far to what the next layer reads."""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -10,12 +11,12 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["Combining", "History", "Latest", "Past", "inherited"]
+__all__ = ["History", "HistoryOptions", "HistoryState", "inherited"]
 
 
 @dataclass(frozen=True)
-class Combining:
-    """What histories are made of.
+class HistoryOptions:
+    """Numbers and makers of parts from which histories are built.
 
     Attributes:
         units: number L of layers (or sub-layers) of the stack.
@@ -27,7 +28,7 @@ class Combining:
         learnable: train the weights.
         normalize_embedding: also normalise y_0 (sources) or the first combination (consumers).
         softmax: weights are the softmax of each row's parameters.
-        window: combine only the newest so many outputs; None: all.
+        window: combine only the newest outputs, this many of them; None: all.
         groups: weights per source, each for d_model/groups channels.
         period: layers per block; layers between depth-weighted combinations.
         dilation: of the layers below, only every dilation-th is combined (depth-weighted).
@@ -48,8 +49,10 @@ class Combining:
     dilation: int = 1
 
 
-class Past(NamedTuple):
-    """What is known of the layers below; y_0 is the stack's input, y_l the output of layer l.
+class HistoryState(NamedTuple):
+    """The outputs of the layers so far, as far as they are still needed.
+
+    y_0 is the stack's input, y_l the output of layer l.
 
     Attributes:
         kept: what later combinations read of the outputs, oldest first; each [batch, length, d_model].
@@ -62,39 +65,46 @@ class Past(NamedTuple):
     depth: int
 
 
-class History(nn.Module):
-    """Wiring of one stack. The stack calls `start` with its input, `forward` before each layer for what that layer
-    reads, `push` with what it gives, and `output` at its end. Decoding step by step uses the same calls with one
-    position. With `unit: sublayer` a "layer" here is a sub-layer.
+class History(nn.Module, ABC):
+    """The wiring of one stack.
+
+    A stack calls `start` with its input, `forward` before each layer for what that layer reads, `push` with what it
+    gives, and `output` at the end. Decoding step by step makes the same calls with one position. With `unit: sublayer`
+    a "layer" here is a sub-layer.
+
+    `start` and `push` keep the latest output alone; a kind that combines more replaces them. `forward`, `table` and
+    `extend` have no default: a kind that said nothing would be taken for the plain stack.
     """
 
-    def start(self, x: Tensor) -> Past:
+    def start(self, x: Tensor) -> HistoryState:
         """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
-        return Past((), x, 0)
+        return HistoryState((), x, 0)
 
-    def push(self, past: Past, y: Tensor) -> Past:
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
         """Return the state after one more layer, whose output is `y`."""
-        return Past((), y, past.depth + 1)
+        return HistoryState((), y, state.depth + 1)
 
-    def forward(self, past: Past) -> Tensor:
+    @abstractmethod
+    def forward(self, state: HistoryState) -> Tensor:
         """Return the input of the next layer, [batch, length, d_model]."""
-        raise TypeError(f"{type(self).__name__} does not say what a layer reads")  # abstract
 
-    def output(self, past: Past) -> Tensor:
+    def output(self, state: HistoryState) -> Tensor:
         """Return the stack's output, before its final norm, [batch, length, d_model]."""
-        y: Tensor = self(past)
+        y: Tensor = self(state)
         return y
 
+    @abstractmethod
     def table(self) -> Tensor | None:
-        """Return what every layer reads of the outputs below, [L+1, L+1]: row l of what layer l+1 reads (the last: the
-        stack's output), column k the weight of y_k, as normalised where sources are; NaN where it is never read.
+        """Return the weights by which each layer reads the outputs below, [L+1, L+1].
 
-        Weights by groups of channels are averaged. None: each layer reads the one below.
+        Row l is of the input of layer l+1, the last one of the stack's output. Column k is the weight of y_k,
+        normalised where sources are; NaN where y_k is never read. Weights by groups of channels are averaged. None:
+        each layer reads the one below.
         """
-        return None
 
+    @abstractmethod
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
-        """Return what the parameters of this history, made for a stack that has grown, start as.
+        """Return the initial values of this history's parameters in a stack that has grown, by name.
 
         Args:
             old: parameters of the shallower stack's history, named as within the history.
@@ -102,15 +112,6 @@ class History(nn.Module):
 
         Raises ConfigError where `old` is not of a history with the same options.
         """
-        return {}
-
-
-class Latest(History):
-    """The plain stack: each layer reads the one below (Vaswani et al. 2017). Earlier outputs are let go."""
-
-    def forward(self, past: Past) -> Tensor:
-        """Return the latest output."""
-        return past.latest
 
 
 def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weighted sums of layer outputs, and what the history kinds that form them share."""
+"""Weighted sums of layer outputs, and the base of the histories that form them."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import dataclasses
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ziggurat.nn.history.base import Combining, History, inherited
+from ziggurat.nn.history.base import History, HistoryOptions, HistoryState, inherited
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["SHARE_OF_ZEROS", "Combination", "joined_logits", "start_row", "weighted_sum"]
 
 SHARE_OF_ZEROS = 0.05
-"""What the sources share under a softmax that would have weight 0 without it: no finite logit gives 0, and one that
+"""The share under a softmax of the sources that would have weight 0 without it: no finite logit gives 0, and one that
 gives next to nothing hardly learns."""
 
 
 class _WeightedSum(torch.autograd.Function):
-    """sum_k w_k y_k, added up in one buffer; only the y_k are saved, which their makers hold anyway.
+    """sum_k w_k y_k, added up in one buffer.
 
-    A chain of torch.addcmul builds each product that w_k's gradient sums, a stack of the outputs copies them all.
+    Only the y_k are saved for the backward pass, and the layers that made them hold these anyway. The two other ways
+    need memory for all layers once more: a chain of torch.addcmul builds each product that w_k's gradient sums, and a
+    stack of the outputs copies them.
     """
 
     @staticmethod
@@ -74,43 +76,56 @@ def weighted_sum(weights: Tensor, terms: Sequence[Tensor]) -> Tensor:
 
 
 def joined_logits(old: Tensor, added: int) -> Tensor:
-    """Return the logits `old` [sources, ...] and those of `added` more sources, which together have a share of
-    SHARE_OF_ZEROS in the softmax over the first axis; the others keep their proportions.
+    """Return the logits `old` [sources, ...] with those of `added` more sources behind them.
+
+    The added ones together have a share of SHARE_OF_ZEROS in the softmax over the first axis; the others keep their
+    proportions.
     """
     if not added:
         return old
+    # n added logits of value v have the share n e^v / (e^L + n e^v) = s, L being the logsumexp of the old ones, so
+    # v = L + log(s / (1 - s) / n).
     share = math.log(SHARE_OF_ZEROS / (1 - SHARE_OF_ZEROS) / added)
     return torch.cat([old, (old.logsumexp(0, keepdim=True) + share).expand(added, *old.shape[1:])])
 
 
-def start_row(combining: Combining, length: int) -> Tensor:
+def start_row(options: HistoryOptions, length: int) -> Tensor:
     """Return the initial parameters of a combination of `length` outputs: [length], or [length, groups] for several.
 
-    `combining.start` says the weights of the newest `window` outputs, n of them: `average` 1/n (without a window
+    `options.start` gives the weights of the newest `window` outputs, n of them: `average` 1/n (without a window
     1/(l+1)), `one` 1, `last` 1 for the newest and 0 for the others. With `softmax` the parameters are logits, and
     weights have sum 1: `one` starts uniform like `average`, and with `last` the others have SHARE_OF_ZEROS together.
-    What the window leaves out is 0 and never read.
+    Parameters left of the window are 0 and never read.
     """
-    newest = min(length, combining.window or length)
+    newest = min(length, options.window or length)
     row = torch.zeros(length)
-    if combining.start == "last":
-        row[-1] = 1.0
-        if combining.softmax:
-            row[length - newest :] = joined_logits(torch.zeros(1), newest - 1).flip(0)
-    elif not combining.softmax:
-        row[length - newest :] = 1.0 / newest if combining.start == "average" else 1.0
-    return row if combining.groups == 1 else row[:, None].repeat(1, combining.groups)
+    match options.start:
+        case "last":
+            row[-1] = 1.0
+            if options.softmax:
+                row[length - newest :] = joined_logits(torch.zeros(1), newest - 1).flip(0)
+        case "average" if not options.softmax:
+            row[length - newest :] = 1.0 / newest
+        case "one" if not options.softmax:
+            row[length - newest :] = 1.0
+        case "average" | "one":
+            pass  # equal logits give uniform weights
+        case _:
+            assert_never(options.start)
+    return row if options.groups == 1 else row[:, None].repeat(1, options.groups)
 
 
 class Combination(History):
     """A history that mixes outputs by weights; its kinds say which outputs, and when.
 
+    Every output is kept, as combinations read it, until it leaves the window; kinds that combine fewer keep fewer.
+
     With `learnable` false the weights are a buffer: part of the module's state, not of its parameters, so they are
-    not counted and no optimiser has them. Model directories hold parameters; fixed weights follow from the
+    not counted and no optimiser has them. Model directories hold parameters only: fixed weights follow from the
     configuration.
 
     Args:
-        combining: options.
+        options: see HistoryOptions.
         start: initial weights, first axes as the kind needs them, and an axis [groups] where `groups` > 1; None: no
             combination is ever formed.
         normed: the indices that have a norm, of outputs y_k (sources) or of combinations (consumers).
@@ -119,21 +134,30 @@ class Combination(History):
 
     weight: Tensor
 
-    def __init__(self, combining: Combining, start: Tensor | None, normed: Iterable[int], last: int) -> None:
+    def __init__(self, options: HistoryOptions, start: Tensor | None, normed: Iterable[int], last: int) -> None:
         super().__init__()
-        self.options = dataclasses.replace(combining, norm=nn.Identity, dropout=nn.Identity)  # numbers, no makers
-        if combining.learnable or start is None:
+        # Numbers only: the makers belong to the builder of the model, and would be copied with every copy of this one.
+        self.options = dataclasses.replace(options, norm=nn.Identity, dropout=nn.Identity)
+        if options.learnable or start is None:
             self.register_parameter("weight", None if start is None else nn.Parameter(start))
         else:
             self.register_buffer("weight", start)
         having = set(normed)
-        indices = range(0 if combining.norm_at == "none" else last + 1)
-        # Identities, so that a norm's name says its index whichever of them exist.
-        self.norms = nn.ModuleList(combining.norm() if k in having else nn.Identity() for k in indices)
-        self.dropout = combining.dropout()
+        indices = range(0 if options.norm_at == "none" else last + 1)
+        # Identities fill the places without a norm, so that the number in a norm's name is its index.
+        self.norms = nn.ModuleList(options.norm() if k in having else nn.Identity() for k in indices)
+        self.dropout = options.dropout()
+
+    def start(self, x: Tensor) -> HistoryState:
+        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
+        return HistoryState(self._joined((), 0, x), x, 0)
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        return HistoryState(self._joined(state.kept, state.depth + 1, y), y, state.depth + 1)
 
     def _joined(self, kept: tuple[Tensor, ...], k: int, y: Tensor) -> tuple[Tensor, ...]:
-        """Return `kept` with y_k as combinations read it; what leaves the window is let go."""
+        """Return `kept` with y_k as combinations read it, and without the output that leaves the window."""
         source = self.norms[k](y) if self.options.norm_at == "sources" else y
         kept = (*kept, source)
         return kept if self.options.window is None else kept[-self.options.window :]
@@ -171,6 +195,6 @@ class Combination(History):
         }
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         if isinstance(self.weight, nn.Parameter):
             yield Slot(self.weight, Role.WIRING, "weight")

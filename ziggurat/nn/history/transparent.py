@@ -54,5 +54,5 @@ class Transparent(nn.Module):
         return {"weight": joined_logits(before.T, sources - known).T.contiguous()}
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         yield Slot(self.weight, Role.WIRING, "weight")

@@ -1,20 +1,24 @@
-"""How a sub-layer joins the residual stream: one equation with optional slots."""
+"""The residual connection: one equation with optional slots, by which a sub-layer joins the stream.
+
+Behind it stand the few parts that slots alone cannot express. The kinds are in ziggurat.nn.residual.kinds.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["Material", "Place", "Residual"]
+__all__ = ["NoSkip", "NormalisedSkip", "Residual", "ResidualOptions", "ScaledNorm", "SublayerPosition"]
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a sub-layer stands; residual kinds compute their constants from it.
+class SublayerPosition:
+    """The position of a sub-layer in the model; residual kinds compute their constants from it.
 
     Attributes:
         decoder: in the decoder stack.
@@ -46,8 +50,8 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Material:
-    """What residual kinds are made of.
+class ResidualOptions:
+    """Numbers and makers of parts from which residual kinds are built.
 
     Attributes:
         d_model: width of the stream.
@@ -57,7 +61,7 @@ class Material:
         layer_scale: initial factor of LayerScale; None: by depth.
         streams: hyper-connections' number of streams.
         dynamic: dynamic hyper-connections.
-        shared: parameters that the sub-layers of one layer share, by name; each layer has its own Material.
+        shared: parameters that the sub-layers of one layer share, by name; there is one ResidualOptions per layer.
     """
 
     d_model: int
@@ -71,11 +75,11 @@ class Material:
 
 
 class Residual(nn.Module):
-    """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + below), f being the sub-layer.
+    """y = out_norm(skip * x + branch * dropout(branch_norm(f(in_norm(x)))) + bottom), f being the sub-layer.
 
-    A kind is a choice of slots; an empty slot is the identity, and `below`, the input of the whole layer, is added
-    only with `bypass`. A layer calls `enter` for the input of f and the module itself to join its output, so hooks
-    on a Residual see x, f(x) and y of every sub-layer of every model.
+    A kind is a choice of slots; an empty slot is the identity, and `bottom`, the input of the whole layer, is added
+    only with `bypass`. A layer calls `enter` for the input of f and the module itself to join its output. So f stays
+    outside, and hooks on a Residual see x, f(x) and y of every sub-layer of every model.
 
     Args:
         dropout: on the sub-layer's output; called as dropout(fx, residual=...) it also adds.
@@ -84,7 +88,7 @@ class Residual(nn.Module):
         out_norm: normalisation of the sum.
         skip: factor of x: a number, or a parameter of shape [1] or [d_model].
         branch: factor of the sub-layer's output, likewise.
-        bypass: add the input of the layer.
+        bypass: add the input of the layer (b2t); only the last sub-layer of a layer can, since only it is given it.
     """
 
     skip: nn.Parameter | float | None
@@ -114,20 +118,57 @@ class Residual(nn.Module):
         """Return the sub-layer's input for the stream `x` [batch, length, d_model]."""
         return x if self.in_norm is None else self.in_norm(x)
 
-    def forward(self, x: Tensor, fx: Tensor, below: Tensor) -> Tensor:
-        """Join the stream `x` and the sub-layer's output `fx`; `below` is the layer's input; all [..., d_model]."""
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the stream `x` and the sub-layer's output `fx`; `bottom` is the layer's input; all [..., d_model]."""
         skipped = x if self.skip is None else x * self.skip
         if self.bypass:
-            skipped = skipped + below
+            assert bottom is not None
+            skipped = skipped + bottom
         if self.branch_norm is not None:
             fx = self.branch_norm(fx)
         if self.branch is None:
+            # One pass over memory for dropout and sum; a branch factor comes between the two.
             y = self.dropout(fx, residual=skipped)
         else:
             y = skipped + self.branch * self.dropout(fx)
         return y if self.out_norm is None else self.out_norm(y)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of every parameter that is its own, not one of its norms'."""
         for name, values in self.named_parameters(recurse=False):
             yield Slot(values, Role.WIRING, name)
+
+
+class NormalisedSkip(Residual):
+    """y = u + f(u) with u = LN(x)."""
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join the normalised stream and the sub-layer's output `fx`, all [..., d_model]."""
+        # u is computed a second time: `enter` cannot hand it over without keeping state between the two calls.
+        return super().forward(self.enter(x), fx, bottom)
+
+
+class NoSkip(Residual):
+    """y = f(LN(x))."""
+
+    def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Return the sub-layer's output `fx` [..., d_model] with dropout; the stream `x` ends here."""
+        y: Tensor = self.dropout(fx)
+        return y
+
+
+class ScaledNorm(nn.Module):
+    """A norm times a fixed factor."""
+
+    factor: Tensor
+
+    def __init__(self, norm: nn.Module, factor: float) -> None:
+        super().__init__()
+        self.norm = norm
+        # A buffer, not a number: torch.compile would make a graph for the number of every layer.
+        self.register_buffer("factor", torch.tensor(factor, dtype=torch.float64), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return a tensor of the shape and type of `x`."""
+        y: Tensor = self.norm(x) * self.factor  # 0-dimensional, so fp64 does not promote the stream
+        return y

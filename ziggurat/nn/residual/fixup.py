@@ -1,4 +1,7 @@
-"""Fixup, as the toolkit zero has it: no normalisation, scalar shifts for biases, a multiplier for each branch."""
+"""Modules of Fixup (Zhang, Dauphin and Ma 2019): scalar shifts in place of biases, as the toolkit zero has them.
+
+The multiplier of each branch is the residual kind `fixup` (ziggurat.nn.residual.kinds).
+"""
 
 from __future__ import annotations
 
@@ -8,14 +11,16 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.linear import linear
-from ziggurat.nn.residual.base import Material, Place, Residual
 from ziggurat.nn.roles import Role, Slot
 
-__all__ = ["ShiftScale", "ShiftedLinear", "fixup"]
+__all__ = ["ShiftScale", "ShiftedLinear"]
 
 
 class ShiftedLinear(nn.Module):
-    """y = (x + shift) W^T, one scalar shift [1] from 0 for a bias; zero has none on attention's memory and output."""
+    """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector.
+
+    Every linear map of the layers has one; zero leaves it out on attention's memory and output.
+    """
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
@@ -28,12 +33,16 @@ class ShiftedLinear(nn.Module):
         return linear(x + self.shift, self.weight)
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of the shift; that of the matrix is for the owner to say."""
+        """Yield the role of the shift; the module that owns this map says that of the matrix."""
         yield Slot(self.shift, Role.WIRING, "shift")
 
 
 class ShiftScale(nn.Module):
-    """y = (x + shift) scale, scalars from 0 and 1, after the encoder; x + shift, unless `scaled`, after the decoder."""
+    """y = (x + shift) scale, two scalars from 0 and 1, at the end of a stack, where other kinds have a final norm.
+
+    Args:
+        scaled: whether there is a scale: after the encoder, not after the decoder.
+    """
 
     def __init__(self, scaled: bool) -> None:
         super().__init__()
@@ -46,10 +55,5 @@ class ShiftScale(nn.Module):
         return shifted if self.scale is None else shifted * self.scale
 
     def slots(self) -> Iterator[Slot]:
-        """Yield the role of every parameter of its own."""
+        """Yield the role of each parameter that the module holds itself."""
         return (Slot(values, Role.WIRING, name) for name, values in self.named_parameters(recurse=False))
-
-
-def fixup(place: Place, material: Material) -> Residual:
-    """y = x + m dropout(f(x)), m [1] from 1: Zhang, Dauphin and Ma 2019, section 3, rule 3."""
-    return Residual(material.dropout(), branch=nn.Parameter(torch.ones(1)))

@@ -1,0 +1,42 @@
+"""The wheel alone, in an empty environment away from the tree: what `make dist` builds is whole."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+SHORT = ("training.stop.updates=20", "training.validation.every_updates=20", "training.schedule.warmup_updates=10")
+SHORT += ("decoding.beam_size=1", "decoding.max_length.limit=12")
+
+
+def run(*command: str | Path, cwd: Path, given: str | None = None) -> str:
+    """Run a command outside of the tree and return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    done = subprocess.run(
+        [str(word) for word in command], cwd=cwd, env=environment, input=given, text=True, capture_output=True
+    )
+    assert done.returncode == 0, f"{command}: {done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.mark.slow  # three to six minutes, most of them to install PyTorch anew
+def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
+    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT, cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("ziggurat_mt-*.whl")
+    run(sys.executable, "-m", "venv", tmp_path / "venv", cwd=tmp_path)
+    python, ziggurat = (tmp_path / "venv" / "bin" / name for name in ("python", "ziggurat"))
+    run(python, *pip, "install", "--constraint", ROOT / "constraints.txt", f"{wheel}[train]", cwd=tmp_path)
+
+    place = run(python, "-c", "import ziggurat; print(ziggurat.__file__)", cwd=tmp_path)
+    assert Path(place.strip()).is_relative_to(tmp_path / "venv")
+    run(ziggurat, "demo", *SHORT, cwd=tmp_path)
+    assert (tmp_path / "demo" / "run" / "report.html").is_file()
+    lines = (tmp_path / "demo" / "corpus" / "test.qlo").read_text(encoding="utf-8").splitlines()[:3]
+    output = run(ziggurat, "translate", "demo/run", cwd=tmp_path, given="\n".join(lines) + "\n")
+    assert len(output.splitlines()) == 3

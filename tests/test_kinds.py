@@ -1,0 +1,176 @@
+"""Guards: a kind is told in one place, and what was forgotten of it is named here (CONTRIBUTING.md, "Adding a kind").
+
+The equations are guarded by tests/models/test_stacks.py (residuals), tests/nn/test_history_equations.py (histories) and
+the table of initialisations below; that every pair of choices works by tests/test_composition.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple, get_args
+
+import pytest
+import torch
+
+from ziggurat.config.kinds import (
+    ATTENTIONS,
+    HISTORIES,
+    INITIALISATIONS,
+    MEMORIES,
+    RESIDUALS,
+    DecoderAttentionKind,
+    EncoderAttentionKind,
+    HistoryKind,
+    InitKind,
+    MemoryKind,
+    ResidualKind,
+)
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.model_sections import DecoderConfig, EncoderConfig, InitConfig, StackConfig
+from ziggurat.init import INIT, ModelDepth, Role, Slot
+from ziggurat.init.schemes import Distribution, Normal, Uniform
+from ziggurat.models.attention import ATTENTION, ENCODER_ATTENTION
+from ziggurat.models.kinds import HISTORY, RESIDUAL
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+class Axis(NamedTuple):
+    """An axis of the model.
+
+    Attributes:
+        kinds: its Literal.
+        tables: name -> table that needs a row for each kind.
+        heading: beginning of its section in docs/depth.md.
+        section: class whose field `field` explains each kind (docs/config.md).
+        field: name of that field.
+    """
+
+    kinds: Any
+    tables: Mapping[str, Mapping[Any, Any]]
+    heading: str
+    section: type[Any]
+    field: str
+
+
+AXES = {
+    "residual": Axis(
+        ResidualKind,
+        {"RESIDUALS (ziggurat/config/kinds.py)": RESIDUALS, "RESIDUAL (ziggurat/models/kinds.py)": RESIDUAL},
+        "## One sub-layer",
+        ModelConfig,
+        "residual",
+    ),
+    "history": Axis(
+        HistoryKind,
+        {"HISTORIES (ziggurat/config/kinds.py)": HISTORIES, "HISTORY (ziggurat/models/kinds.py)": HISTORY},
+        "## One stack",
+        StackConfig,
+        "history",
+    ),
+    "memory": Axis(
+        MemoryKind, {"MEMORIES (ziggurat/config/kinds.py)": MEMORIES}, "## Between the stacks", ModelConfig, "memory"
+    ),
+    "decoder attention": Axis(
+        DecoderAttentionKind,
+        {"ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS, "ATTENTION (ziggurat/models/attention.py)": ATTENTION},
+        "## Attention",
+        DecoderConfig,
+        "attention",
+    ),
+    "encoder attention": Axis(
+        EncoderAttentionKind,
+        {
+            "ATTENTIONS (ziggurat/config/kinds.py)": ATTENTIONS,
+            "ENCODER_ATTENTION (ziggurat/models/attention.py)": ENCODER_ATTENTION,
+        },
+        "## Attention",
+        EncoderConfig,
+        "attention",
+    ),
+    "initialisation": Axis(
+        InitKind,
+        {"INITIALISATIONS (ziggurat/config/kinds.py)": INITIALISATIONS, "INIT (ziggurat/init/schemes.py)": INIT},
+        "## Initialisation",
+        InitConfig,
+        "kind",
+    ),
+}
+KINDS = [(name, kind) for name, axis in AXES.items() for kind in get_args(axis.kinds)]
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_every_kind_has_its_rows(name: str, kind: str) -> None:
+    for table, rows in AXES[name].tables.items():
+        assert kind in rows, f"{name} `{kind}` has no row in {table}"
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_every_kind_is_explained(name: str, kind: str) -> None:
+    axis = AXES[name]
+    page = (ROOT / "docs" / "depth.md").read_text(encoding="utf-8")
+    section = re.split(r"^(?=## )", page, flags=re.MULTILINE)
+    (text,) = [part for part in section if part.startswith(axis.heading)]
+    assert f"`{kind}`" in text, f"{name} `{kind}` has no line in docs/depth.md, section {axis.heading!r}"
+    meaning = axis.section.model_fields[axis.field].description
+    assert f"`{kind}`" in meaning, f"{axis.section.__name__}.{axis.field} does not explain `{kind}` (docs/config.md)"
+
+
+@pytest.mark.parametrize(("name", "kind"), KINDS)
+def test_options_of_kinds_are_keys_of_the_model(name: str, kind: str) -> None:
+    facts = next(iter(AXES[name].tables.values()))[kind]
+    for option in facts.options:
+        section, _, key = option.partition(".")
+        fields = type(getattr(ModelConfig(), section)).model_fields
+        assert key in fields, f"{name} `{kind}`: there is no key `model.{option}`"
+
+
+def test_methods_of_two_halves_are_told_with_what_is_missing() -> None:
+    for residual, facts in RESIDUALS.items():
+        assert (facts.init is None) == (facts.without_init == ""), residual
+        assert facts.init is None or facts.init in INITIALISATIONS, residual
+
+
+ATTENTION_REFERENCES = {
+    "full": "test_parity_with_torch.py",
+    "relative": "test_relative.py",
+    "average": "test_average_attention.py",
+    "simplified_average": "test_average_attention.py",
+    "merged": "test_merged_attention.py",
+    "merged_full": "test_merged_attention.py",
+    "merged_gated": "test_merged_attention.py",
+}
+"""Kind -> the file in tests/nn that compares it with its equation."""
+
+
+@pytest.mark.parametrize("kind", get_args(DecoderAttentionKind))
+def test_every_attention_kind_has_a_reference(kind: str) -> None:
+    assert kind in ATTENTION_REFERENCES, f"attention `{kind}` has no reference: name its test in ATTENTION_REFERENCES"
+    assert (ROOT / "tests" / "nn" / ATTENTION_REFERENCES[kind]).is_file()
+
+
+N, M, LAYER, OUT, IN = 12, 5, 3, 300, 200
+FUSED = math.sqrt(6 / (IN + 3 * OUT))  # Glorot's bound, the value map being a third of one matrix
+
+VALUE_MAP: dict[str, Callable[[], Distribution]] = {
+    "xavier": lambda: Uniform(FUSED),
+    "depth_scaled": lambda: Uniform(FUSED * LAYER**-0.25),
+    "admin": lambda: Uniform(FUSED),
+    "deepnorm": lambda: Normal((12 * M) ** -0.25 * math.sqrt(2 / (IN + OUT))),
+    "t_fixup": lambda: Uniform((9 * M) ** -0.25 * math.sqrt(6 / (IN + OUT))),
+    "fixup": lambda: Uniform(FUSED * (2 * N + 3 * M) ** (-1 / 6)),
+    "uniform": lambda: Uniform(FUSED),
+}
+"""The initial values of the value map in layer LAYER of a decoder of M layers, above an encoder of N."""
+
+
+@pytest.mark.parametrize("kind", get_args(InitKind))
+def test_every_initialisation_follows_its_equation(kind: InitKind) -> None:
+    assert kind in VALUE_MAP, f"initialisation `{kind}` has no equation: write it into VALUE_MAP (tests/test_kinds.py)"
+    slot = Slot(torch.empty(OUT, IN), Role.ATTENTION_VALUE, "w", fused_out=3 * OUT, layer=LAYER, decoder=True)
+    found, expected = INIT[kind](slot, InitConfig(kind=kind), ModelDepth(N, M)), VALUE_MAP[kind]()
+    assert type(found) is type(expected)
+    assert found.size == pytest.approx(expected.size, rel=1e-12)

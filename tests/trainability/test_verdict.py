@@ -1,0 +1,92 @@
+"""Verdicts on trials made by hand: at, inside and outside every band."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+
+from ziggurat.trainability.trial import Trial
+from ziggurat.trainability.verdict import DEAD, LEARNING, READS, STARVED, evenness, judge
+
+UNIGRAM = 5.8
+EVEN = [0.2, 0.1, 0.3]
+HUNGRY = [1e-6, 1e-3, 0.3]
+
+
+def trial(
+    nll: float, encoder: Sequence[float] = EVEN, decoder: Sequence[float] = EVEN, cost: float = 0.0, **others: Any
+) -> Trial:
+    """A trial of 10 updates that ended with these figures."""
+    end = {"nll": nll, "source_dependence": cost, "gradient_norm": {"encoder": [*encoder], "decoder": [*decoder]}}
+    start = {"nll": 9.0, "source_dependence": 0.0, "gradient_norm": {"encoder": EVEN, "decoder": EVEN}}
+    values = {"points": {0: start, 10: end}, "failed": None, "updates": 10, **others}
+    return Trial(width=8, peak=1e-3, unigram=UNIGRAM, losses=[nll], **values)
+
+
+@pytest.mark.parametrize(
+    ("nll", "encoder", "decoder", "label"),
+    [
+        (UNIGRAM - LEARNING - 0.01, EVEN, EVEN, "trains"),
+        (UNIGRAM - LEARNING - 0.01, HUNGRY, HUNGRY, "trains"),
+        (UNIGRAM - LEARNING + 0.01, EVEN, EVEN, "trains"),
+        (UNIGRAM - LEARNING + 0.01, HUNGRY, HUNGRY, "will not train"),
+        (UNIGRAM + 1, HUNGRY, HUNGRY, "will not train"),
+        (UNIGRAM + 1, EVEN, HUNGRY, "risky"),
+        (UNIGRAM + 1, HUNGRY, EVEN, "risky"),
+        (UNIGRAM + 1, [DEAD * 0.99, 1.0], [DEAD, 1.0], "will not train"),
+        (UNIGRAM + 1, [DEAD * 1.01, 1.0], [DEAD, 1.0], "risky"),
+        (UNIGRAM + 1, [0.0, 0.0], EVEN, "will not train"),
+        (UNIGRAM + 1, [STARVED, 1.0], [STARVED, 1.0], "trains"),
+        (UNIGRAM + 1, [STARVED * 0.99, 1.0], [STARVED, 1.0], "risky"),
+        (9.0, EVEN, EVEN, "risky"),
+        (7.8, EVEN, EVEN, "trains"),  # 9.0 before it: 1.2 in half the trial, 2.4 in as long again, to 5.4
+        (7.95, EVEN, EVEN, "risky"),
+        (math.nan, EVEN, EVEN, "will not train"),
+        (math.inf, EVEN, EVEN, "will not train"),
+    ],
+)
+def test_label(nll: float, encoder: list[float], decoder: list[float], label: str) -> None:
+    assert judge(trial(nll, encoder, decoder)).label == label
+
+
+def test_a_failed_update_decides_alone() -> None:
+    failed = trial(1.0, failed=7, updates=7, points={0: {}})
+    verdict = judge(failed)
+    assert verdict.label == "will not train"
+    assert verdict.learned == -math.inf
+    assert "update 7" in verdict.findings[0].said
+
+
+def test_findings_have_their_numbers_and_are_apart() -> None:
+    verdict = judge(trial(UNIGRAM + 0.1, HUNGRY, EVEN, cost=0.0))
+    parts = {finding.part: finding for finding in verdict.findings}
+    assert [*parts] == ["loss", "encoder", "decoder", "source"]
+    assert [finding.healthy for finding in parts.values()] == [False, False, True, False]
+    assert "5.90" in parts["loss"].said
+    assert "5.80" in parts["loss"].said
+    assert "1.0e-06 in layer 1, 3.0e-01 in layer 3" in parts["encoder"].said
+    assert f"{1e-6 / 0.3:.1e}, {0.1 / 0.3:.1e} at initialisation" in parts["encoder"].said
+
+
+@pytest.mark.parametrize(
+    ("cost", "encoder", "healthy"),
+    [(READS * 1.01, HUNGRY, True), (READS, HUNGRY, False), (READS, EVEN, True), (-1.0, EVEN, True)],
+)
+def test_a_source_that_is_not_read_is_unhealthy_beside_a_starved_stack(
+    cost: float, encoder: list[float], healthy: bool
+) -> None:
+    assert judge(trial(5.0, encoder, cost=cost)).findings[-1].healthy is healthy
+
+
+def test_evenness() -> None:
+    assert evenness([0.5, 0.25, 1.0]) == 0.25
+    assert evenness([2.0]) == 1.0
+    assert evenness([0.0, 0.0]) == 0.0
+    assert evenness([0.0, 1.0]) == 0.0
+    assert evenness([1.0, math.nan]) == 0.0
+    assert evenness([1.0, math.inf]) == 0.0
+    at = trial(9.0, [STARVED, 1.0], [STARVED * 0.99, 1.0])
+    assert [finding.healthy for finding in judge(at).findings[1:3]] == [True, False]

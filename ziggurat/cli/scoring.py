@@ -1,0 +1,169 @@
+"""Scoring for `evaluate`, alone and with `--compare`: metrics by name, checks before and after translating."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, cast
+
+from ziggurat.cli.output import line_progress, output_stream, say
+from ziggurat.data.sides import Trigrams, resembles_more
+from ziggurat.errors import ConfigError
+
+if TYPE_CHECKING:
+    from ziggurat.decoding.translator import Translator
+    from ziggurat.evaluation.comet import CometEnvironment
+    from ziggurat.evaluation.metrics import TestSet
+    from ziggurat.evaluation.scores import Metric, Score
+
+__all__ = [
+    "COMET_PYTHON",
+    "ScoreOptions",
+    "check_test_set",
+    "comet_environment",
+    "metric_names",
+    "score_outputs",
+    "translated",
+    "warn_of_sides",
+]
+
+COMET_PYTHON = "ZIGGURAT_COMET_PYTHON"
+"""Environment variable that stands in for `--comet-python`."""
+
+_LANGUAGE_LINES = 2000  # lines compared to tell the languages of two texts apart
+
+
+@dataclass(frozen=True)
+class ScoreOptions:
+    """The options of `evaluate` on how outputs are scored.
+
+    Attributes:
+        metrics: names of ALL_METRICS, in its order.
+        comet: where COMET runs; None without that metric.
+        language: target language; None: the model's, if there is a model.
+        tokenizer: BLEU's tokenizer by sacreBLEU's name; None: by the language.
+        lowercase: ignore case.
+        tokenised: language of tokenised BLEU; None: not asked for.
+        compound_split: also compound-split BLEU.
+        confidence: add confidence intervals.
+    """
+
+    metrics: Sequence[str]
+    comet: CometEnvironment | None
+    language: str | None
+    tokenizer: str | None
+    lowercase: bool
+    tokenised: str | None = None
+    compound_split: bool = False
+    confidence: bool = False
+
+    def test_set(
+        self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
+    ) -> TestSet:
+        """Return these texts as a test set; `model_language` is used where no language was given."""
+        from ziggurat.evaluation.metrics import TestSet
+
+        return TestSet(references, sources, self.language or model_language, self.tokenizer, self.lowercase)
+
+
+def metric_names(listed: str) -> list[str]:
+    """Return the metrics of a comma-separated list, in the order of ALL_METRICS."""
+    from ziggurat.evaluation.metrics import ALL_METRICS, check_metrics
+
+    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    if not names:
+        raise ConfigError(f"`--metrics` names none; valid: {', '.join(ALL_METRICS)}")
+    check_metrics(names)
+    return [metric for metric in ALL_METRICS if metric in names]
+
+
+def comet_environment(python: str | None, model: str | None, device: str) -> CometEnvironment:
+    """Return where COMET runs. Raises ConfigError when no Python is named for it."""
+    from ziggurat.evaluation.comet import DEFAULT_MODEL, CometEnvironment
+
+    python = python or os.environ.get(COMET_PYTHON)
+    if not python:
+        raise ConfigError(
+            "COMET runs in a separate environment (`python3 -m venv comet-env && comet-env/bin/pip install "
+            f"unbabel-comet`): give its Python with `--comet-python comet-env/bin/python` or in ${COMET_PYTHON}"
+        )
+    return CometEnvironment(python, model or DEFAULT_MODEL, device=device, say=say)
+
+
+def check_test_set(
+    test_set: TestSet, metrics: Iterable[str], comet: CometEnvironment | None, *, compare: bool = False
+) -> None:
+    """Print notices on how lines are split into words; raise ConfigError when a metric cannot be computed.
+
+    To be called before anything is translated, which may take hours. With `compare`, BLEU's tokenizer is needed
+    whatever the metrics, so the message does not propose to leave BLEU out.
+    """
+    from ziggurat.evaluation.scores import MissingTokenizerError
+
+    names = list(metrics)
+    for metric in names:
+        try:
+            test_set.metric(metric, comet)
+        except MissingTokenizerError as error:
+            way_out = f"{error}. Or name another by `--bleu-tokenizer`, such as `char` (single characters)"
+            raise ConfigError(way_out if compare else f"{way_out}, or leave BLEU out: `--metrics chrf,ter`") from None
+    splitting = test_set.splitting
+    if splitting.bleu_notice and {"bleu", "meteor"} & set(names):
+        say(f"warning: {splitting.bleu_notice}")
+    if splitting.ter_notice and "ter" in names:
+        say(f"warning: {splitting.ter_notice}")
+
+
+def translated(translator: Translator, sources: list[str], output: str | None) -> list[str]:
+    """Return the translations of `sources`; they are also written to the file `output`, if given."""
+    with line_progress("translating", len(sources)) as advance:
+        translator.on_finished = advance
+        hypotheses = [translation.text for translation in translator.translate(sources)]
+    if output is not None:
+        with output_stream(output) as out:
+            out.write("".join(line + "\n" for line in hypotheses).encode())
+    return hypotheses
+
+
+def warn_of_sides(outputs: Sequence[str], test_set: TestSet, name: str = "the output") -> None:
+    """Print a warning when `outputs` resemble the source text more than the reference."""
+    if test_set.sources is None:
+        return
+    source, reference = (Trigrams(lines[:_LANGUAGE_LINES]) for lines in (test_set.sources, test_set.references[0]))
+    if resembles_more(Trigrams(outputs[:_LANGUAGE_LINES]), source, reference):
+        say(
+            f"warning: {name} looks like the source text, not like the reference: are `--source` and `--reference` "
+            "swapped, or does the system copy its input?"
+        )
+
+
+def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOptions) -> list[Score]:
+    """Return the scores of one system: sacreBLEU's metrics, METEOR and COMET, then BLEU on tokenised text."""
+    from ziggurat.evaluation.scores import METRICS, evaluate
+    from ziggurat.evaluation.segments import scored
+    from ziggurat.evaluation.tokenised import compound_split_bleu, tokenised_bleu
+
+    references, lowercase, confidence = test_set.references, test_set.lowercase, options.confidence
+    scores = evaluate(
+        hypotheses,
+        references,
+        metrics=cast("list[Metric]", [name for name in options.metrics if name in METRICS]),
+        confidence=confidence,
+        target_language=test_set.target_language,
+        tokenize=test_set.tokenize,
+        lowercase=lowercase,
+    )
+    for name in options.metrics:
+        if name not in METRICS:
+            scores.append(scored(test_set.metric(name, options.comet), hypotheses, confidence=confidence))
+    if (language := options.tokenised) is not None:
+        scores.append(
+            tokenised_bleu(hypotheses, references, language=language, confidence=confidence, lowercase=lowercase)
+        )
+    if options.compound_split:
+        language = options.tokenised or "de"
+        scores.append(
+            compound_split_bleu(hypotheses, references, language=language, confidence=confidence, lowercase=lowercase)
+        )
+    return scores

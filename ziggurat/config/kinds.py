@@ -1,0 +1,225 @@
+"""Kinds of the model: their names, and one row of facts for each that a configuration goes by.
+
+A row says what can be known without PyTorch: the paper, the options that mean something with the kind, and what the
+checks of a configuration ask. What a kind is built by is on its row in ziggurat.models.kinds, ziggurat.models.attention
+or ziggurat.init.schemes. No fact is told twice, and tests/test_kinds.py names every row that is missing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+__all__ = [
+    "ATTENTIONS",
+    "HISTORIES",
+    "INITIALISATIONS",
+    "MEMORIES",
+    "RESIDUALS",
+    "Activation",
+    "DecoderAttentionKind",
+    "EncoderAttentionKind",
+    "Facts",
+    "Family",
+    "HistoryKind",
+    "InitKind",
+    "MemoryKind",
+    "NormKind",
+    "PositionKind",
+    "ResidualKind",
+    "Sharing",
+]
+
+# Names -----------------------------------------------------------------------------------------------------------
+
+Family = Literal["transformer", "rnmt"]
+ResidualKind = Literal[
+    "post",
+    "pre",
+    "lingvo",
+    "none",
+    "admin",
+    "deepnorm",
+    "rezero",
+    "layer_scale",
+    "ln_scaling",
+    "peri",
+    "res_post",
+    "b2t",
+    "no_norm",
+    "fixup",
+    "hyper",
+]
+HistoryKind = Literal["latest", "dlcl", "dense", "average", "blocks", "top_only", "depth_weighted"]
+MemoryKind = Literal["top", "transparent"]
+EncoderAttentionKind = Literal["full", "relative"]
+DecoderAttentionKind = Literal[
+    "full", "relative", "average", "simplified_average", "merged", "merged_full", "merged_gated"
+]
+InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "t_fixup", "fixup", "uniform"]
+PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
+Sharing = Literal["none", "decoder", "all"]
+Activation = Literal["relu", "gelu", "silu", "swiglu"]
+NormKind = Literal["layer", "rms"]
+
+# Rows ------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Facts:
+    """One kind of any axis.
+
+    Attributes:
+        paper: authors and year; None: the plain case, which is no method.
+        options: keys under `model` that mean something with this kind; set beside other kinds they earn a notice.
+    """
+
+    paper: str | None
+    options: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class ResidualFacts(Facts):
+    """One residual kind.
+
+    Attributes:
+        init: the initialisation that is the other half of the method; None: the residual stands alone.
+        without_init: what a stack does that has this residual and another initialisation.
+        depth_constants: it computes with constants of depth, so trained weights belong to that depth.
+        layer_input: it reads the input of its layer, so layers must be called as wholes.
+    """
+
+    init: InitKind | None = None
+    without_init: str = ""
+    depth_constants: bool = False
+    layer_input: bool = False
+
+
+@dataclass(frozen=True)
+class HistoryFacts(Facts):
+    """One history kind.
+
+    Attributes:
+        period: what `combination.period` is where it is null; means nothing where `options` lacks that key.
+    """
+
+    period: int = 1
+
+
+@dataclass(frozen=True)
+class AttentionFacts(Facts):
+    """One kind of attention to the target (decoder) or to the source (encoder).
+
+    Attributes:
+        merged: attention to the memory is part of the same sub-layer, so a decoder layer has two sub-layers, not three.
+        rotary: it has queries and keys that rotary positions can turn.
+    """
+
+    merged: bool = False
+    rotary: bool = False
+
+
+@dataclass(frozen=True)
+class InitFacts(Facts):
+    """One initialisation.
+
+    Attributes:
+        elsewhere: what it does to a stack whose residual it was not made for; "": what any stack can have.
+        three_branches: the method's name, where its constants count three branches to every decoder layer.
+        rnmt: RNMT+ can have it.
+    """
+
+    elsewhere: str = ""
+    three_branches: str = ""
+    rnmt: bool = False
+
+
+_VASWANI = "Vaswani et al. 2017"
+_DLCL = "Wang et al. 2019"
+_BAPNA = "Bapna et al. 2018"
+_ADMIN = "Liu et al. 2020 (ADMIN)"
+_DEEPNET = "Wang et al. 2022"
+_AAN = "Zhang et al. 2018"
+_MATT = "Zhang et al. 2019 (DS-Init and MAtt)"
+_T_FIXUP = "Huang et al. 2020"
+_FIXUP = "Zhang et al. 2019 (Fixup)"
+
+_UNNORMALISED = "has neither normalisation nor the initialisation that replaces it"
+
+RESIDUALS: dict[ResidualKind, ResidualFacts] = {
+    "post": ResidualFacts(_VASWANI),
+    "pre": ResidualFacts(_DLCL),
+    "lingvo": ResidualFacts(f"code of {_BAPNA}"),
+    "none": ResidualFacts(_BAPNA),
+    "admin": ResidualFacts(
+        _ADMIN,
+        frozenset({"wiring.omega_trainable"}),
+        init="admin",
+        without_init="starts as plain post-norm, omega 1",
+    ),
+    "deepnorm": ResidualFacts(
+        _DEEPNET,
+        init="deepnorm",
+        without_init="has the paper's constant on the stream, but not the smaller weights that go with it",
+        depth_constants=True,
+    ),
+    "rezero": ResidualFacts("Bachlechner et al. 2020"),
+    "layer_scale": ResidualFacts("Touvron et al. 2021", frozenset({"wiring.layer_scale"})),
+    "ln_scaling": ResidualFacts("Sun et al. 2025"),
+    "peri": ResidualFacts("Kim et al. 2025"),
+    "res_post": ResidualFacts("Liu et al. 2022 (Swin v2)"),
+    "b2t": ResidualFacts("Takase et al. 2022", layer_input=True),
+    "no_norm": ResidualFacts(_T_FIXUP, init="t_fixup", without_init=_UNNORMALISED),
+    "fixup": ResidualFacts(_FIXUP, init="fixup", without_init=_UNNORMALISED),
+    "hyper": ResidualFacts("Zhu et al. 2024", frozenset({"wiring.streams", "wiring.dynamic"})),
+}
+
+_ANY_COMBINATION = frozenset({"combination.dropout", "combination.groups", "combination.unit"})
+_OVER_LAYERS = _ANY_COMBINATION | {"combination.norm", "combination.normalize_embedding", "combination.window"}
+_LEARNED = _OVER_LAYERS | {"combination.learnable", "combination.start", "combination.softmax"}
+
+HISTORIES: dict[HistoryKind, HistoryFacts] = {
+    "latest": HistoryFacts(None),
+    "dlcl": HistoryFacts(_DLCL, _LEARNED),
+    "dense": HistoryFacts(_DLCL, _OVER_LAYERS),
+    "average": HistoryFacts(_DLCL, _OVER_LAYERS),
+    "blocks": HistoryFacts("Li et al. 2020", _LEARNED | {"combination.period"}, period=6),
+    "top_only": HistoryFacts(_DLCL, _LEARNED),
+    "depth_weighted": HistoryFacts(
+        "Pagliardini et al. 2024",
+        _ANY_COMBINATION | {"combination.learnable", "combination.period", "combination.dilation"},
+    ),
+}
+
+MEMORIES: dict[MemoryKind, Facts] = {
+    "top": Facts(None),
+    "transparent": Facts(_BAPNA, frozenset({"dropout.transparent"})),
+}
+
+_AVERAGE = frozenset({"attention.average_ffn", "attention.average_gate"})
+
+ATTENTIONS: dict[DecoderAttentionKind, AttentionFacts] = {
+    "full": AttentionFacts(None, rotary=True),
+    "relative": AttentionFacts(
+        "Shaw et al. 2018", frozenset({"attention.relative_clip", "attention.relative_values"}), rotary=True
+    ),
+    "average": AttentionFacts(_AAN, _AVERAGE),
+    "simplified_average": AttentionFacts(_MATT),
+    "merged": AttentionFacts(_MATT, frozenset({"attention.share_value"}), merged=True),
+    "merged_full": AttentionFacts(_MATT, merged=True, rotary=True),
+    "merged_gated": AttentionFacts(_MATT, _AVERAGE, merged=True),
+}
+"""Kinds of both stacks: every kind of the encoder is one of the decoder too."""
+
+_QKV = frozenset({"init.qkv"})
+_SMALLER_BRANCHES = "makes value, output and feed-forward weights smaller by depth"
+
+INITIALISATIONS: dict[InitKind, InitFacts] = {
+    "xavier": InitFacts("Glorot and Bengio 2010", _QKV, rnmt=True),
+    "depth_scaled": InitFacts(_MATT, _QKV | {"init.alpha", "init.exponent"}),
+    "admin": InitFacts(_ADMIN, _QKV | {"init.omega", "init.profile_tokens"}),  # elsewhere it is Glorot's
+    "deepnorm": InitFacts(_DEEPNET, elsewhere=_SMALLER_BRANCHES, three_branches="DeepNorm"),
+    "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup"),
+    "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero"),
+    "uniform": InitFacts("Chen et al. 2018", _QKV | {"init.uniform"}, rnmt=True),
+}

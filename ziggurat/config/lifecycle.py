@@ -1,0 +1,164 @@
+"""Sections of `training` about the life of a run: validation, its end, failed updates, checkpoints, measures, trackers.
+
+Nothing here changes what a single update computes; that is ziggurat.config.train.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from ziggurat.config.base import Beams, Count, Minutes, Real, Section, Size
+
+__all__ = [
+    "CheckpointConfig",
+    "DiagnosticsConfig",
+    "DivergenceConfig",
+    "MlflowConfig",
+    "PatienceConfig",
+    "StopConfig",
+    "ValidationConfig",
+    "WandbConfig",
+]
+
+
+class ValidationConfig(Section):
+    """Measurements on the dev set."""
+
+    every_updates: Count = Field(default=1000, ge=1)
+    """Updates between validations."""
+    decode: bool = True
+    """Translate the dev set and score it with sacreBLEU."""
+    beam_size: Beams = Field(default=1, ge=1)
+    """Beam of that decoding; 1 is greedy."""
+    max_sentences: Size | None = Field(default=None, ge=1)
+    """Decode only this many dev pairs, the first ones; null: all."""
+    metric: Literal["loss", "bleu", "chrf"] = "loss"
+    """Metric for the best checkpoint and for early stopping."""
+
+    @model_validator(mode="after")
+    def _metric_is_measured(self) -> Self:
+        if self.metric != "loss" and not self.decode:
+            raise ValueError(f"`metric: {self.metric}` needs `decode: true`")
+        return self
+
+
+class StopConfig(Section):
+    """End of training: whichever limit is reached first."""
+
+    updates: Count | None = Field(default=100_000, ge=1)
+    """Optimiser updates."""
+    epochs: Count | None = Field(default=None, ge=1)
+    """Passes over the data."""
+    minutes: Minutes | None = Field(default=None, gt=0)
+    """Wall time of training, summed over all resumed parts, validation and checkpoints included."""
+    patience: Count | None = Field(default=None, ge=1)
+    """Consecutive validations without a better metric (early stopping)."""
+
+    @model_validator(mode="after")
+    def _some_end(self) -> Self:
+        if self.updates is None and self.epochs is None and self.minutes is None and self.patience is None:
+            raise ValueError("training would never end: set `updates`, `epochs`, `minutes` or `patience`")
+        return self
+
+
+class PatienceConfig(Section):
+    """Limits on consecutive failed updates; each failed one is skipped, counted and explained in the log."""
+
+    non_finite: Count = Field(default=20, ge=1)
+    """Consecutive updates whose loss or gradient is not finite, or with a loss spike; then `divergence.action`."""
+    out_of_memory: Count = Field(default=5, ge=1)
+    """Consecutive updates that do not fit into memory; then training ends."""
+
+
+class DivergenceConfig(Section):
+    """Detection of divergence (besides losses and gradients that are not finite), and the reaction to it."""
+
+    loss_spike: Real | None = Field(default=None, gt=1)
+    """Skip an update whose loss (nats per target token, without smoothing) is more than this many times the running
+    median; null: never."""
+    window: Count = Field(default=100, ge=1)
+    """`loss_spike`: the median is taken over this many latest updates; until there are so many, none is skipped."""
+    action: Literal["stop", "roll_back"] = "stop"
+    """After `patience.non_finite` consecutive skipped updates: end the run with the diagnosis, or return to the last
+    good checkpoint and continue with a lower rate and the data that comes next."""
+    rate_factor: float = Field(default=0.5, gt=0, le=1)
+    """`roll_back`: each roll-back multiplies the learning rate by this, for the rest of the run."""
+    max_roll_backs: Count = Field(default=3, ge=1)
+    """`roll_back`: most roll-backs of a run; after them it ends with the diagnosis."""
+
+
+class CheckpointConfig(Section):
+    """Checkpoints: when they are written and which are kept."""
+
+    every_updates: Count = Field(default=1000, ge=1)
+    """Updates between checkpoints."""
+    every_minutes: Minutes | None = Field(default=None, gt=0)
+    """Also write one after this many minutes of training."""
+    keep_last: Count = Field(default=5, ge=1)
+    """Newest checkpoints kept."""
+    keep_best: Count = Field(default=1, ge=0)
+    """Best checkpoints kept, by `training.validation.metric`."""
+    keep_every: Count | None = Field(default=None, ge=1)
+    """Also keep permanently every checkpoint at a multiple of this many updates, itself a multiple of
+    `every_updates`; null: none."""
+    asynchronous: bool = True
+    """Write checkpoints in the background: training waits only while its tensors are copied. false: training waits
+    until everything is on disk, but needs no memory for the copy (12 bytes per parameter with Adam: weights and
+    moments)."""
+    on_error: Literal["stop", "continue"] = "stop"
+    """When a checkpoint cannot be written, for example on a full disk: end the run, or report it and continue until
+    the next one. Failing to write the last checkpoint of a run is always an error."""
+    average_last: Count = Field(default=0, ge=0)
+    """When training ends, average this many of the newest checkpoints into `averaged/`; 0: do not."""
+
+    @model_validator(mode="after")
+    def _enough_kept(self) -> Self:
+        if self.average_last > self.keep_last:
+            raise ValueError(f"`average_last` ({self.average_last}) is larger than `keep_last` ({self.keep_last})")
+        return self
+
+    @model_validator(mode="after")
+    def _kept_ones_are_written(self) -> Self:
+        if self.keep_every is not None and self.keep_every % self.every_updates:
+            raise ValueError(
+                f"`keep_every` ({self.keep_every}) must be a multiple of `every_updates` ({self.every_updates}): there "
+                "is no checkpoint to keep at other updates"
+            )
+        return self
+
+
+class DiagnosticsConfig(Section):
+    """Measures of depth, written to `diagnostics/` of the run; they do not change training."""
+
+    every_updates: Count | None = Field(default=100, ge=1)
+    """Updates between measurements; one more is taken before the first update. null: nothing is measured."""
+    tokens: Size = Field(default=512, ge=1)
+    """Size of the sample of training pairs that is measured, in tokens of the longer side: the same pairs throughout,
+    and at most `training.batch.max_tokens`."""
+    max_share: float | None = Field(default=0.03, gt=0, lt=1)
+    """Largest share of the time since training was started that measuring may take. A measurement that would exceed it
+    is left out, so runs with short updates measure less often than `every_updates`. The first measurement after a
+    start always runs. null: no limit."""
+
+
+class WandbConfig(Section):
+    """Reporting to Weights & Biases; everything else is set by W&B's own variables, such as WANDB_TAGS."""
+
+    project: str = "ziggurat"
+    """W&B project."""
+    entity: str | None = None
+    """User or team; null: the default of the API key."""
+    mode: Literal["online", "offline"] | None = None
+    """`offline`: only write files, which `wandb sync` uploads later; null: as WANDB_MODE says, else online."""
+
+
+class MlflowConfig(Section):
+    """Reporting to MLflow."""
+
+    uri: str | None = None
+    """Tracking server or store, `http://host:5000` or `sqlite:///mlflow.db`; null: as MLFLOW_TRACKING_URI says, else
+    MLflow's own default."""
+    experiment: str = "ziggurat"
+    """MLflow experiment; created if it does not exist."""

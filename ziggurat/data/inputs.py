@@ -1,0 +1,131 @@
+"""The corpora that `prepare` reads: found, counted and checked before anything is trained or encoded.
+
+First of the store modules (inputs, passes, prepare; arrow_shard, table, corpus; store_checks). Counting is the first of
+the three passes over the files; the other two, sampling and encoding, are in ziggurat.data.passes.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.data.readers import CorpusReader
+from ziggurat.data.sides import SideSample, looks_swapped, named_language
+from ziggurat.errors import ConfigError, DataError
+
+__all__ = ["Corpus", "Progress", "count_pairs", "find_corpora", "nothing_left", "side_notices"]
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with the phase, the amount done and the total (None: not known)."""
+
+_COPIES = 0.5  # no parallel corpus has more than this share of equal pairs
+
+
+@dataclass
+class Corpus:
+    """One corpus of one split, with counts of what happened to its pairs."""
+
+    split: str
+    key: str
+    """Key of the corpus in the configuration, such as `data.train.0`."""
+    config: CorpusConfig
+    reader: CorpusReader
+    read: int = 0
+    """Pairs in the files."""
+    kept: int = 0
+    """Pairs in the store."""
+    dropped: Counter[str] = field(default_factory=Counter)
+    """Pairs dropped, by reason."""
+    sides: SideSample = field(default_factory=SideSample)
+    """Sample of its two sides."""
+
+
+def find_corpora(config: DataConfig) -> list[Corpus]:
+    """Return all corpora with their files found: training, then development.
+
+    Raises:
+        ConfigError, DataError: see `CorpusReader.of`; no training corpus.
+    """
+    if not config.train:
+        raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
+    languages = (config.source_language, config.target_language)
+    return [
+        Corpus(split, key, corpus, CorpusReader.of(corpus, key, languages))
+        for split, corpora in (("train", config.train), ("dev", config.dev))
+        for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
+    ]
+
+
+def count_pairs(corpora: Sequence[Corpus], progress: Progress) -> None:
+    """Read everything once, so that unusable files are refused before anything is trained or encoded.
+
+    Raises:
+        DataError: a fault in a file (encoding, alignment, columns, compression), or a corpus without pairs.
+    """
+    done = 0
+    for corpus in corpora:
+        for source, target in corpus.reader.blocks():
+            corpus.sides.see(source, target)
+            corpus.read += len(source)
+            done += len(source)
+            progress("read", done, None)
+        if not corpus.read:
+            raise DataError(f"{corpus.key}: no sentence pairs in {corpus.reader.described()}")
+
+
+def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
+    """Return a notice on each corpus whose sides seem to be swapped, or to be the same text.
+
+    File names are compared with the two language codes. Texts are compared with the largest training corpus of the same
+    tag, because tags such as `<2en>` tell the two directions of a bidirectional model apart.
+    """
+    notices = []
+    training = sorted((corpus for corpus in corpora if corpus.split == "train"), key=lambda c: -c.read)
+    for corpus in corpora:
+        if corpus.sides.equal > _COPIES * corpus.sides.lines:
+            notices.append(
+                f"{corpus.key}: {corpus.sides.equal:,} of {corpus.sides.lines:,} pairs looked at have the same text on "
+                "both sides: is the source also given as target? (`data.filters.identical` drops such pairs)"
+            )
+            continue
+        if _is_named_the_other_way(corpus.config, config):
+            notices.append(
+                f"{corpus.key}: by their names {corpus.config.source} is in `{config.target_language}` and "
+                f"{corpus.config.target} in `{config.source_language}`: exchange `source` and `target`, or "
+                "`data.source_language` and `data.target_language`"
+            )
+            continue
+        # Only with larger ones: of two corpora that differ, the smaller one gets the notice.
+        larger = training[: training.index(corpus)] if corpus in training else training
+        largest = next((c for c in larger if _same_direction(c.config.tag, corpus.config.tag)), None)
+        if largest is not None and looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
+            notices.append(
+                f"{corpus.key}: its source looks like the target of {largest.key}, its target like the source there: "
+                "exchange `source` and `target` (or the columns) of one of the two"
+            )
+    return notices
+
+
+def _same_direction(first: str | None, second: str | None) -> bool:
+    return first == second or None in (first, second)
+
+
+def _is_named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
+    """Return True if each side's file name ends in the code of the other side's language."""
+    if corpus.source is None or corpus.target is None:
+        return False
+    endings = [named_language(path) for path in (corpus.source, corpus.target)]
+    wanted = [code.lower() for code in (config.source_language, config.target_language)]
+    return endings == wanted[::-1] and endings[0] != endings[1]
+
+
+def nothing_left(pairs: int, counts: Counter[str], corpora: Sequence[Corpus]) -> DataError:
+    """Return the error to raise where the filters drop every pair."""
+    reasons = ", ".join(f"{reason} {count:,}" for reason, count in counts.most_common())
+    names = "; ".join(corpus.reader.described() for corpus in corpora[:3])
+    return DataError(
+        f"{names}: {sum(counts.values()):,} of {pairs:,} pairs skipped ({reasons}), nothing left to train on; "
+        "see data.filters"
+    )

@@ -1,0 +1,255 @@
+"""Checks of a store: is it intact, does it stay unchanged, was it prepared with this configuration?
+
+`Verification` compares checksums in the background, `StoreWatch` and `InputWatch` notice files that change while they
+are in use, and `provenance` records what a store was made from, so that `differences` can tell whether and why it must
+be prepared again.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config.data import DataConfig
+from ziggurat.data.corpus import Store
+from ziggurat.data.files import find_files, fingerprint
+from ziggurat.data.inputs import Corpus, Progress
+from ziggurat.errors import DataError, printable
+
+__all__ = [
+    "InputWatch",
+    "StoreWatch",
+    "Verification",
+    "differences",
+    "other_files",
+    "provenance",
+    "unlike_store",
+]
+
+
+class Verification:
+    """Comparison of a store's training pairs with their checksums, in a thread that starts now.
+
+    Training may go on meanwhile, but must save nothing before `wait` has returned without an error. Reading and hashing
+    run outside Python's lock, at 2 to 10 GB a second from memory.
+
+    Args:
+        store: a store just opened, whose training pairs have not been read.
+        patience: seconds to wait for the end here; most stores are done by then.
+
+    Raises DataError naming the file if damage was found within that time.
+    """
+
+    def __init__(self, store: Store, patience: float = 1.0) -> None:
+        self._shards = store.train.shards
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        for shard in self._shards:
+            shard.checked_elsewhere = True
+        threading.Thread(target=self._go, name="ziggurat-checksums", daemon=True).start()
+        if self._ended.wait(patience):
+            self.wait()
+
+    def _go(self) -> None:
+        try:
+            for shard in self._shards:
+                shard.verify()
+        except BaseException as error:  # raised by `wait`
+            self._error = error
+        self._ended.set()
+
+    @property
+    def done(self) -> bool:
+        """True once the comparison has ended, with or without damage."""
+        return self._ended.is_set()
+
+    @property
+    def damaged(self) -> bool:
+        """True once damage has been found."""
+        return self._error is not None
+
+    def found_damage(self) -> bool:
+        """Wait until everything is compared; return True if damage was found."""
+        self._ended.wait()
+        return self.damaged
+
+    def wait(self) -> None:
+        """Return when everything is compared. Raises DataError naming the damaged file, and the way out."""
+        self._ended.wait()
+        if isinstance(self._error, DataError):
+            raise DataError(
+                f"{self._error}. Training has stopped, and nothing was saved that has seen these data; once the store "
+                "is restored, `--resume` continues the run"
+            )
+        if self._error is not None:
+            raise self._error
+
+
+class StoreWatch:
+    """Watch over the files of an open store: `check` compares their identities, at the price of one `stat` a file.
+
+    A store that was replaced or removed (`prepare --force`) does no harm to a process that has the old files mapped;
+    the same file with other content does.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._seen = {name: _identity(os.stat(store.path / name)) for name in store.manifest["files"]}
+
+    def check(self) -> str | None:
+        """Return a message if the store was replaced or removed; None when it is untouched.
+
+        Raises DataError naming a file whose content was changed in place.
+        """
+        for name, seen in self._seen.items():
+            path = self._store.path / name
+            try:
+                now = _identity(os.stat(path))
+            except OSError:
+                return f"{path} is gone"
+            if now == seen:
+                continue
+            if now[:2] != seen[:2]:  # another inode: the old file lives on under our mapping
+                return f"{path} is another file now"
+            if fingerprint(path) != self._store.manifest["files"][name]["xxh3_128"]:
+                raise DataError(
+                    f"{path}: changed while it was being read, so updates since the last checkpoint may have seen "
+                    "damaged data; restore the store, then `--resume`"
+                )
+            self._seen[name] = now
+        return None
+
+
+class InputWatch:
+    """Watch over the input files of a store: `check` compares them with their state when fingerprints were taken.
+
+    `prepare` reads them several times, and records the fingerprints of the first time.
+    """
+
+    def __init__(self) -> None:
+        self._seen: dict[Path, tuple[tuple[int, int, int, int], int, str]] = {}
+
+    def fingerprint(self, path: Path) -> str:
+        """Return the file's fingerprint, and watch the file from now on; raises as ziggurat.data.files.fingerprint."""
+        try:
+            status = os.stat(path)  # before reading, so that a change while reading is noticed
+        except OSError:
+            return fingerprint(path)
+        found = fingerprint(path)
+        self._seen.setdefault(path, (_identity(status), status.st_ctime_ns, found))
+        return found
+
+    def check(self) -> None:
+        """Raise DataError if a file may have had other content at any time since."""
+        for path, (identity, changed, content) in self._seen.items():
+            try:
+                now = os.stat(path)
+            except OSError:
+                now = None
+            # An edit can be hidden by resetting the mtime, but not the ctime. Changes of permissions or links alter the
+            # ctime as well, so then the content decides.
+            other = now is None or _identity(now) != identity
+            if other or (now and now.st_ctime_ns != changed and fingerprint(path) != content):
+                raise DataError(f"{path}: changed while being read; run `ziggurat prepare` again")
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    """Return (device, inode, size, mtime)."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+_PLACES = {"source", "target", "path", "name", "format"}
+"""Keys of a corpus that say where its files are or what it is called."""
+_MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
+
+
+def provenance(
+    config: DataConfig, corpora: Sequence[Corpus], progress: Progress, fingerprint: Callable[[Path], str] = fingerprint
+) -> dict[str, Any]:
+    """Return everything that the pairs and vocabularies of a store depend on: settings, and files by their content.
+
+    Left out are paths and names, and settings that only training reads (weights, sampling temperature, strength of
+    regularisation).
+    """
+    settings = _settings(config.model_dump(mode="json"))
+    for name in _MODEL_FILES:
+        path = getattr(config.subword, name)
+        found = None if path is None else [fingerprint(p) for p in _files_of(path, f"data.subword.{name}")]
+        settings["subword"][name] = found
+    entries = {split: iter(settings[split]) for split in ("train", "dev")}
+    for number, corpus in enumerate(corpora):
+        entry = next(entries[corpus.split])
+        del entry["weight"]
+        entry["format"] = corpus.reader.kind
+        entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
+        progress("fingerprint", number + 1, len(corpora))
+    return settings
+
+
+def _files_of(path: str, key: str) -> list[Path]:
+    """Return the model or vocabulary files at `path`; for a folder, the vocabularies in it."""
+    if not (folder := Path(path).expanduser()).is_dir():
+        return find_files(path, key)
+    return [file for pattern in ("vocabulary.json", "*.spm", "*.vocab") for file in sorted(folder.glob(pattern))]
+
+
+def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the settings, by dotted name, in which `config` differs from those of a store.
+
+    Compared is what `provenance` records, without the content of files, since no input file is read, but with weights,
+    which the store keeps for training. Corpora are compared only if `config` names some.
+    """
+    old, new = (_settings(data) for data in (manifest["config"], config.model_dump(mode="json")))
+    if not config.train:
+        old["train"] = old["dev"] = new["train"] = new["dev"] = []
+    return differences(old, new)
+
+
+def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
+    """Return the corpora's paths, by dotted name, in which `config` differs from those of a store.
+
+    Two spellings of one path are equal. Corpora are compared where both name equally many.
+    """
+    found = []
+    for split in ("train", "dev"):
+        old, new = manifest["config"][split], config.model_dump(mode="json")[split]
+        for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
+            for key in ("source", "target", "path"):
+                before, after = (corpus[key] for corpus in pair)
+                if before and after and os.path.abspath(before) != os.path.abspath(after):
+                    found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
+    return found
+
+
+def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
+    kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
+    kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
+    kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
+    for split in ("train", "dev"):
+        kept[split] = [{k: v for k, v in corpus.items() if k not in _PLACES} for corpus in data[split]]
+    return kept
+
+
+def differences(old: Any, new: Any, path: str = "data") -> list[str]:
+    """Return the dotted names of the differences, with both values, cut where they are long."""
+    if isinstance(old, Mapping) and isinstance(new, Mapping):
+        names = [*old, *(name for name in new if name not in old)]
+        return [found for name in names for found in differences(old.get(name), new.get(name), f"{path}.{name}")]
+    if isinstance(old, list) and isinstance(new, list) and len(old) == len(new) and not path.endswith(".files"):
+        return [
+            found
+            for number, pair in enumerate(zip(old, new, strict=True))
+            for found in differences(*pair, f"{path}.{number}")
+        ]
+    if old == new:
+        return []
+    if path in ("data.train", "data.dev"):
+        return [f"{path} ({len(old)} -> {len(new)} corpora)"]
+    if path.endswith((".files", "_model", "_vocabulary")):
+        return [f"{path}: other content"]
+    return [f"{path} ({printable(json.dumps(old), 40)} -> {printable(json.dumps(new), 40)})"]

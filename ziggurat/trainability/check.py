@@ -1,0 +1,227 @@
+"""The depth check: a trial of a configuration, the verdict on it, and the remedies tried where it does not train.
+
+Remedies are published methods. Each is applied to the configuration and tried in the same way on the same data, so
+that they can be ranked by what was measured.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ziggurat.config import Experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.corpus import Store
+from ziggurat.documents import json_safe
+from ziggurat.duration import duration
+from ziggurat.errors import ConfigError
+from ziggurat.trainability.trial import Trial, TrialOptions, open_data, run_trial, unigram_entropy
+from ziggurat.trainability.verdict import Verdict, judge
+
+__all__ = [
+    "REMEDIES",
+    "DepthCheck",
+    "Outcome",
+    "Remedy",
+    "applied",
+    "check_depth",
+    "ranked",
+    "tried_remedies",
+]
+
+
+@dataclass(frozen=True)
+class DepthCheck:
+    """The result of a depth check.
+
+    Attributes:
+        data: a description of the data of the trials.
+        settings: the options of the trials.
+        trial: the trial of the configuration.
+        verdict: the verdict on it.
+        remedies: the remedies tried, best first; empty where the verdict is `trains`, or none were to be tried.
+        seconds: wall time.
+        untried: names of applicable remedies that were not tried because nobody asked for it.
+    """
+
+    data: str
+    settings: TrialOptions
+    trial: Trial
+    verdict: Verdict
+    remedies: tuple[Outcome, ...]
+    seconds: float
+    untried: tuple[str, ...] = ()
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the result for JSON; numbers that are not finite become None."""
+        remedies = [
+            {
+                "name": outcome.remedy.name,
+                "model": dict(outcome.remedy.model),
+                "training": dict(outcome.remedy.training),
+                "rate_factor": outcome.remedy.rate_factor,
+                "verdict": asdict(outcome.verdict),
+            }
+            for outcome in self.remedies
+        ]
+        record = {
+            "data": self.data,
+            "settings": asdict(self.settings),
+            "trial": asdict(self.trial),
+            "verdict": asdict(self.verdict),
+            "remedies": remedies,
+            "untried_remedies": list(self.untried),
+            "seconds": round(self.seconds, 1),
+        }
+        finite: dict[str, Any] = json_safe(record)
+        return finite
+
+
+def check_depth(
+    experiment: Experiment,
+    settings: TrialOptions,
+    begun: Callable[[str], Callable[[int], None]],
+    *,
+    remedies: bool = True,
+    say: Callable[[str], object] = lambda message: None,
+) -> DepthCheck:
+    """Try `experiment`, and remedies where it does not train.
+
+    Args:
+        experiment: the configuration.
+        settings: the options of the trials.
+        begun: takes the name of each trial when it begins, and returns the function that takes its update numbers.
+        remedies: whether to try remedies where the verdict is not `trains`.
+        say: takes the verdict before remedies are tried, since those take several times as long.
+
+    Raises the ConfigError and DataError of run_trial and open_data.
+    """
+    started = time.perf_counter()
+    with open_data(experiment) as (store, data):
+        unigram = unigram_entropy(store)
+        trial = run_trial(experiment, store, unigram, settings, begun("the configuration"))
+        verdict = judge(trial)
+        outcomes: list[Outcome] = []
+        applicable = [remedy.name for remedy in REMEDIES if applied(remedy, experiment) is not None]
+        if remedies and verdict.label != "trains":
+            count = len(applicable)
+            took = duration(time.perf_counter() - started)
+            say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
+            outcomes = tried_remedies(experiment, store, unigram, settings, begun)
+    untried = () if remedies or verdict.label == "trains" else tuple(applicable)
+    return DepthCheck(data, settings, trial, verdict, tuple(outcomes), time.perf_counter() - started, untried)
+
+
+# Remedies
+
+_LABELS = ("trains", "risky", "will not train")  # best first
+
+
+@dataclass(frozen=True)
+class Remedy:
+    """A change of a configuration.
+
+    Attributes:
+        name: name of the method, with its paper.
+        model: changes in section `model`.
+        training: changes in section `training`.
+        rate_factor: factor of the schedule's highest rate.
+    """
+
+    name: str
+    model: Mapping[str, Any]
+    training: Mapping[str, Any]
+    rate_factor: float = 1.0
+
+
+def _residual(kind: str, **others: Any) -> dict[str, Any]:
+    """Return changes that set one residual kind for both stacks, and plain Xavier weights unless `others` differ."""
+    stack = {"residual": None}
+    return {"residual": kind, "encoder": stack, "decoder": stack, "init": {"kind": "xavier"}, **others}
+
+
+_DLCL = {"residual": None, "history": "dlcl"}
+
+REMEDIES: tuple[Remedy, ...] = (
+    Remedy("pre-norm", _residual("pre"), {}),
+    Remedy("pre-norm with DLCL (Wang et al. 2019)", _residual("pre", encoder=_DLCL, decoder=_DLCL), {}),
+    Remedy(
+        "ADMIN with RAdam (Liu et al. 2020)",
+        _residual("admin", init={"kind": "admin"}),
+        {"optimiser": {"kind": "radam", "rectified_only": True}},
+    ),
+    Remedy(
+        "DS-Init, exponent 1/2 (Zhang et al. 2019)",
+        _residual("post", init={"kind": "depth_scaled", "exponent": 0.5}),
+        {},
+    ),
+    Remedy("DeepNorm (Wang et al. 2022)", _residual("deepnorm", init={"kind": "deepnorm"}), {}),
+    Remedy("a third of the learning rate", {}, {}, rate_factor=1 / 3),
+)
+"""Changes that can make deep models train. Data, sizes and the rest of the recipe stay as they are."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """A remedy that was tried.
+
+    Attributes:
+        remedy: the change.
+        verdict: the verdict on the changed configuration.
+        experiment: the changed configuration.
+    """
+
+    remedy: Remedy
+    verdict: Verdict
+    experiment: Experiment
+
+
+def applied(remedy: Remedy, experiment: Experiment) -> Experiment | None:
+    """Return `experiment` with a remedy; None where it already has it, or the two are not compatible."""
+    if remedy.model and experiment.model.family != "transformer":
+        return None  # residual kinds are the Transformer's; RNMT+ has none
+    schedule = experiment.training.schedule
+    rate: dict[str, Any] = {}
+    if remedy.rate_factor != 1:
+        key = {"noam": "factor", "gnmt+": "base"}.get(schedule.kind, "peak")
+        rate = {"schedule": {key: getattr(schedule, key) * remedy.rate_factor}}
+    try:
+        model = change_section(experiment.model, remedy.model, "model")
+        training = change_section(experiment.training, {**remedy.training, **rate}, "training")
+        changed = type(experiment).model_validate(
+            {
+                **{name: getattr(experiment, name) for name in type(experiment).model_fields},
+                "model": model,
+                "training": training,
+            }
+        )
+    except (ConfigError, ValueError):
+        return None
+    return None if changed == experiment else changed
+
+
+def tried_remedies(
+    experiment: Experiment,
+    store: Store,
+    unigram: float,
+    settings: TrialOptions,
+    begun: Callable[[str], Callable[[int], None]],
+) -> list[Outcome]:
+    """Try every remedy that can be applied to `experiment`; return the outcomes, best first.
+
+    `begun` takes the name of a remedy when its trial begins, and returns the function that takes its update numbers.
+    """
+    outcomes = []
+    for remedy in REMEDIES:
+        changed = applied(remedy, experiment)
+        if changed is not None:
+            trial = run_trial(changed, store, unigram, settings, begun(remedy.name))
+            outcomes.append(Outcome(remedy, judge(trial), changed))
+    return ranked(outcomes)
+
+
+def ranked(outcomes: list[Outcome]) -> list[Outcome]:
+    """Return outcomes, best first: by verdict, then by the fall of the loss."""
+    return sorted(outcomes, key=lambda outcome: (_LABELS.index(outcome.verdict.label), -outcome.verdict.learned))

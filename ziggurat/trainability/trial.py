@@ -1,0 +1,253 @@
+"""The trial of a depth check: a short training on a small scale, with measures before, during and after it.
+
+Depth, methods, initialisation, optimiser, dropout and peak rate are those of the configuration. The model is narrower
+where that saves time, batches are small, and the warm-up is squeezed into the trial. experiments/depth-check compares
+the verdicts with real runs. At initialisation plain post-norm hardly differs from its remedies; after a few dozen
+updates it does.
+"""
+
+from __future__ import annotations
+
+import math
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config.load import change_section
+from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
+from ziggurat.data.collate import Batch
+from ziggurat.data.corpus import MANIFEST, Store
+from ziggurat.data.loader import LoaderState
+from ziggurat.data.prepare import prepare
+from ziggurat.diagnosis.probe import measure
+from ziggurat.models.tensors import usable_device
+from ziggurat.threads import share_cores
+from ziggurat.training.feeding import loader_of
+from ziggurat.training.learner import Learner
+from ziggurat.training.objective import probe_loss
+from ziggurat.training.profile import profile_batch
+from ziggurat.training.schedule import learning_rate, peak_update
+from ziggurat.training.update import train_update
+
+__all__ = [
+    "MEASURES",
+    "Trial",
+    "TrialOptions",
+    "open_data",
+    "peak_rate",
+    "reduced",
+    "run_trial",
+    "unigram_entropy",
+]
+
+
+MEASURES = ("nll", "source_dependence", "gradient_norm", "beta", "variance")
+"""Measures taken at the points of a trial."""
+
+_SMALLEST_HEAD = 16  # width
+_WARMUP_SHARE = 0.4  # of the updates
+
+
+@dataclass(frozen=True)
+class TrialOptions:
+    """The options of a trial.
+
+    Attributes:
+        updates: number of updates.
+        tokens: tokens of a batch, padding included.
+        measured_tokens: tokens of the batch on which measures are taken.
+        width: largest `d_model`; wider models are narrowed to it. None: the width stays.
+        seed: seed of data and weights.
+    """
+
+    updates: int = 80
+    tokens: int = 512
+    measured_tokens: int = 1024
+    width: int | None = 128
+    seed: int = 1
+
+
+@dataclass(frozen=True)
+class Trial:
+    """The measurements of a trial.
+
+    Attributes:
+        updates: number of updates taken.
+        width: `d_model` of the model that was tried.
+        peak: highest learning rate.
+        unigram: entropy of the target tokens' frequencies in nats: the loss of a model that learns nothing else.
+        points: update -> measures (docs/diagnosis.md), without dropout, on one batch drawn apart from the training.
+        losses: training cross-entropy of each update, nats per token.
+        failed: first update with a loss or gradient that was not finite, or None.
+    """
+
+    updates: int
+    width: int
+    peak: float
+    unigram: float
+    points: dict[int, dict[str, Any]]
+    losses: list[float]
+    failed: int | None
+
+
+def peak_rate(experiment: Experiment) -> float:
+    """Return the highest learning rate of a schedule."""
+    schedule = experiment.training.schedule
+    at = peak_update(schedule)
+    return learning_rate(schedule, at, d_model=experiment.model.d_model, last_update=max(at + 1, 2))
+
+
+def reduced(model: ModelConfig, width: int | None) -> ModelConfig:
+    """Return `model` narrowed to `width`. Inner widths shrink in proportion; heads stay at least 16 wide."""
+    if width is None or max(model.d_model, model.encoder_width) <= width:
+        return model
+    factor = width / max(model.d_model, model.encoder_width)
+
+    # Widths are multiples of a head's; the number of heads is the largest that divides them, up to the given one.
+    def sizes(d_model: int, d_ff: int, heads: int) -> dict[str, int]:
+        narrow = max(_SMALLEST_HEAD, round(d_model * factor / _SMALLEST_HEAD) * _SMALLEST_HEAD)
+        fitting = [h for h in range(1, heads + 1) if narrow % h == 0 and narrow // h >= _SMALLEST_HEAD]
+        return {"d_model": narrow, "d_ff": max(1, round(d_ff * narrow / d_model)), "heads": max(fitting)}
+
+    changes: dict[str, Any] = sizes(model.d_model, model.d_ff, model.heads)
+    encoder = model.encoder
+    if encoder.d_model is not None or encoder.d_ff is not None or encoder.heads is not None:
+        changes["encoder"] = sizes(model.encoder_width, model.encoder_d_ff, model.encoder_heads)
+    return change_section(model, changes, "model")
+
+
+def trial_experiment(experiment: Experiment, settings: TrialOptions) -> Experiment:
+    """Return the configuration with which `experiment` is tried."""
+    warmup = max(1, round(_WARMUP_SHARE * settings.updates))
+    training = change_section(
+        experiment.training,
+        {
+            "seed": settings.seed,
+            "batch": {"max_tokens": settings.tokens, "accumulate": 1, "fit": False},
+            "schedule": {"kind": "isqrt", "peak": peak_rate(experiment), "warmup_updates": warmup},
+            "compile": "none",
+            "cuda_graphs": 0,
+            "precision": "fp32",
+            "start_from": None,
+            "growth": None,
+        },
+        "training",
+    )
+    model = reduced(experiment.model, settings.width)
+    return experiment.model_copy(update={"model": model, "training": training})
+
+
+def run_trial(
+    experiment: Experiment,
+    store: Store,
+    unigram: float,
+    settings: TrialOptions,
+    tick: Callable[[int], None] | None = None,
+) -> Trial:
+    """Try `experiment` on the pairs of `store`; `tick` takes the number of each update.
+
+    Raises ConfigError where the device cannot be used, or a pair of the store does not fit into a batch.
+    """
+    share_cores(torch.get_num_threads())
+    small = trial_experiment(experiment, settings)
+    learner = Learner(small, store, usable_device(small.training.device, "training.device"))
+    learner.profile()  # sets ADMIN's omegas; other kinds need nothing
+    loader = loader_of(small, store)
+    batch = profile_batch(store, settings.measured_tokens, seed=settings.seed + 1)
+    points, losses, failed = {0: _measured(learner, batch)}, list[float](), None
+    look = {math.ceil(settings.updates / 2), settings.updates}
+    with _generators_kept(learner.device):
+        for group in loader.groups(LoaderState()):
+            update = len(losses) + 1
+            rate = learning_rate(small.training.schedule, update, d_model=small.model.d_model)
+            clip = small.training.clip_norm
+            result = train_update(learner.parallel, group.batches, learner.optimiser, rate=rate, clip_norm=clip)
+            losses.append(result.nll / max(1, result.target_tokens))
+            if not result.finite:
+                failed = update
+                break
+            if tick is not None:
+                tick(update)
+            if update in look:
+                points[update] = _measured(learner, batch)
+            if update == settings.updates:
+                break
+    return Trial(
+        updates=len(losses),
+        width=max(small.model.d_model, small.model.encoder_width),
+        peak=small.training.schedule.peak,
+        unigram=unigram,
+        points=points,
+        losses=losses,
+        failed=failed,
+    )
+
+
+def _measured(learner: Learner, batch: Batch) -> dict[str, Any]:
+    """Return measures of the present model, without dropout."""
+    training = learner.experiment.training
+    learner.model.eval()
+    return measure(learner.model, batch, probe_loss(training.loss, training.precision), MEASURES)
+
+
+@contextmanager
+def _generators_kept(device: torch.device) -> Iterator[None]:
+    """Context that restores torch's random state at its end."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield
+
+
+# Data
+
+_EMBEDDED_PAIRS = 4000
+_EMBEDDED_PIECES = 1200
+_SAMPLE = 20_000  # pairs read for word frequencies at most
+
+
+@contextmanager
+def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
+    """Context with the store that `experiment` trains on, and its description.
+
+    Where nothing is prepared yet, a store of the embedded language pair (docs/embedded-data.md) is made for the
+    duration of the context. Raises DataError for a store that cannot be read.
+    """
+    store = Path(experiment.data.store).expanduser()
+    if (store / MANIFEST).is_file():
+        yield Store.open(store), f"the data of {store}"
+        return
+    with tempfile.TemporaryDirectory(prefix="ziggurat-") as folder:
+        files = write_corpus(folder, train=_EMBEDDED_PAIRS, dev=1, test=1)
+        source, target = files["train"]
+        changes = {
+            "source_language": SOURCE_LANGUAGE,
+            "target_language": TARGET_LANGUAGE,
+            "store": f"{folder}/store",
+            "train": [{"source": str(source), "target": str(target)}],
+            "subword": {"kind": "bpe", "vocabulary_size": _EMBEDDED_PIECES, "joint": True},
+        }
+        data = change_section(type(experiment.data).model_validate(changes), {}, "data")
+        prepare(data)
+        yield Store.open(data.store), f"the embedded language pair, since {store} is not prepared"
+
+
+def unigram_entropy(store: Store, seed: int = 0) -> float:
+    """Return the entropy of the target tokens' frequencies in nats, end-of-sentence included.
+
+    It is computed over the training pairs, or a random sample of 20,000 of them.
+    """
+    table = store.train
+    pairs = np.arange(len(table))
+    if len(pairs) > _SAMPLE:
+        pairs = np.sort(np.random.Generator(np.random.PCG64(seed)).choice(pairs, _SAMPLE, replace=False))
+    _, targets = table.pairs(pairs)
+    counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=store.target.size)
+    present = np.append(counts[counts > 0], len(pairs))  # the last is end-of-sentence: one per pair
+    shares = present / present.sum()
+    return float(-(shares * np.log(shares)).sum())

@@ -1,0 +1,185 @@
+"""The set-up of a run: the parts that training needs, and the point that it starts from.
+
+A new run is made ready before its folder exists, so that a run that cannot be trained leaves none. A resumed run is
+made ready before its folder is held, and takes up its newest checkpoint once no other process can write one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.data.corpus import Store
+from ziggurat.data.loader import Loader
+from ziggurat.errors import CheckpointError
+from ziggurat.models.tensors import usable_device
+from ziggurat.threads import share_cores
+from ziggurat.tracking.trackers import refuse_missing_trackers
+from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_all
+from ziggurat.training.feeding import loader_of
+from ziggurat.training.fitting import fit_batches, refuse_too_large
+from ziggurat.training.graphs import refuse_unrecordable
+from ziggurat.training.learner import Learner
+from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
+from ziggurat.training.metrics import RunLog
+from ziggurat.training.processes import Processes
+from ziggurat.training.retention import set_aside
+from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store
+from ziggurat.training.schedule import refuse_endless
+from ziggurat.training.store_check import StoreCheck
+from ziggurat.training.validate import Validator, position_limit
+
+__all__ = ["Setup", "StartingPoint", "set_up", "starting_point"]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The parts of a run in one process; none of them is replaced while it trains.
+
+    Attributes:
+        run: folder of the run, an absolute path.
+        experiment: its configuration, with the batch size that `training.batch.fit` found.
+        store: its data.
+        processes: all that train it.
+        store_check: the check, beside training, that the data are whole.
+        learner: model and optimiser.
+        loader: reads this process's batches.
+        validator: scores the dev set; None: there is none.
+        origin: the model whose weights training starts from, for people; "": initialised ones.
+        fitted: the finding of `training.batch.fit`, for people; "": it was not asked for.
+    """
+
+    run: Path
+    experiment: Experiment
+    store: Store
+    processes: Processes
+    store_check: StoreCheck
+    learner: Learner
+    loader: Loader
+    validator: Validator | None
+    origin: str = ""
+    fitted: str = ""
+
+    @property
+    def writes_to(self) -> Path | None:
+        """Folder for log and metrics: the run's in the first process, None in the others."""
+        return self.run if self.processes.first else None
+
+
+@dataclass(frozen=True)
+class StartingPoint:
+    """The state that training goes on from.
+
+    Attributes:
+        progress: the run's; that of a run not begun is all zero.
+        initialised: the weights are the initial ones, neither a checkpoint's nor another model's.
+        origin: the model that the weights are of, for people; "": of no other model.
+    """
+
+    progress: Progress
+    initialised: bool
+    origin: str
+
+
+def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: bool) -> Setup:
+    """Make ready to train; a new run's folder appears at the end.
+
+    `run` must be absolute: making the folder may replace the one that "." stands for. Raises ConfigError, DataError,
+    TrainingError for what cannot be trained.
+    """
+    store = Store.open(experiment.data.store)
+    refuse_idle(experiment.training.batch, processes, resume=resume)
+    if not resume:
+        refuse_existing(run)
+        refuse_other_store(experiment, store)
+    # As early as possible: it reads every file of the store, beside all that follows.
+    store_check = StoreCheck(store, processes)
+    device = _usable_device(experiment)
+    learner = Learner(experiment, store, device, processes)
+    # Before the search for a batch size, which can take minutes, although that makes the validator once more.
+    validator = _validator(experiment, store, processes)
+    refuse_endless(experiment.training.stop, validates=validator is not None)
+    if resume:
+        loader = loader_of(experiment, store, processes)
+        return Setup(run, experiment, store, processes, store_check, learner, loader, validator)
+    origin, fitted = _initial_weights(learner, experiment), ""
+    if experiment.training.batch.fit:
+        experiment, fitted = fit_batches(experiment, store, learner)
+        validator = _validator(experiment, store, processes)
+    loader = loader_of(experiment, store, processes)
+    compiled = experiment.training.compile == "layers"
+    if fitted and compiled:
+        torch.compiler.reset()  # or the trials of other batch sizes would shape the graphs
+    if compiled or not fitted:
+        refuse_too_large(learner, loader, experiment, epoch=0)
+    processes.first_does(lambda: create_run(run, experiment, store))
+    return Setup(run, experiment, store, processes, store_check, learner, loader, validator, origin, fitted)
+
+
+def _usable_device(experiment: Experiment) -> torch.device:
+    """Return the device, and set what holds for all work of this process on it."""
+    config = experiment.training
+    device = usable_device(config.device, "training.device")
+    refuse_missing_trackers(config)
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    share_cores(torch.get_num_threads())
+    if device.index is not None and device.type == "cuda":
+        torch.cuda.set_device(device)  # for calls of torch that mean the present GPU without naming it
+    refuse_unrecordable(experiment, device)
+    torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = config.tf32
+    (give_back_freed_memory if config.recompute.compact else keep_freed_memory)()
+    return device
+
+
+def _validator(experiment: Experiment, store: Store, processes: Processes) -> Validator | None:
+    if store.dev is None or len(store.dev) == 0:
+        return None
+    limit = position_limit(experiment, store)
+    return Validator(store, experiment.training, experiment.decoding, limit, processes)
+
+
+def _initial_weights(learner: Learner, experiment: Experiment) -> str:
+    """Take the weights of `training.start_from`; return whose they are, for people, or "" for initialised ones."""
+    path = experiment.training.start_from
+    return "" if path is None else learner.start_from(path)
+
+
+def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
+    """Return where training starts; `resume` restores the newest whole checkpoint.
+
+    Called while the run is held. Raises CheckpointError when no checkpoint is whole, or the store is another one.
+    """
+    if not resume:
+        return StartingPoint(Progress(), initialised=not setup.origin, origin=setup.origin)
+    # Compiled graphs and DDP's buckets depend on the batch that comes first: let it be the one of a new run. And this
+    # may be a smaller machine, or fewer processes with more batches each.
+    if setup.experiment.training.compile == "layers" or setup.processes.count > 1:
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
+    warn = partial(log.say, style="bold red")
+    checkpoint = same_for_all(setup.run, lambda: latest_checkpoint(setup.run, warn), setup.processes)
+    if checkpoint is None:
+        log.say("no checkpoint yet: starting from the beginning")
+        origin = _initial_weights(setup.learner, setup.experiment)
+        refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
+        return StartingPoint(Progress(), initialised=not origin, origin=origin)
+    if checkpoint.store != setup.store.fingerprint:
+        raise CheckpointError(
+            f"{setup.run}: the store {setup.store.path} is not the one this run was trained on; "
+            "restore it or start a new run"
+        )
+    setup.learner.restore(checkpoint, setup.run)
+    progress = checkpoint.progress
+
+    def set_damaged_aside() -> None:
+        for folder in set_aside(setup.run, after=progress.update):
+            log.say(f"the damaged checkpoint is {folder} now", "yellow")
+
+    setup.processes.first_does(set_damaged_aside)
+    first = ", before its validation" if progress.validation_due else ""
+    log.say(f"resumed after update {progress.update}{first}")
+    return StartingPoint(progress, initialised=False, origin="")
