@@ -49,10 +49,17 @@ def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored
     os.dup2(os.open(f"{output}.err", os.O_WRONLY | os.O_CREAT), 2)
     for number, fault in faults.items():
         FAULTS[fault](number)
+    _default_signals()
     for number in ignored:
         signal.signal(number, signal.SIG_IGN)
     _fresh_streams()
     main(arguments)
+
+
+def _default_signals() -> None:
+    """Heed signals even where the tests themselves run under `nohup` or in the background of a script."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def _fresh_streams() -> None:
@@ -211,6 +218,7 @@ def in_a_terminal(arguments: list[str], slave: str) -> None:
         os.dup2(terminal, number)
     os.close(terminal)
     os.environ["TERM"] = "xterm"
+    _default_signals()
     _fresh_streams()
     main(arguments)
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from tests.conftest import tiny_experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Group, LoaderState
-from ziggurat.training import memory
-from ziggurat.training.feeding import loader_of
+from ziggurat.training import feeding
 
 CPU = torch.device("cpu")
 TENSORS = ("source", "source_mask", "target_in", "target_out", "target_mask")
@@ -64,17 +63,17 @@ def contents(groups: list[Group]) -> list[list[int]]:
 
 
 def test_a_cpu_gets_the_loader_s_own_groups(tiny_folder: Path) -> None:
-    loader = loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
-    got = list(islice(memory.fed(loader, LoaderState(0, 2), CPU), 3))
+    loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
+    got = list(islice(feeding.fed(loader, LoaderState(0, 2), CPU), 3))
     expected = list(islice(loader.groups(LoaderState(0, 2)), 3))
     assert contents(got) == contents(expected)
     assert [group.state_after for group in got] == [group.state_after for group in expected]
 
 
 def test_the_next_group_is_on_its_way_before_one_is_handed_out(tiny_folder: Path, said: list[str]) -> None:
-    loader = loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
+    loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     expected = list(islice(loader.groups(), 3))
-    groups = memory.send_ahead(iter(islice(loader.groups(), 9)), CPU)
+    groups = feeding.send_ahead(iter(islice(loader.groups(), 9)), CPU)
     first = next(groups)
     assert said == ["sent", "sent", "main waits for event 1", *["used by main"] * len(TENSORS)]
     rest = list(islice(groups, 2))
@@ -98,7 +97,7 @@ def test_pages_are_locked_in_the_thread_on_the_run_s_own_gpu(
         return self
 
     monkeypatch.setattr(Tensor, "pin_memory", locked)
-    loader = loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
+    loader = feeding.loader_of(tiny_experiment(tiny_folder), Store.open(str(tiny_folder / "store")))
     device = torch.device("cuda", 1)
-    next(memory.fed(loader, LoaderState(), device))
+    next(feeding.fed(loader, LoaderState(), device))
     assert threads == {"ziggurat-loader"}

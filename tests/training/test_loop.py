@@ -228,7 +228,7 @@ def test_scores_of_other_sentences_do_not_compete_for_best(
     result = train(run, reopen_run(run, changes), resume=True, console=Console(file=log, width=1000))
     assert (result.best, result.best_update) == best
     assert (run / "best").resolve().name == f"step-{best[1]:08d}"
-    assert ("max_sentences` changed: scores so far do not compare" in log.getvalue()) == (sentences == 6)
+    assert ("max_sentences` changed: earlier scores cannot be compared" in log.getvalue()) == (sentences == 6)
 
 
 def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> None:
