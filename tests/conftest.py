@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import multiprocessing.context
+import multiprocessing.forkserver
 from pathlib import Path
 from typing import Any
 
@@ -81,9 +83,17 @@ def tiny_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have pools fork their workers from one process that has imported everything; spawned, each takes seconds."""
+def forkserver() -> multiprocessing.context.ForkServerContext:
+    """Return what starts processes by a fork of one that has imported everything; spawned, each takes seconds."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    # Now, or it would start with the signals that a pool of workers blocks, and so would all that it forks.
+    multiprocessing.forkserver.ensure_running()
+    return context
+
+
+@pytest.fixture
+def forked_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have pools fork their workers from one process that has imported everything."""
+    context = forkserver()
     monkeypatch.setattr(multiprocessing, "get_context", lambda method=None: context)

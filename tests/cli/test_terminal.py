@@ -19,6 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import tiny_config
+from tests.conftest import forkserver
 from tests.training.runs import same_records
 from ziggurat.cli import main
 from ziggurat.terminal import Messages, standard_streams
@@ -57,7 +58,8 @@ def _ziggurat(arguments: list[str], output: str, faults: dict[int, str], ignored
 
 
 def _default_signals() -> None:
-    """Heed signals even where the tests themselves run under `nohup` or in the background of a script."""
+    """Heed signals even where the tests themselves run under `nohup`; end after minutes where a test left it behind."""
+    signal.alarm(150)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
@@ -77,9 +79,7 @@ def started(
     arguments: list[str], output: Path, faults: dict[int, str] | None = None, ignored: list[int] | None = None
 ) -> multiprocessing.Process:
     """Start `ziggurat` in a process forked from one that has imported everything."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
-    child = context.Process(target=_ziggurat, args=(arguments, str(output), faults or {}, ignored or []))
+    child = forkserver().Process(target=_ziggurat, args=(arguments, str(output), faults or {}, ignored or []))
     child.start()
     return child  # type: ignore[return-value]
 
@@ -227,10 +227,8 @@ def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
     """With a bar on it. The kernel tells by SIGHUP, every message fails with EIO, and the checkpoint is written."""
     run = tmp_path / "run"
     master, slave = pty.openpty()
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
     arguments = ["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)]
-    child = context.Process(target=in_a_terminal, args=(arguments, os.ttyname(slave)))
+    child = forkserver().Process(target=in_a_terminal, args=(arguments, os.ttyname(slave)))
     child.start()
     os.set_blocking(master, False)
 

@@ -32,12 +32,11 @@ def _left_to_parent() -> Iterator[None]:
     Both signals reach all processes of a terminal, but only the parent is to act on them.
     """
     # A new process inherits the signals that are blocked when it starts.
-    blocked = (signal.SIGINT, signal.SIGHUP)
-    signal.pthread_sigmask(signal.SIG_BLOCK, blocked)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGHUP))
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, blocked)
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextlib.contextmanager
