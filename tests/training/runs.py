@@ -105,7 +105,7 @@ class Case(NamedTuple):
         return "-".join(parts)
 
     def experiment(self, folder: Path, updates: int) -> Experiment:
-        """Return a run of so many updates on the store in `folder`; it grows before update 20 and after."""
+        """Return a run of so many updates on the store in `folder`; it grows before the middle and after."""
         found = tiny_experiment(
             folder,
             precision=self.precision,
@@ -113,15 +113,15 @@ class Case(NamedTuple):
             batch={"max_tokens": 150, "accumulate": self.accumulate},
             stop={"updates": updates},
             clip_norm=1.0,
-            divergence={"loss_spike": 4.0, "window": 9},
-            checkpoint={"every_updates": 10, "keep_last": 3},
-            validation={"every_updates": 10, "decode": False},
-            log_every_updates=10,
+            divergence={"loss_spike": 4.0, "window": 5},
+            checkpoint={"every_updates": 4, "keep_last": 3},
+            validation={"every_updates": 4, "decode": False},
+            log_every_updates=4,
         )
         deep = found.model_copy(update={"model": change_section(found.model, {"encoder": {"layers": 3}}, "model")})
         if not self.growth:
             return deep
-        stages = [{"layers": 1, "updates": 13}, {"layers": 2, "updates": 27}]
+        stages = [{"layers": 1, "updates": 5}, {"layers": 2, "updates": 11}]
         growth = {"growth": {"stages": stages, "moments": "copy", "keep_stages": False}}
         return deep.model_copy(update={"training": change_section(deep.training, growth, "training")})
 
@@ -134,18 +134,18 @@ def train_part(run: str, document: str, resume: str) -> None:
 def assert_resumed_equals_whole(
     case: Case, corpus: Path, folder: Path, start: Callable[[str, str, str], object] = train_part
 ) -> None:
-    """Assert that 20 updates, a new start and 20 more leave what 40 at once do, bit for bit.
+    """Assert that 8 updates, a new start and 8 more leave what 16 at once do, bit for bit.
 
     `start` trains as `train_part` does, in whatever processes.
     """
     whole, parts = folder / "whole", folder / "parts"
-    long = case.experiment(corpus, 40).model_dump_json()
+    long = case.experiment(corpus, 16).model_dump_json()
     start(str(whole), long, "")
-    start(str(parts), case.experiment(corpus, 20).model_dump_json(), "")
-    assert [f.name for f in checkpoint_folders(parts)][-1] == "step-00000020"
+    start(str(parts), case.experiment(corpus, 8).model_dump_json(), "")
+    assert [f.name for f in checkpoint_folders(parts)][-1] == "step-00000008"
     start(str(parts), long, "resume")
     expected, found = outcome(whole), outcome(parts)
     for what in expected:
         assert found[what] == expected[what], what
     assert len(expected["tensors"]) >= 6
-    assert [r["update"] for r in expected["records"]] == [10, 10, 20, 20, 30, 30, 40, 40]
+    assert [r["update"] for r in expected["records"]] == [4, 4, 8, 8, 12, 12, 16, 16]

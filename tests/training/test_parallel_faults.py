@@ -197,7 +197,7 @@ def in_two(run: str, document: str, resume: str) -> None:
     ],
     ids=str,
 )
-def test_twenty_updates_and_twenty_more_are_forty_in_two_processes(case: Case, data: Path, tmp_path: Path) -> None:
+def test_eight_updates_and_eight_more_are_sixteen_in_two_processes(case: Case, data: Path, tmp_path: Path) -> None:
     assert_resumed_equals_whole(case, data, tmp_path, in_two)
 
 

@@ -32,9 +32,9 @@ LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean")
 
 
 def architectures(share: str) -> dict[str, ModelConfig]:
-    """A few architectures that have every value of every axis ("some"), or one for every value ("all")."""
+    """Every third of a few architectures that have every value of every axis ("some"), or one for every value ("all")."""
     if share == "some":
-        return {f"array {number}": model(choices) for number, choices in enumerate(covering(1))}
+        return {f"array {number}": model(choices) for number, choices in enumerate(list(covering(1))[::3])}
     return {
         f"{axis}={value}": model({axis: value})
         for axis, values in AXES.items()
@@ -111,7 +111,7 @@ def layer_drop(processes: Processes) -> float:
 def test_two_processes_compute_the_gradients_of_one(kind: str, share: str) -> None:
     first, second = (json.loads(said.splitlines()[-1]) for said in run_together(HERE, "differences", 2, kind, share))
     assert first == second
-    assert len(first) > (15 if share == "some" else 60)
+    assert len(first) > (7 if share == "some" else 60)
     assert {name: worst for name, worst in first.items() if worst > 1e-10} == {}
 
 
