@@ -238,7 +238,7 @@ def _buffered() -> dict[str, str]:
     return {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"} | {"OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("window", [[], ["--window", "2"]])
+@pytest.mark.parametrize("window", [pytest.param([], marks=pytest.mark.slow), ["--window", "2"]])
 def test_a_reader_that_goes_away_ends_translate_quietly(trained: Path, tmp_path: Path, window: list[str]) -> None:
     """Records of 200 bytes fill its buffer and the pipe with few lines."""
     source = tmp_path / "many"

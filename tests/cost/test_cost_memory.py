@@ -83,7 +83,7 @@ CONFIGS = {
 }
 
 
-QUICK = {"recompute", "accumulate", "hyper", "rnmt recompute bf16", *MIXED}
+QUICK = {"accumulate", "rnmt recompute bf16", *MIXED}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])

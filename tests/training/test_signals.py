@@ -15,9 +15,10 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 
 from tests.cli.conftest import tiny_config
-from tests.conftest import tiny_experiment
+from tests.conftest import forkserver, tiny_experiment
 from tests.training.runs import QUIET, outcome, records
 from ziggurat.config import Experiment
 from ziggurat.decoding.search import search
@@ -30,7 +31,6 @@ from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
 from ziggurat.training.validate import Validation, Validator
 
-HERE = "tests.training.test_signals"
 ROOT = Path(__file__).resolve().parents[2]
 UPDATES = 7
 SETTINGS: dict[str, Any] = {
@@ -189,8 +189,10 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     assert not (run / "averaged").exists()
 
 
-def live(place: str, config: str, run: str, journal: str) -> None:
+def live(place: str, config: str, run: str, journal: str, said: str) -> None:
     """Be `ziggurat train` in a process of its own; note every unit of work, and wait in one for the signal."""
+    os.dup2(os.open(said, os.O_WRONLY | os.O_CREAT), 2)
+    torch.set_num_threads(1)
     from ziggurat.cli import main
     from ziggurat.training.signals import GracefulStop
 
@@ -234,21 +236,18 @@ def test_a_live_process_leaves_within_one_unit_of_work(place: str, tiny_folder: 
     endless = {**SETTINGS, "stop": {"updates": 10**6}, "validation": {"every_updates": 3}, "batch": {"max_tokens": 80}}
     config = tiny_config(tmp_path, tiny_folder, **endless)
     run, journal = tmp_path / "run", tmp_path / "journal"
-    code = f"import sys; from {HERE} import live; live(*sys.argv[1:])"
-    process = subprocess.Popen(
-        [sys.executable, "-c", code, place, str(config), str(run), str(journal)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    said = tmp_path / "said"
+    process = forkserver().Process(target=live, args=(place, str(config), str(run), str(journal), str(said)))
+    process.start()
     try:
-        while process.poll() is None and not (journal.exists() and journal.read_text().count(place) >= 2):
-            time.sleep(0.05)
-        process.send_signal(signal.SIGTERM)
-        _, errors = process.communicate(timeout=120)
+        while process.is_alive() and not (journal.exists() and journal.read_text().count(place) >= 2):
+            time.sleep(0.02)
+        process.terminate()
+        process.join(120)
     finally:
         process.kill()
-    assert process.returncode == 128 + signal.SIGTERM, errors
+    errors = said.read_text()
+    assert process.exitcode == 128 + signal.SIGTERM, errors
     assert "SIGTERM: finishing this update" in errors
     work = [line.split() for line in journal.read_text().splitlines()]
     assert [unit for unit, signals in work if signals == "1"] == []
