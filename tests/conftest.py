@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
 import multiprocessing.context
 import multiprocessing.forkserver
@@ -16,6 +17,12 @@ from ziggurat.data.babel import generate
 from ziggurat.data.prepare import prepare
 
 SHARED_DATA = Path(__file__).resolve().parents[2] / "shared" / "data"
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Leave what thousands of collected tests are made of out of every later collection of garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="session")

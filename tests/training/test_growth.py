@@ -308,6 +308,7 @@ def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Pat
     assert all(above > below for below, above in pairwise(grown))
 
 
+@pytest.mark.slow
 def test_a_compiled_run_grows_without_compiling_more(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
