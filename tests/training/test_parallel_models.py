@@ -32,7 +32,7 @@ LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean")
 
 
 def architectures(share: str) -> dict[str, ModelConfig]:
-    """Every third of a few architectures that have every value of every axis ("some"), or one for every value ("all")."""
+    """One for every value of every axis ("all"), or a third of a few that have them all together ("some")."""
     if share == "some":
         return {f"array {number}": model(choices) for number, choices in enumerate(list(covering(1))[::3])}
     return {

@@ -35,7 +35,7 @@ PAIRWISE = [
     Case("bf16", growth=True),
     Case("bf16", accumulate=2),
 ]
-"""The quick suite's part, in which every two values meet; of compiled layers it looks at the batch that they are traced with."""
+"""The quick suite's part, in which every two values meet; of compiled layers, it looks at the first batch."""
 UPDATES = 30
 SETTINGS: dict[str, Any] = {
     "threads": 1,  # the processes that are killed must add up in the same order as this one
