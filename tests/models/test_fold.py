@@ -10,7 +10,7 @@ from torch import Tensor
 from tests.models.checks import V, batch
 from tests.small import small_config
 from ziggurat.config import ModelConfig
-from ziggurat.config.kinds import HistoryKind
+from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import load_weights, weights
@@ -269,6 +269,14 @@ def test_with_every_history_folding_is_exact_or_refused(kind: str, normed: bool,
     more: dict[str, Any] = {"encoder": {"history": kind}, "decoder": {"history": kind}}
     combination = {"normalize_embedding": normed, "unit": unit, "period": 2}
     config = config_of("admin", combination=combination, **more)
+    model = random_model(config)
+    with contextlib.suppress(NotPlainError):
+        check_exact(model, config)
+
+
+@pytest.mark.parametrize("kind", get_args(ResidualKind))
+def test_with_every_residual_folding_is_exact_or_refused(kind: str) -> None:
+    config = config_of(kind)
     model = random_model(config)
     with contextlib.suppress(NotPlainError):
         check_exact(model, config)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from tests.composition import model as small_model
 from tests.parameter_counts import encoder
 from tests.small import moved
 from ziggurat.config.growth import CopyStrategy
+from ziggurat.config.kinds import HistoryKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
@@ -80,7 +81,7 @@ def test_a_block_adds_its_norm_and_a_row_and_column_of_weights() -> None:
     assert count_parameters(grown) - count_parameters(shallow) == 2 * per_layer + 2 * d + (4 * 4 - 3 * 3)
 
 
-@pytest.mark.parametrize("history", ["dlcl", "blocks", "top_only", "depth_weighted", "dense", "average"])
+@pytest.mark.parametrize("history", get_args(HistoryKind))
 @pytest.mark.parametrize("residual", ["pre", "post"])
 @pytest.mark.parametrize("unit", ["layer", "sublayer"])
 def test_every_history_grows(history: str, residual: str, unit: str) -> None:

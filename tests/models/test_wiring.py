@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from tests.composition import model as small_model
 from tests.models.sentences import MASK, SOURCE, TARGET, V
+from ziggurat.config.kinds import HISTORIES
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import padding_mask
@@ -303,7 +304,7 @@ def test_each_dropout_is_in_its_own_places_and_no_others(
     assert {module.exact for module in everywhere.values()} == {exact}
 
 
-@pytest.mark.parametrize("kind", ["top_only", "dlcl", "dense", "average", "blocks", "depth_weighted"])
+@pytest.mark.parametrize("kind", [k for k, facts in HISTORIES.items() if "combination.dropout" in facts.options])
 def test_dropout_of_combinations_acts_on_them_alone(kind: str) -> None:
     choices = {"encoder.history": kind, "decoder.history": kind, "combination.dropout": 0.5, **STILL}
     model = built(choices).train()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+from ziggurat.config.kinds import ResidualKind
+from ziggurat.models.kinds import RESIDUAL
 from ziggurat.nn.dropout import Dropout, StochasticBranch
 from ziggurat.nn.residual import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
 from ziggurat.nn.residual import kinds as residual
 from ziggurat.nn.residual.kinds import deepnorm_constants
 from ziggurat.nn.roles import Role, assign_roles
 
+HERE = "tests/nn/test_residual_kinds.py"
 WIDTH, N, M = 6, 60, 12
 EPSILON = 1e-5
 SIDES = {"encoder": (True, False), "decoder": (True, True, False), "merged decoder": (True, False)}
@@ -129,6 +132,33 @@ def test_a_layer_follows_the_formula(name: str, side: str) -> None:
     for i, f in enumerate(functions):
         expected = REFERENCES[name](expected, f, kinds[i], below, place(i, side, number))  # type: ignore[arg-type]
     torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-10, rtol=0)
+
+
+STARTS: dict[str, dict[str, float]] = {
+    "admin": {"skip": 1.0},
+    "rezero": {"branch": 0.0},
+    "layer_scale": {"branch": 0.1},
+    "fixup": {"branch": 1.0},
+}
+"""What a kind learns besides its norms, and the value from which it starts in a decoder of 12 layers."""
+ONE_PER_LAYER = {"rezero"}
+"""Kinds whose sub-layers share what they learn with the others of their layer."""
+
+
+@pytest.mark.parametrize("kind", [kind for kind in get_args(ResidualKind) if kind != "hyper"])
+def test_every_kind_has_its_formula_and_starts_as_it_says(kind: ResidualKind) -> None:
+    make, shared = RESIDUAL[kind].make, material()
+    formulas = [getattr(residual, name) for name in REFERENCES]
+    assert make in formulas, f"residual `{kind}` has no formula: write it, with dropout, into REFERENCES ({HERE})"
+    made = [dict(make(place(i, "decoder"), shared).named_parameters(recurse=False)) for i in range(3)]
+    for learned in made:
+        told = STARTS.get(kind, {})
+        assert learned.keys() == told.keys(), f"residual `{kind}` learns {[*learned]}, not {[*told]}: STARTS ({HERE})"
+        for name, values in learned.items():
+            torch.testing.assert_close(values.detach(), torch.full(values.shape, told[name]))
+    own = {id(values) for learned in made for values in learned.values()}
+    expected = 1 if kind in ONE_PER_LAYER else sum(map(len, made))
+    assert len(own) == expected, f"residual `{kind}` learns {len(own)} parameters per layer: ONE_PER_LAYER ({HERE})"
 
 
 @pytest.mark.parametrize("name", [*REFERENCES, "hyper"])

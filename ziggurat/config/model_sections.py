@@ -137,7 +137,7 @@ class AttentionConfig(Section):
 
 
 class CombinationConfig(Section):
-    """Combination of layers in the histories `dlcl`, `dense`, `average`, `blocks`, `top_only`, `depth_weighted`."""
+    """Combination of layers in every history but `latest`."""
 
     start: Literal["average", "one", "last"] = "average"
     """Initial weights of `dlcl`, `blocks` and `top_only`: 1/n for the n outputs combined, 1, or 1 for the last layer

@@ -23,6 +23,7 @@ from ziggurat.errors import ConfigError, ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.export.imported import NORM_EPSILON, layer_names
 from ziggurat.export.plain import with_epsilon
+from ziggurat.models.kinds import RESIDUAL
 from ziggurat.models.tensors import write_tensors
 
 __all__ = ["MAX_NEW_TOKENS", "huggingface_reasons", "transformers", "write_huggingface"]
@@ -43,7 +44,8 @@ def huggingface_reasons(config: ModelConfig) -> Iterator[str]:
         yield "`norm: rms`: the stock classes have layer normalisation with a bias"
     if config.encoder_width != config.d_model:
         yield f"`encoder.d_model: {config.encoder_width}`: the stacks of the stock classes are equally wide"
-    places = {kind in ("pre", "layer_scale") for kind in (config.encoder_residual, config.decoder_residual)}
+    kinds = (config.encoder_residual, config.decoder_residual)
+    places = {RESIDUAL[kind].folding in ("pre", "branch_vector") for kind in kinds}
     if len(places) > 1:
         yield (
             f"`encoder.residual: {config.encoder_residual}` and `decoder.residual: {config.decoder_residual}`: the "
