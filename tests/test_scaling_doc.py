@@ -286,7 +286,14 @@ def test_ddp_holds_and_sends_what_is_said() -> None:
         assert 4 * found["sent"]["allreduce_"] == sent(size, "ddp", 2)
 
 
-@pytest.mark.parametrize(("precision", "recompute"), [("fp32", None), ("bf16", None), ("bf16", 1)])
+@pytest.mark.parametrize(
+    ("precision", "recompute"),
+    [
+        pytest.param("fp32", None, marks=pytest.mark.slow),
+        pytest.param("bf16", None, marks=pytest.mark.slow),
+        ("bf16", 1),
+    ],
+)
 def test_fsdp_holds_and_sends_what_is_said(precision: str, recompute: Recompute) -> None:
     size = counted(SMALL, 100)
     for found in both("fsdp", precision, recompute):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pytest
@@ -30,8 +30,14 @@ MADE_FOR: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("depth", [(12, 3), (12, 1), (3, 12), (36, 6)], ids="{0[0]}-{0[1]}".format)
-@pytest.mark.parametrize("name", MADE_FOR)
+DEPTHS = (12, 3), (12, 1), (3, 12), (36, 6)
+CASES = list(product(MADE_FOR, DEPTHS))
+
+
+@pytest.mark.parametrize(
+    ("name", "depth"),
+    [pytest.param(*case, marks=pytest.mark.slow if number % 3 else ()) for number, case in enumerate(CASES)],
+)
 def test_unequal_depths_build_profile_train_and_decode(name: str, depth: tuple[int, int]) -> None:
     choices = {"init.kind": name, **MADE_FOR[name], "encoder.layers": depth[0], "decoder.layers": depth[1]}
     built = build_model(small_model(choices), VOCABULARY, VOCABULARY, seed=2)

@@ -423,7 +423,7 @@ def test_progress_is_told(project: Project) -> None:
     assert seen["sample"] == (20, 20)
 
 
-@pytest.mark.parametrize("every", [pytest.param(3, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("every", [pytest.param(7, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("replacing", [False, True])
 def test_a_kill_at_any_moment_never_leaves_half_a_store(project: Project, replacing: bool, every: int) -> None:
     """SIGKILL before file operations, in the slow suite each one: what is at the store's place is whole, or refused."""

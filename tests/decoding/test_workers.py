@@ -176,6 +176,7 @@ def test_none_outlives_a_process_that_is_killed(then: str, tmp_path: Path) -> No
     assert left == []
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_the_verb_takes_them(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
     text = tmp_path / "text"
     text.write_bytes("".join(line + "\n" for line in LINES).encode() + b"\xff\n")

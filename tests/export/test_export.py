@@ -38,11 +38,11 @@ from ziggurat.models.directory import load_weights, open_model, weights
     [
         ("ziggurat", {"encoder": {"history": "dlcl"}}),
         ("plain", {"residual": "deepnorm"}),
-        ("ctranslate2", {"residual": "admin"}),
+        pytest.param("ctranslate2", {"residual": "admin"}, marks=pytest.mark.slow),
         ("ctranslate2", {"residual": "pre", "activation": "silu"}),
-        ("huggingface", {"residual": "post", "activation": "silu"}),
+        pytest.param("huggingface", {"residual": "post", "activation": "silu"}, marks=pytest.mark.slow),
         ("ctranslate2", {"residual": "pre", "embedding": {"positions": "learned", "max_positions": 60}}),
-        ("huggingface", {"residual": "post", "layer_norm_epsilon": 1e-7}),
+        pytest.param("huggingface", {"residual": "post", "layer_norm_epsilon": 1e-7}, marks=pytest.mark.slow),
         ("huggingface", {"residual": "layer_scale", "embedding": {"zero_start": True, "shared_bias": True}}),
     ],
 )

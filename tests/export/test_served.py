@@ -98,7 +98,9 @@ def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) 
     assert [json.loads(line)["text"] for line in records.stdout.splitlines()] == served.stdout.splitlines()
 
 
-@pytest.mark.parametrize("verb", ["translate", "evaluate", "export", "inspect", "train"])
+@pytest.mark.parametrize(
+    "verb", ["translate", "evaluate", pytest.param("export", marks=pytest.mark.slow), "inspect", "train"]
+)
 def test_other_verbs_say_what_is_missing(verb: str, exported: tuple[Path, Path], text: Path) -> None:
     arguments: dict[str, list[object]] = {
         "translate": [exported[0]],

@@ -81,6 +81,7 @@ def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> Non
     assert chances == pytest.approx([0.5 * number / 6 for number in range(1, 7)])
 
 
+@pytest.mark.slow
 def test_many_shapes_make_a_bounded_number_of_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two graphs for either stack, training and evaluation, whatever sizes above 1 come; and those are used."""
     model = build_model(small_config(2, 2), VOCABULARY, VOCABULARY)

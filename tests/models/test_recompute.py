@@ -156,7 +156,8 @@ def test_the_same_under_autocast_and_with_exact_dropout(precision: str) -> None:
         assert_same(gradients(model, 1, "segments"), gradients(model))
 
 
-@pytest.mark.parametrize("rule", [("segments", "segments"), pytest.param((1, 1), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [("segments", "segments"), (1, 1)], ids=str)
 def test_the_same_with_compiled_layers(rule: tuple[Recompute, Recompute]) -> None:
     """The backend runs the graph as it is, so that compiled and plain layers agree bit for bit too."""
     graphs: list[fx.GraphModule] = []

@@ -160,7 +160,7 @@ def test_eight_deep_runs_of_many_updates_stay_under_the_limit(tmp_path: Path) ->
     values = {"gradient_norm": norms, "similarity": square, "nll": 5.0}
     folders = []
     for name in "abcdefgh":
-        metrics = [train_record(update, nll=5 + 1 / update) for update in range(100, 100_001, 200)]
+        metrics = [train_record(update, nll=5 + 1 / update) for update in range(100, 100_001, 400)]
         metrics += [validation_record(update) for update in range(1000, 100_001, 1000)]
         folders.append(write_run(tmp_path / name, metrics))
         write_records(folders[-1], [Record(update, 0.0, {"encoder": 60, "decoder": 12}, values) for update in (0, 9)])

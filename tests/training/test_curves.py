@@ -88,7 +88,7 @@ def poisoned(case: str, configuration: Experiment, patch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize(
-    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c in ("accumulation", "bf16 and depth"))) for c in CASES]
+    "case", [pytest.param(c, marks=[pytest.mark.slow] * (c not in ("growth", "roll-back"))) for c in CASES]
 )
 def test_records_after_kills(case: str, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One run is killed again and again: on its way to a record, behind one, around a roll-back or a stage."""

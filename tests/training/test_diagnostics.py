@@ -69,8 +69,8 @@ def test_training_is_the_same_bit_for_bit_and_leaves_records(tiny_folder: Path, 
 @pytest.mark.parametrize(
     "choices",
     [
-        {"training": {"precision": "bf16"}},
-        {"training": {"recompute": {"encoder": 1, "decoder": "segments"}}},
+        pytest.param({"training": {"precision": "bf16"}}, marks=pytest.mark.slow),
+        pytest.param({"training": {"recompute": {"encoder": 1, "decoder": "segments"}}}, marks=pytest.mark.slow),
         {"model": {"encoder": {"layer_drop": 0.5}, "decoder": {"layer_drop": 0.5}}},
         {"model": {"residual": "hyper", "encoder": {"history": "dlcl"}}},
         {"training": {"growth": {"stages": [{"layers": 1, "updates": 3}], "keep_stages": False}}},

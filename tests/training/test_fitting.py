@@ -344,6 +344,7 @@ except TrainingError as error:
 """
 
 
+@pytest.mark.slow
 def test_under_a_real_limit_a_budget_is_found_and_a_run_that_cannot_fit_leaves_no_folder(
     tiny_folder: Path, tmp_path: Path
 ) -> None:

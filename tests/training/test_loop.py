@@ -408,7 +408,9 @@ def test_validation_changes_nothing_in_training(tiny_folder: Path, tmp_path: Pat
         assert torch.equal(runs[0][name], runs[1][name])
 
 
-@pytest.mark.parametrize(("kind", "precision"), [("adamw", "bf16"), ("radam", "fp32"), ("muon", "bf16")])
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("adamw", "bf16"), ("radam", "fp32"), pytest.param("muon", "bf16", marks=pytest.mark.slow)]
+)
 def test_other_optimisers_and_bf16_train(kind: str, precision: str, tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     go(

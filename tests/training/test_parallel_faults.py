@@ -201,7 +201,7 @@ def test_eight_updates_and_eight_more_are_sixteen_in_two_processes(case: Case, d
     assert_resumed_equals_whole(case, data, tmp_path, in_two)
 
 
-@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
 def test_growing_in_two_processes_is_growing_in_one(kind: str, data: Path, tmp_path: Path) -> None:
     from tests.training.test_parallel import assert_alike
 

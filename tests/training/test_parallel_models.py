@@ -32,9 +32,9 @@ LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean")
 
 
 def architectures(share: str) -> dict[str, ModelConfig]:
-    """One for every value of every axis ("all"), or a third of a few that have them all together ("some")."""
+    """One for every value of every axis ("all"), or a quarter of a few that have them all together ("some")."""
     if share == "some":
-        return {f"array {number}": model(choices) for number, choices in enumerate(list(covering(1))[::3])}
+        return {f"array {number}": model(choices) for number, choices in enumerate(list(covering(1))[::4])}
     return {
         f"{axis}={value}": model({axis: value})
         for axis, values in AXES.items()
@@ -111,7 +111,7 @@ def layer_drop(processes: Processes) -> float:
 def test_two_processes_compute_the_gradients_of_one(kind: str, share: str) -> None:
     first, second = (json.loads(said.splitlines()[-1]) for said in run_together(HERE, "differences", 2, kind, share))
     assert first == second
-    assert len(first) > (7 if share == "some" else 60)
+    assert len(first) > (6 if share == "some" else 60)
     assert {name: worst for name, worst in first.items() if worst > 1e-10} == {}
 
 
@@ -151,7 +151,7 @@ def short_of_memory(layer_drop: str) -> None:
         print(json.dumps([buckets, met]))
 
 
-@pytest.mark.parametrize("layer_drop", ["", "layer drop"])
+@pytest.mark.parametrize("layer_drop", [pytest.param("", marks=pytest.mark.slow), "layer drop"])
 def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: str) -> None:
     """The others' buckets are answered; the update is skipped by both, and the next one is right."""
     for said in run_together(HERE, "short_of_memory", 2, layer_drop):

@@ -163,14 +163,14 @@ def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
 ) -> None:
     go(tmp_path / "whole", diverging)
     expected = final_bytes(tmp_path / "whole", UPDATES)
-    for moment in (2, 8, 9, 10, 12):
+    for moment in (2, 8, 10):
         run = tmp_path / f"killed-{moment}"
         killed_at(monkeypatch, moment, run, diverging)
         go(run, diverging, resume=True)
         assert final_bytes(run, UPDATES) == expected, f"killed at update {moment}"
     run = tmp_path / "stopped"
-    for stop in (3, 6, 8, 10, UPDATES):  # before, within and after the bad updates
-        go(run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 3)
+    for stop in (6, 8, UPDATES):  # before, within and after the bad updates
+        go(run, tiny_experiment(Path(diverging.data.store).parent, **settings(stop={"updates": stop})), resume=stop > 6)
     assert final_bytes(run, UPDATES) == expected
 
 
