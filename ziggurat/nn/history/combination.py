@@ -1,4 +1,8 @@
-"""Weighted sums of layer outputs, and the base of the histories that form them."""
+"""Weighted sums of layer outputs, and the base of the histories that form them.
+
+It is apart from ziggurat.nn.history.kinds, which reads like the table of docs/depth.md: here is what all kinds share,
+the sum with its own backward pass, and ziggurat.nn.history.transparent forms its mixtures by it as well.
+"""
 
 from __future__ import annotations
 
