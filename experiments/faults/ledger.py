@@ -1,4 +1,4 @@
-"""The record of what was tried, one JSON object per line: written as it happens, so a campaign goes on where it stopped."""
+"""Record of what was tried, one JSON object per line, written as it happens: a campaign goes on where it stopped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer types: mistakes get a way out, and every verb says what it did."""
+"""Commands as a newcomer types them: mistakes get a way out, and every verb says what it did."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where messages and results go may break, be full or go away: the work goes on, and its exit status is its own."""
+"""Messages and results whose stream breaks, is full or goes away: the work goes on, with its own exit status."""
 
 from __future__ import annotations
 

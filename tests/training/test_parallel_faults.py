@@ -1,4 +1,4 @@
-"""What goes wrong in one of two processes: both deal with it alike, or both end and say where it was."""
+"""Faults in one of two processes: both deal with them alike, or both end and say where it was."""
 
 from __future__ import annotations
 

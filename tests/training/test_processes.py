@@ -1,4 +1,4 @@
-"""What processes tell each other, with two and three of them over gloo."""
+"""Messages between processes, two and three of them over gloo."""
 
 from __future__ import annotations
 

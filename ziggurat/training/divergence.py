@@ -53,11 +53,11 @@ class Fault(NamedTuple):
     """The place where an update failed.
 
     Attributes:
-        said: the place, in words.
+        place: in words.
         found: False when every state and gradient was finite this time, or memory was too short to look.
     """
 
-    said: str
+    place: str
     found: bool
 
 

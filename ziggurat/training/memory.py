@@ -46,18 +46,18 @@ class Shortage:
         wanted: bytes of the piece that was refused, or None where the allocator does not say.
         in_use: bytes in use at that moment: tensors on a GPU; on a CPU, the peak resident size of the process.
         here: False when another process ran out.
-        said: the error's message.
+        message: of the error.
     """
 
     wanted: int | None
     in_use: int
     here: bool = True
-    said: str = ""
+    message: str = ""
 
     def __str__(self) -> str:
         if not self.here:
             return "another process ran out of memory"
-        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.said or "more wanted"
+        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.message or "more wanted"
         return f"{more}, with {readable(self.in_use)} in use"
 
 
@@ -83,7 +83,7 @@ class MemoryGuard:
     ) -> bool:
         if not isinstance(error, Exception) or not out_of_memory(error):
             return False
-        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), said=printable(str(error), 200))
+        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), message=printable(str(error), 200))
         return True
 
     def shortage(self, agree: Callable[[bool], bool] = bool) -> Shortage | None:

@@ -43,7 +43,7 @@ class MetricsWriter:
 
     Args:
         run: folder of the run; None: nothing is written (all processes but the first).
-        log: told once when records cannot be written, and when a tracker fails.
+        log: where it is reported, once each, that records cannot be written and that a tracker failed.
         update: where training starts; records after it, left by a run that was killed, are removed.
         trackers: receive the records; one that fails is left out from then on.
         validated: False when the validation of `update` is still to be done; a record of it, left by a run that was
@@ -198,7 +198,8 @@ class RunLog:
     def _complain(self, error: OSError) -> None:
         if not self._gaps:
             self._gaps = True
-            self._console.print(f"{self._path} cannot be written: {error.strerror}", style="bold red", markup=False)
+            said = f"{self._path} cannot be written: {error.strerror}"
+            self._console.print(said, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Close the file."""

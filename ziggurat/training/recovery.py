@@ -108,7 +108,7 @@ class Recovery:
         run: its folder.
         learner: model and optimiser.
         config: section `training`.
-        log: told about every skipped update.
+        log: where every skipped update is reported.
         wait_for_save: waits for the checkpoint that is being written.
     """
 

@@ -73,7 +73,7 @@ class Saver:
         experiment: configuration of the run, which checkpoints contain.
         store: data of the run; `save` notices when its files change under way.
         progress: the run's; names of deleted checkpoints are removed from it.
-        log: told of trouble that does not end the run.
+        log: where trouble that does not end the run is reported.
         processes: all that train together.
         store_check: no checkpoint is written before it is over; None: the store is known to be whole.
 
