@@ -87,7 +87,7 @@ def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:
         if ends_well and error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
             raise
         let_go(sys.stdout)
-        say(f"the result cannot be written to standard output ({why(error)}); the run is as it should be")
+        say(f"the result cannot be written to standard output ({why(error)}); the run itself is unharmed")
 
 
 def grow(

@@ -225,7 +225,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
         verify(folder / name, expected)
     for shard in (folder / _OPTIMISER).glob("*.safetensors"):
         if f"{_OPTIMISER}/{shard.name}" not in meta.checksums:
-            raise CheckpointError(f"{shard}: not of this checkpoint; remove it")
+            raise CheckpointError(f"{shard}: does not belong to this checkpoint; remove it")
     one_file = meta.format < 3
     return Checkpoint(
         meta.progress,

@@ -85,7 +85,7 @@ def find_fault(
             return Fault(f"parameter {name} is {kind}", True)
     batches = [batch for batch in batches if batch.target_tokens]
     if not batches:
-        return Fault("had nothing to do in this update", False)  # one of several processes, with an idle batch
+        return Fault("had no tokens in this update", False)  # one of several processes, with an idle batch
     hooks = _Hooks(model)
     try:
         with hooks, eagerly(model):

@@ -143,8 +143,8 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     table, config = store.train, experiment.training
     if not learner.parallel.recovers:
         raise ConfigError(
-            "`training.batch.fit` cannot try with `training.distributed.kind: fsdp` and several processes: one that "
-            "runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
+            "`training.batch.fit` cannot try batches with `training.distributed.kind: fsdp` and several processes: "
+            "one that runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
         )
     batch, multiple = config.batch, config.batch.length_multiple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1

@@ -34,9 +34,9 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
         return
     obstacles = {
         f"`training.device` is {device.type}: only NVIDIA GPUs have them": device.type != "cuda",
-        "`training.recompute`: a recorded pass cannot put back random numbers": training.recompute.encoder is not None
+        "`training.recompute`: a recorded pass cannot restore random numbers": training.recompute.encoder is not None
         or training.recompute.decoder is not None,
-        "`layer_drop`: which layers are left out would be recorded, too": model.encoder.layer_drop > 0
+        "`layer_drop`: every replay would leave out the layers of the recorded pass": model.encoder.layer_drop > 0
         or model.decoder.layer_drop > 0,
         "`training.loss.inter_sim`: a recording does not return the output of every layer": training.loss.inter_sim > 0,
         "several processes train together": torch.distributed.is_available() and torch.distributed.is_initialized(),

@@ -137,9 +137,11 @@ class MetricsWriter:
         end = time.monotonic() + _CLOSING_SECONDS
         for tracker in self._working():
             if not tracker.close(max(0.0, end - time.monotonic())):
-                self._log.say(f"{tracker.name} has not taken all records in time; not waited for any longer", "yellow")
+                self._log.say(
+                    f"{tracker.name} has not taken all records in time; training no longer waits for it", "yellow"
+                )
             elif tracker.left_out:
-                self._log.say(f"{tracker.name} was too slow for {tracker.left_out} records, which it lacks", "yellow")
+                self._log.say(f"{tracker.name} was too slow: {tracker.left_out} records are missing there", "yellow")
         self._working()  # one may have failed while it sent the rest
 
 
@@ -186,7 +188,9 @@ class RunLog:
         reason = getattr(self._console.file, "failure", None)
         if reason is not None and not self._deaf:
             self._deaf = True
-            self._write(f"standard error cannot be written ({reason}): from here on messages may be in this file alone")
+            self._write(
+                f"standard error cannot be written ({reason}): from here on messages may appear in this file only"
+            )
 
     def _write(self, message: str) -> None:
         try:

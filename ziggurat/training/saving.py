@@ -274,7 +274,7 @@ class Saver:
         replaced = self._watch.check()
         if replaced is not None and self._replaced is None:
             self._log.say(
-                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with them; to "
+                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with it; to "
                 "resume the run, put the old store back",
                 "bold red",
             )

@@ -229,7 +229,7 @@ class Validator:
                     "`training.validation.metric=chrf` or `loss`, which need nothing more"
                 ) from None
             self._metrics = ("chrf",)
-            self.notices.append(f"validation leaves BLEU out, and has chrF: {error}")
+            self.notices.append(f"validation leaves BLEU out and uses chrF: {error}")
         else:
             self.notices += [how.bleu_notice] if how.bleu_notice else []
 
