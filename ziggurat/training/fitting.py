@@ -68,6 +68,8 @@ def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoc
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
         for lengths in (table.source_lengths, table.target_lengths)
     )
+    # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
+    # model.
     most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
     return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(epoch, number)]
 

@@ -151,6 +151,7 @@ class Learner:
 
     def _build(self, stage: int) -> Seq2Seq:
         """Return the model of a stage with initial weights, on the device."""
+        # Drawn on the CPU and moved afterwards: the same initial weights on every device.
         return build_model(
             stage_model(self.experiment, stage),
             self.store.source.size,

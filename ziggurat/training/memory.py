@@ -134,6 +134,7 @@ def _wanted(message: str) -> int | None:
 def _in_use(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
+    # The unit of ru_maxrss is the byte on macOS, and 1 KiB elsewhere.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
@@ -195,6 +196,8 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text("ascii", "replace").splitlines():
             _, controllers, path = line.split(":", 2)
+            # Version 2 of control groups has one line, which names no controllers; version 1 has a line for each set of
+            # them.
             if not controllers:
                 found += _rooms(groups, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):

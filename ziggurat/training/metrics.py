@@ -130,6 +130,7 @@ class MetricsWriter:
         try:
             with self._file:
                 self._file.flush()
+                # fsync refuses /dev/null, to which all processes but the first write.
                 if self._file.name != os.devnull:
                     os.fsync(self._file.fileno())
         except OSError as error:

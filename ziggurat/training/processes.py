@@ -258,6 +258,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
                 f"{torch.cuda.device_count()}: lower torchrun's `--nproc-per-node`"
             )
         torch.cuda.set_device(processes.local_rank)
+        # gloo as well: counts and texts are on the CPU, and NCCL takes tensors of GPUs only.
         backend = "cpu:gloo,cuda:nccl"
     _meet(backend, processes)
     try:
