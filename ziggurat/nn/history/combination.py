@@ -63,6 +63,7 @@ def _into_weight(gradient: Tensor, term: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient of one weight: a number, or [d_model] where each channel has its own."""
     if weights.dim() == 2:
         return (gradient * term).flatten(0, -2).sum(0, dtype=weights.dtype)
+    # One pass, without the product in memory; dot takes vectors of one type only.
     if gradient.dtype == term.dtype == weights.dtype:
         return torch.dot(gradient.reshape(-1), term.reshape(-1))
     return (gradient * term).sum(dtype=weights.dtype)
