@@ -1,4 +1,4 @@
-"""What saving costs training: the share of its time that it waits for checkpoints, asynchronous beside synchronous.
+"""Cost of saving in training: the share of its time that it waits for checkpoints, asynchronous beside synchronous.
 
     python -m benchmarks.checkpoint [--every 20] [--updates 40] [--tokens 1024] [--folder FOLDER] [--json]
 

@@ -1,4 +1,4 @@
-"""What benchmarks.gpu_speed measures: models, a plain loop, batches with lengths of a corpus, their operations."""
+"""Models and data of benchmarks.gpu_speed: ours, a plain loop, batches with lengths of a corpus, their operations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What logging, TensorBoard, checkpoints and measures of depth cost training on a CPU: beside without, in turns.
+"""Cost of logging, TensorBoard, checkpoints and measures of depth in training on a CPU: with beside without.
 
     python -m benchmarks.overhead [--shape demo ...] [--updates 100] [--rounds 4] [--threads N] [--tokens 2048]
         [--folder FOLDER] [--json]

@@ -1,4 +1,4 @@
-"""How OpenMP's threads should wait for each other: speed by policy, on an idle machine and beside busy processes.
+"""Ways for OpenMP's threads to wait for each other: speed by policy, on an idle machine and beside busy processes.
 
     python -m benchmarks.threads [--policy default spin-2000 ...] [--beside 0 1 2] [--work demo T1 translate]
         [--rounds 2] [--seconds 8] [--json]

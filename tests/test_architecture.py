@@ -1,4 +1,4 @@
-"""Who may import whom, and how long a module may be."""
+"""The layers of the package: who may import whom, and how long a module may be."""
 
 from __future__ import annotations
 

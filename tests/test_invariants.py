@@ -1,4 +1,4 @@
-"""What every kind keeps, one at a time: steps equal whole targets, padding is nothing, the future is hidden."""
+"""Invariants of every kind, one at a time: steps equal whole targets, padding is nothing, the future is hidden."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How OpenMP's threads wait (ziggurat/threads.py): when a machine is crowded, and that a team is held and let go."""
+"""Waiting of OpenMP's threads (ziggurat/threads.py): when a machine is crowded; a team held and let go."""
 
 from __future__ import annotations
 

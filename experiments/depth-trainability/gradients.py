@@ -1,4 +1,4 @@
-"""Where the gradient goes before the first update: its norm in the lowest and the highest layer of each stack.
+"""Gradient norms of the lowest and the highest layer of each stack before the first update.
 
 python experiments/depth-trainability/gradients.py --store STORE [--depth 18-18 ...] [--method post ...]
 """

@@ -1,4 +1,4 @@
-"""What was tried, one JSON object per line: written as it happens, so that a campaign goes on where it stopped."""
+"""Record of what was tried, one JSON object per line, written as it happens: a campaign goes on where it stopped."""
 
 from __future__ import annotations
 

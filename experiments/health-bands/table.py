@@ -1,4 +1,4 @@
-"""What the bands say of the recorded runs: the tables of README.md.
+"""The bands of warnings beside the recorded runs: the tables of README.md.
 
 python experiments/health-bands/table.py
 """

@@ -1,4 +1,4 @@
-"""Which lines and pairs are dropped, by cases counted by hand."""
+"""Lines and pairs that the filters drop, by cases counted by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a newcomer types: mistakes get a way out, and every verb says what it did."""
+"""Commands as a newcomer types them: mistakes get a way out, and every verb says what it did."""
 
 from __future__ import annotations
 
@@ -320,7 +320,7 @@ def test_evaluate_names_the_way_to_a_tokenizer_that_is_missing(
     for more in ((), ("--language", "ja")):
         status, out, errors = ziggurat("evaluate", "--hypothesis", text, "--reference", text, *more)
         assert (status, out) == (2, "")
-        assert "pip install 'ziggurat-mt[ja]'. Or name another by `--bleu-tokenizer`" in errors
+        assert "pip install 'ziggurat-mt[ja]'. Or name another with `--bleu-tokenizer`" in errors
         assert "`--metrics chrf,ter`" in errors
     compared = ziggurat("evaluate", "--compare", text, "--reference", text, "--metrics", "chrf")
     assert (compared.status, "--bleu-tokenizer" in compared.err, "--metrics" in compared.err) == (2, True, False)
@@ -366,7 +366,7 @@ def test_evaluate_takes_a_tokenizer(ziggurat: Ziggurat, text: Path) -> None:
     status, _, errors = ziggurat(*given, "--bleu-tokenizer", "chars")
     assert status == 2
     assert "unknown tokenizer `chars`" in errors
-    assert "`--metrics` names none" in ziggurat(*given[:-1], "")[2]
+    assert "`--metrics` is empty" in ziggurat(*given[:-1], "")[2]
 
 
 def test_a_checkpoint_may_be_called_by_the_name_of_its_folder(ziggurat: Ziggurat, trained: Path, text: Path) -> None:

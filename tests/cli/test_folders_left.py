@@ -1,4 +1,4 @@
-"""What verbs leave in folders when they are ended, and what earlier ones left there."""
+"""Folders after a verb was ended: what it leaves there, and what earlier ones left."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where messages and results go may break, be full or go away: the work goes on, and its exit status is its own."""
+"""Messages and results whose stream breaks, is full or goes away: the work goes on, with its own exit status."""
 
 from __future__ import annotations
 
@@ -128,7 +128,7 @@ def test_training_without_standard_output(fault: str, status: int, tiny_folder: 
     )
     assert found == status, said
     assert "internal error" not in said
-    assert ("the run is as it should be" if status == 0 else "standard output cannot be written: No space") in said
+    assert ("the run itself is unharmed" if status == 0 else "standard output cannot be written: No space") in said
     quiet = ["train", "--run", str(tmp_path / "run"), "--resume"]
     assert ended(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
 

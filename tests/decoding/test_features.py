@@ -1,4 +1,4 @@
-"""What a translator makes of the search's features: text in, text out."""
+"""The search's features through a translator: text in, text out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the site is made of: pages from docstrings, and the check that browsers fetch nothing from elsewhere."""
+"""The documentation site: pages from docstrings, and the check that browsers fetch nothing from elsewhere."""
 
 from __future__ import annotations
 

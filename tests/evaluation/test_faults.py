@@ -1,4 +1,4 @@
-"""What counts as empty, copied, untranslated, repeated or exact."""
+"""Faults of translations: empty, copied, untranslated, repeated, and the exact ones."""
 
 from __future__ import annotations
 

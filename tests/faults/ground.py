@@ -1,4 +1,4 @@
-"""What commands find before they start: corpus, store, a run, made once and copied; stand-ins for what is slow."""
+"""The ground on which commands start: corpus, store, a run, made once and copied; stand-ins for what is slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What earlier versions wrote still opens, resumes and translates the same: every set in this folder (README.md)."""
+"""Files of earlier versions still open, resume and translate the same: every set in this folder (README.md)."""
 
 from __future__ import annotations
 

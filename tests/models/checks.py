@@ -1,4 +1,4 @@
-"""What every family of models keeps, checked on three sentence pairs of unequal lengths (fp64)."""
+"""Properties of every family of models, checked on three sentence pairs of unequal lengths (fp64)."""
 
 from __future__ import annotations
 

@@ -142,14 +142,14 @@ def test_a_checkpoint_of_another_run_is_not_averaged_with_ours(whole: Path, tmp_
     meta = {key: value for key, value in read_meta(newest).items() if key != "checksum"}
     meta["configuration"]["training"]["seed"] += 1  # as the other run's would be: of the same shape
     write_meta(newest, meta)
-    with pytest.raises(CheckpointError, match=r"not of this run.*seed"):
+    with pytest.raises(CheckpointError, match=r"not a checkpoint of this run.*seed"):
         average_run(run, last=2, out=tmp_path / "out")
 
 
 def test_a_shard_of_another_checkpoint_is_refused(checkpoint: Path) -> None:
     shard = checkpoint / "state" / "optimiser" / "shard-00000.safetensors"
     shutil.copy(shard, shard.with_name("shard-00001.safetensors"))
-    with pytest.raises(CheckpointError, match="not of this checkpoint"):
+    with pytest.raises(CheckpointError, match="does not belong to this checkpoint"):
         load_checkpoint(checkpoint)
 
 

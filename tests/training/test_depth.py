@@ -1,4 +1,4 @@
-"""What a run says of its depth: to trackers, the log, the bar and `diagnostics/warnings.jsonl`."""
+"""Reports of a run on its depth: to trackers, the log, the bar and `diagnostics/warnings.jsonl`."""
 
 from __future__ import annotations
 

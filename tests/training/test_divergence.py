@@ -27,7 +27,7 @@ def small() -> Seq2Seq:
 
 def fault(model: Seq2Seq, precision: str = "fp32", seed: int = 0) -> str:
     update = [replace(batch, seed=seed + number) for number, batch in enumerate(batches([3, 4]))]
-    return find_fault(model, update, LossConfig(), precision=precision).said
+    return find_fault(model, update, LossConfig(), precision=precision).place
 
 
 def spoil(model: Seq2Seq, name: str, value: float) -> None:

@@ -251,7 +251,7 @@ def test_sizes_are_readable() -> None:
         "5.0 MiB",
         "3.0 GiB",
     ]
-    assert str(Shortage(None, 1 << 30, said="could not")) == "could not, with 1.0 GiB in use"
+    assert str(Shortage(None, 1 << 30, message="could not")) == "could not, with 1.0 GiB in use"
     assert "2.0 GiB more wanted, with 1.0 GiB in use" in str(Shortage(2 << 30, 1 << 30))
     assert replace(Shortage(None, 0), in_use=1 << 20).in_use == 1 << 20
 

@@ -1,4 +1,4 @@
-"""What writes a folder, killed at every file operation and done again, ends with the tree of one that was not.
+"""Writers of folders, killed at every file operation and run again: they end with the tree of one never killed.
 
 Some of the operations here, all of them in the slow suite.
 """

@@ -158,13 +158,13 @@ def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path
     mine = tmp_path / "mine"
     mine.mkdir()
     (mine / "config.yaml").write_text("# by hand")
-    with pytest.raises(ConfigError, match="holds other things than a run"):
+    with pytest.raises(ConfigError, match="holds something other than a run"):
         go(tiny_folder, mine, stop={"updates": 1})
     assert [p.read_text() for p in mine.iterdir()] == ["# by hand"]
     run = tmp_path / "run"
     run.mkdir()  # an empty folder is as good as none
     go(tiny_folder, run, stop={"updates": 1}, checkpoint={"every_updates": 1})
-    with pytest.raises(ConfigError, match="holds other things than a model directory"):
+    with pytest.raises(ConfigError, match="holds something other than a model directory"):
         average_run(run, last=1, out=mine)
     average_run(run, last=1, out=tmp_path / "mean")
     with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):

@@ -1,4 +1,4 @@
-"""What goes wrong in one of two processes: both deal with it alike, or both end and say where it was."""
+"""Faults in one of two processes: both deal with them alike, or both end and say where it was."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_a_worker_that_hangs_is_named(data: Path, tmp_path: Path) -> None:
     started[0].process.join(60)
     assert started[0].process.exitcode == 3, started[0].errors.read_text()
     said = started[0].output.read_text().splitlines()[-1]
-    assert said.startswith("TrainingError: the processes lost each other at update 3; behind: process 1 (in or after u")
+    assert said.startswith("TrainingError: the processes lost contact at update 3; behind: process 1 (in or after u")
     for one in started:
         one.process.kill()
         one.process.join()
@@ -179,7 +179,7 @@ def test_of_fsdp_s_processes_one_without_memory_ends_the_run(data: Path, tmp_pat
     ended = finish(started)
     assert [status for status, _, _ in ended] == [3, 3]
     assert "TrainingError: process 1 ran out of memory, and with `training.distributed.kind: fsdp`" in ended[1][1]
-    assert "TrainingError: the processes lost each other at update" in ended[0][1]
+    assert "TrainingError: the processes lost contact at update" in ended[0][1]
 
 
 def in_two(run: str, document: str, resume: str) -> None:
@@ -243,4 +243,4 @@ def test_a_process_without_a_batch_does_not_look_for_a_fault() -> None:
     fault = find_fault(
         build_model(small_config(1, 1), 20, 20), [batches([7])[0].idle()], LossConfig(), precision="fp32"
     )
-    assert fault == ("had nothing to do in this update", False)
+    assert fault == ("had no tokens in this update", False)

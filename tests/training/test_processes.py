@@ -1,4 +1,4 @@
-"""What processes tell each other, with two and three of them over gloo."""
+"""Messages between processes, two and three of them over gloo."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_a_process_that_hangs_is_named() -> None:
     started[1].kill()
     status, output, errors = finish(started)[0]
     assert status == 0, errors
-    assert "lost each other at update 3; behind: process 1 (in or after update 2)." in output
+    assert "lost contact at update 3; behind: process 1 (in or after update 2)." in output
 
 
 def test_a_process_that_never_said_anything_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,5 +116,8 @@ def test_processes_that_do_not_come_are_named(monkeypatch: pytest.MonkeyPatch) -
     for name, value in {"WORLD_SIZE": "2", "RANK": "0", "LOCAL_RANK": "0"}.items():
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    with pytest.raises(ConfigError, match=r"the processes cannot meet: .*MASTER_ADDR.*start by torchrun"), joined(0.1):
+    with (
+        pytest.raises(ConfigError, match=r"the processes cannot connect: .*MASTER_ADDR.*start them with torchrun"),
+        joined(0.1),
+    ):
         pass

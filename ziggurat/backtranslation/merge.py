@@ -71,7 +71,9 @@ def merge(out: Path, plan: Plan) -> Report:
         for index in range(plan.shards):
             manifest = shards.complete(index)
             if manifest is None:
-                raise DataError(f"{out}: shard {index} of {plan.shards} is missing; run the same without `--merge`")
+                raise DataError(
+                    f"{out}: shard {index} of {plan.shards} is missing; run the same command without `--merge`"
+                )
             rows = shards.read(manifest)
             for side, (file, digest) in enumerate(zip(files, digests, strict=True)):
                 content = "".join(row[side] + "\n" for row in rows).encode()

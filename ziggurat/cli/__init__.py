@@ -150,7 +150,7 @@ def _shortage_message(error: Exception) -> str | None:
         return None
     if lack == "memory":
         return "out of memory; use smaller batches (`max_tokens`, `batch_tokens`) or model"
-    return "the system gives no more threads: out of memory, or a limit (`ulimit -v`, `ulimit -u`, the container's)"
+    return "the system allows no more threads: out of memory, or a limit (`ulimit -v`, `ulimit -u`, the container's)"
 
 
 @contextlib.contextmanager

@@ -126,7 +126,7 @@ def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str
     is_setting = {text: "=" in text and not Path(text).exists() for text in given or []}
     inputs = (*(named or []), *(text for text, setting in is_setting.items() if not setting))
     if not named:
-        raise ConfigError("`--input FILE` is missing: which text is to be translated?")
+        raise ConfigError("`--input FILE` is missing: which text should be translated?")
     return inputs, decoding_settings([text for text, setting in is_setting.items() if setting], "--input")
 
 
@@ -174,8 +174,8 @@ def _print(outcome: BackTranslationOutcome, out: Path, shard: str | None, snippe
         say("stopped; the same command goes on")
     elif report is None:
         say(
-            f"part {shard} of {outcome.plan.shards:,} shards is complete; when all parts are, run the same with "
-            "`--merge` instead of `--shard`"
+            f"part {shard} of {outcome.plan.shards:,} shards is complete; when all parts are, run the same command "
+            "with `--merge` instead of `--shard`"
         )
     elif json:
         print_json({"out": str(out), "read": report.read, "kept": report.kept, "dropped": report.dropped})

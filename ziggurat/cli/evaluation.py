@@ -42,7 +42,7 @@ def evaluate(
     ] = None,
     overrides: Overrides = None,
     source: Annotated[str | None, typer.Option("--source", help="Source text to translate.")] = None,
-    hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Translations that are there already.")] = None,
+    hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Existing translations to score.")] = None,
     reference: Annotated[
         list[str] | None, typer.Option("--reference", help="Reference translation; repeat for several.")
     ] = None,

@@ -115,7 +115,7 @@ def _report_text(report: dict[str, Any], out: Path) -> str:
         f"ties, {found['cut']:,} cut at the length limit",
     ]
     if "search_without" in report:
-        lines.append(f"its search is without {', '.join(report['search_without'])}")
+        lines.append(f"its search leaves out {', '.join(report['search_without'])}")
     if "quantized" in report:
         same = report["quantized"]
         lines.append(f"{report['quantization']}: {same['identical']:,} of {same['lines']:,} lines as before")

@@ -73,7 +73,7 @@ def metric_names(listed: str) -> list[str]:
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
     if not names:
-        raise ConfigError(f"`--metrics` names none; valid: {', '.join(ALL_METRICS)}")
+        raise ConfigError(f"`--metrics` is empty; valid: {', '.join(ALL_METRICS)}")
     check_metrics(names)
     return [metric for metric in ALL_METRICS if metric in names]
 
@@ -106,7 +106,7 @@ def check_test_set(
         try:
             test_set.metric(metric, comet)
         except MissingTokenizerError as error:
-            way_out = f"{error}. Or name another by `--bleu-tokenizer`, such as `char` (single characters)"
+            way_out = f"{error}. Or name another with `--bleu-tokenizer`, such as `char` (single characters)"
             raise ConfigError(way_out if compare else f"{way_out}, or leave BLEU out: `--metrics chrf,ter`") from None
     splitting = test_set.splitting
     if splitting.bleu_notice and {"bleu", "meteor"} & set(names):

@@ -55,7 +55,7 @@ def train(
         raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
     if not resume and (not given or "=" in given[0]):
         raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
-    # Mistakes in the configuration are told before PyTorch is imported, which takes seconds.
+    # Mistakes in the configuration are reported before PyTorch is imported, which takes seconds.
     named = None if resume else load_named(given[0], given[1:])
     leave_with_launcher()
     with leaving_at_once():
@@ -87,7 +87,7 @@ def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:
         if ends_well and error.errno not in (errno.EPIPE, errno.EBADF, errno.EIO):
             raise
         let_go(sys.stdout)
-        say(f"the result cannot be written to standard output ({why(error)}); the run is as it should be")
+        say(f"the result cannot be written to standard output ({why(error)}); the run itself is unharmed")
 
 
 def grow(

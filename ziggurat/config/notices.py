@@ -1,4 +1,4 @@
-"""Notices about choices that are allowed but hardly meant."""
+"""Notices about choices that are allowed, but probably mistakes."""
 
 from __future__ import annotations
 
@@ -87,10 +87,10 @@ def _three_branches(model: ModelConfig) -> Iterator[str]:
 
 
 def notices(experiment: Experiment) -> list[str]:
-    """Return a sentence on every choice of `experiment` that is allowed, but hardly meant."""
+    """Return a sentence on every choice of `experiment` that is allowed, but probably a mistake."""
     model, training = experiment.model, experiment.training
     unused = [*unheeded(model), *_unheeded_in_training(training)]
-    said = [f"`{key}` is set, but beside the other choices it means nothing" for key in unused]
+    said = [f"`{key}` is set, but has no effect beside the other choices" for key in unused]
     if training.compile == "layers" and model.combination.unit == "sublayer":
         said.append("`training.compile: layers` compiles nothing: with `combination.unit: sublayer` no layer is called")
     for side, every, layers in (
@@ -103,7 +103,7 @@ def notices(experiment: Experiment) -> list[str]:
     if training.schedule.kind == "gnmt+" and training.schedule.replicas == 1:
         said.append(
             "`training.schedule.kind: gnmt+` with `replicas: 1` has no warm-up: its rate rises from `base` to "
-            "replicas * `base`, so it begins at its highest; set `replicas` to how many batches make an update"
+            "replicas * `base`, so it begins at its highest; set `replicas` to the number of batches in an update"
         )
     if training.growth is not None and (cut := cut_short(training.growth, training.stop)):
         said.append(cut)

@@ -199,6 +199,7 @@ def write_corpus(
     Raises: DataError when `directory` cannot be written to.
     """
     stream, held_out, splits = _stream(seed), set[str](), {}
+    # Training pairs last: test and dev are then the same for every size of the training set, and are left out of it.
     for split, count in (("test", test), ("dev", dev), ("train", train)):
         pairs: list[tuple[str, str]] = []
         while len(pairs) < count:

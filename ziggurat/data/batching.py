@@ -113,6 +113,7 @@ def make_batches(
     Returns: one array of indices per batch; together they are `indices`.
     Raises: DataError when a pair is longer than `max_tokens` (check_fits).
     """
+    # Mixed first, since the sort is stable: pairs of equal lengths meet other ones in every epoch.
     mixed = _generator(seed, epoch, _Purpose.TIES).permutation(indices)
     batches = _ordered_batches(mixed, source_lengths, target_lengths, max_tokens, max_sentences, length_multiple)
     return [batches[i] for i in _generator(seed, epoch, _Purpose.BATCH_ORDER).permutation(len(batches))]
@@ -230,6 +231,7 @@ class _Purpose(IntEnum):
 
 
 def _generator(seed: int, epoch: int, purpose: _Purpose, *more: int) -> np.random.Generator:
+    # PCG64 by name, since default_rng may become another one; SeedSequence keeps (1, 2) and (2, 1) apart.
     return np.random.Generator(np.random.PCG64(np.random.SeedSequence((seed, epoch, int(purpose), *more))))
 
 

@@ -228,6 +228,7 @@ class HashSet:
         unique, first = np.unique(hashes, return_index=True)
         known = np.zeros(len(unique), np.bool_)
         for run in self._runs:
+            # A hash above all of the run would be looked up behind its end.
             places = np.minimum(np.searchsorted(run, unique), len(run) - 1)
             known |= run[places] == unique
         seen = np.ones(len(hashes), np.bool_)

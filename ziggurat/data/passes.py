@@ -46,6 +46,7 @@ def sample_sentences(corpora: Sequence[Corpus], config: DataConfig, side: str, p
         DataError: the filters leave none of the sampled pairs.
     """
     generator = np.random.default_rng(_SAMPLE_SEED)
+    # The hashes that find duplicates would grow with the corpus, and this pass takes constant memory.
     cleaner = Cleaner(config.filters.model_copy(update={"duplicates": False}))
     counts: Counter[str] = Counter()
     shares = _even_shares([corpus.read for corpus in corpora], config.subword.sample_pairs)

@@ -137,7 +137,7 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     if not store.exists():
         return None
     if not holds_only(store, _STORE_FILES):  # never replace anything but a store
-        raise DataError(f"{store}: exists and holds other things than a store; set data.store to another folder")
+        raise DataError(f"{store}: exists and holds something other than a store; set data.store to another folder")
     sweep(store)  # temporary files of a process that was killed while it updated the manifest
     if not any(store.iterdir()):
         return None

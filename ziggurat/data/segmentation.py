@@ -125,6 +125,7 @@ class UnigramSampler:
             return cast(list[int], best[0] if best else [])
         scores = [float(self._scores[ids].sum()) * regularisation.alpha for ids in best]
         top = max(scores)
+        # Less the best one: exp of a long text's log-probability is 0 for every segmentation.
         weights = [math.exp(score - top) for score in scores]
         return cast(list[int], random.Random(seed).choices(best, weights)[0])
 

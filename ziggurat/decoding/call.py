@@ -130,6 +130,7 @@ class TranslationCall:
         if max_positions is not None:
             self.source_limit = min(self.source_limit, max(1, max_positions - 1 - len(self.tag)))
             self.target_limit = min(self.target_limit, max_positions - 1)
+        # A model may have rows beyond the tokenizer's ids, for which there is no text.
         never = {target.pad, target.bos, *target.tags.values(), *range(target.size, vocabulary_size)}
         beams = decoding.beam_size if decoding.search == "beam" else decoding.mbr or decoding.n_best
         self.settings = SearchSettings(

@@ -70,6 +70,7 @@ class Choice(ABC):
         """
         size = self.beam_size // self.groups
         if self.groups == 1:
+            # Sorted stably, not by topk, which promises no order among equal totals.
             return going.sort(dim=1, descending=True, stable=True).indices[:, :size]
         grouped = going.unflatten(1, (self.groups, -1))
         best = grouped.sort(dim=2, descending=True, stable=True).indices[..., :size]
@@ -100,6 +101,8 @@ class BeamChoice(Choice):
 
 def best_extensions(totals: Tensor, log_probabilities: Tensor, count: int) -> Candidates:
     """Return the `count` best extensions, best first, of beams with `totals` [N, K] by next tokens [N, K, V]."""
+    # Any of the best of a sentence is among the best of its beam: so K times `count` totals are sorted instead of K
+    # times V.
     values, ids = best_tokens(log_probabilities, min(count, log_probabilities.shape[-1]))
     if count == 1 and totals.shape[1] == 1:
         return Candidates(ids[:, 0], torch.zeros_like(ids[:, 0]), values[:, 0], totals + values[:, 0])
@@ -132,6 +135,7 @@ class DiverseChoice(Choice):
             scores = log_probabilities[:, beams]
             extended = best_extensions(totals[:, beams], scores - self.strength * taken, 2 * size)
             rows = torch.arange(len(totals), device=totals.device)[:, None]
+            # The cost steers the choice alone; totals are of the model's own scores.
             own = scores[rows, extended.origin, extended.token]
             total = totals[:, beams].gather(1, extended.origin) + own
             found.append(Candidates(extended.token, extended.origin + group * size, own, total))

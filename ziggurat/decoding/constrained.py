@@ -66,6 +66,7 @@ class ConstrainedChoice(Choice):
         following = self._following()  # [N, K, P]
         complete = (following < 0).all(-1)
         ends = log_probabilities[..., self.eos]
+        # A view, changed in place before anything is chosen: no beam may end without all its phrases.
         ends.masked_fill_(~complete, NEVER)
         best = best_extensions(totals, log_probabilities, 2 * beams)
         asked = torch.cat(

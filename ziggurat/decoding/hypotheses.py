@@ -218,6 +218,7 @@ def _largest(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         largest = scores.topk(count, dim=-1)
         return largest.values, largest.indices
     whole = scores[..., : blocks * _BLOCK].unflatten(-1, (blocks, _BLOCK))
+    # The `count` largest values lie in at most `count` blocks, those with the largest maxima.
     best = whole.amax(-1).topk(count, dim=-1).indices
     inside = whole.gather(-2, best[..., None].expand(*best.shape, _BLOCK)).flatten(-2)
     rest = torch.arange(blocks * _BLOCK, vocabulary).expand(*best.shape[:-1], -1)

@@ -65,6 +65,7 @@ class LengthPenalty:
 
     def coverage_term(self, attention: Tensor, source_mask: Tensor) -> Tensor:
         """Return the coverage term [...] of attention sums [..., source]; the mask is True for real tokens."""
+        # Clamped, since a source token without attention would make the score -inf.
         clipped = (attention / self.length_ratio).clamp(*COVERAGE_RANGE).log()
         return self.coverage * self.length_ratio * clipped.masked_fill(~source_mask, 0.0).sum(-1)
 

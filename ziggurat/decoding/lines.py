@@ -65,6 +65,7 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
     UTF-8 or is longer than 1 MiB; lines before it have been yielded.
     """
     offset = 0
+    # One byte more than allowed tells a line that is too long from one that just fits, and reads no further.
     for number, raw in enumerate(iter(lambda: stream.readline(MAX_LINE_BYTES + 1), b""), start=1):
         if len(raw) > MAX_LINE_BYTES:
             raise DataError(

@@ -274,6 +274,7 @@ def log_mean_probability(members: Iterable[Tensor]) -> Tensor:
     remaining = iter(members)
     total, count = next(remaining), 1
     for member in remaining:
+        # In logarithms, since probabilities of rare tokens underflow fp32.
         total, count = torch.logaddexp(total, member), count + 1
     return total - math.log(count)
 

@@ -96,6 +96,7 @@ def write_huggingface(
     config.dtype = "float32"
     config.save_pretrained(folder)
     _generation(module, tokenizers[1], decoding, options["max_position_embeddings"]).save_pretrained(folder)
+    # Not by save_pretrained, which leaves out tables of positions.
     write_tensors(folder / "model.safetensors", tensors, {"format": "pt"})
     _write_tokenizer(folder, tokenizers, languages, options["max_position_embeddings"])
 
@@ -137,6 +138,7 @@ def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], di
     encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
     tables, scale = [encoder.embedding, decoder.embedding], encoder.scale
     if encoder.scale != decoder.scale or scale not in (1.0, root):
+        # The scale goes into the tables, which are then no longer the matrix of the output: `tied` is asked below.
         tables, scale = [stack.embedding * stack.scale for stack in (encoder, decoder)], 1.0
     if decoder.zero_start:
         tables[1] = tables[1].clone()

@@ -263,6 +263,7 @@ def width_of(embedding: Tensor, name: str) -> int:
 def positions_from(first: int, count: int, width: int) -> Tensor:
     """Return sinusoids [count, width] of the positions from `first` on, in fp32 as fairseq and M2M100 compute them."""
     half = width // 2
+    # Divided by half - 1, as the code of fairseq has it; Vaswani et al. divide by half.
     step = torch.log(torch.tensor(10000.0)) / (half - 1)
     rates = torch.exp(torch.arange(half, dtype=torch.float32) * -step)
     angles = torch.arange(first, first + count, dtype=torch.float32)[:, None] * rates

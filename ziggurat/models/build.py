@@ -70,6 +70,7 @@ def build_model(
         config.decoder.layers,
         merged=config.decoder.attention == "merged",
     )
+    # A generator of its own: initial weights depend on the seed, not on what was drawn before.
     initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed))
     if config.init.kind == "admin" and config.init.omega != "profiled":
         constant_omega(stack_residuals(model.encoder), config.init.omega, 2 * config.planned_encoder_layers)

@@ -109,7 +109,7 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
     `force` replaces a model, never other things.
     """
     if not may_become_model_directory(path):
-        raise ConfigError(f"{path}: exists and holds other things than a model directory; choose another folder")
+        raise ConfigError(f"{path}: exists and holds something other than a model directory; choose another folder")
     if not force and (path / MODEL_FILE).exists():
         raise ConfigError(f"{path}: already holds a model; `--force` replaces it, or choose another folder")
 
@@ -258,7 +258,9 @@ def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, A
     try:
         before = type(experiment.model).model_validate(kept["model"])  # with defaults for keys that came later
     except (ValidationError, KeyError) as error:
-        raise CheckpointError(f"{path.parent}: the model in its checkpoints is none of this version: {error}") from None
+        raise CheckpointError(
+            f"{path.parent}: this version cannot read the model configuration in its checkpoints: {error}"
+        ) from None
     if changes := changed(
         {"model": before.model_dump(mode="json")}, {"model": experiment.model.model_dump(mode="json")}
     ):

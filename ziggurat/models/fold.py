@@ -213,6 +213,7 @@ class _Stack:
     def _skip_vector(self) -> _Folded:
         omegas = [self.tensors.pop(f"{sublayer.prefix}_residual.skip") for sublayer in self._sublayers()]
         everything = torch.stack(omegas)
+        # One number everywhere: norms undo it as they undo DeepNorm's alpha, and the embedding need not take a factor.
         if not bool((omegas[0] == 1).all()) and bool((everything == omegas[0][0]).all()):
             return self._skip_constant(float(omegas[0][0]))
         for sublayer, omega in zip(self._sublayers(), omegas, strict=True):

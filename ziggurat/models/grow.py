@@ -111,6 +111,7 @@ def grow_moments(
         source = _source_name(name, sources)
         before = by_name.get(source) if source is not None else None
         if before is None or any(v.dim() and v.shape != parameter.shape for v in before.values()):
+            # Zeros, the count of steps included: so bias correction treats a new layer's first step as a first step.
             kinds = next(iter(by_name.values()), {})
             before = {kind: torch.zeros_like(parameter if v.dim() else v, dtype=v.dtype) for kind, v in kinds.items()}
         state.update({f"{name}/{moment}": value.clone() for moment, value in before.items()})

@@ -150,6 +150,7 @@ class StackParts:
         dropout, config = self.dropout(self.config.dropout.residual), self.config.dropout
         if not config.sublayer:
             return dropout
+        # The final depth, so that growing does not change the rates of the layers that are there.
         depth = self.stack.layers if self.decoder else self.config.planned_encoder_layers
         return StochasticBranch(dropout, config.sublayer * layer / depth, config.sublayer_unit)
 

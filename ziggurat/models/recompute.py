@@ -39,6 +39,7 @@ class Run(NamedTuple):
         """
         if not self.again:
             return function(self.layers, *inputs)
+        # The reentrant form gives no gradient to tensors inside lists and named tuples, which runs of layers return.
         result: _T = checkpoint(function, self.layers, *inputs, use_reentrant=False)
         return result
 

@@ -141,6 +141,7 @@ class RnmtCache:
     def begin(self, context: Tensor, rows: slice) -> None:
         """Start new sentences, which have `rows` among the live ones, with `context` [n, K, width]."""
         if not self._buffers:
+            # All slots at once: sentences then come and go without new memory.
             shape = (self.live.slots, *context.shape[1:])
             self._buffers = [context.new_zeros(shape) for _ in range(1 + 2 * self._layers)]
         for buffer in self._buffers[1:]:

@@ -92,7 +92,8 @@ def read_meta(folder: Path) -> dict[str, Any]:
     try:
         document = parse_json(read_bounded(path, error=CheckpointError), str(path), error=CheckpointError)
         whole = "progress" in document and MODEL_FILE in document["checksums"]
-        if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):  # 5 flipped
+        # One flipped bit can make a 1 of 5, or a 2 of 3; the checksum, which formats 1 and 2 lack, is then still there.
+        if document["format"] in (3, 4, 5) or (document["format"] in (1, 2) and "checksum" in document):
             whole = whole and document["checksum"] == meta_checksum(document)
     except OSError as error:
         refuse_passing(path, error)

@@ -178,6 +178,7 @@ class Seq2Seq(nn.Module):
         """
         count = tokens.shape[1]
         logits = self.logits(self.advance(tokens, state))
+        # Repeated, not expanded: the search writes into the scores, each beam's for itself.
         return logits if logits.shape[1] == count else logits.repeat(1, count, 1)
 
     def advance(self, tokens: Tensor, state: DecoderState) -> Tensor:

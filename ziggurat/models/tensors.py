@@ -50,6 +50,7 @@ def usable_device(name: str, setting: str) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
         device = torch.device(name)
+        # torch.device accepts the name of a GPU that is not there; only its memory tells.
         torch.empty(1, device=device)
     except (RuntimeError, AssertionError) as error:
         reason = str(error).splitlines()[0]
@@ -127,6 +128,7 @@ def _blocks(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> Itera
         header[name] = {"dtype": _TYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    # Filled up with blanks to a multiple of 8, so that the tensors behind the header are aligned.
     text += b" " * (-len(text) % 8)
     yield len(text).to_bytes(8, "little")
     yield text

@@ -98,13 +98,15 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
     # either.
     for folder in folders:
         if changes := changes_since(read_meta(folder), folder, experiment):
-            raise CheckpointError(f"{folder}: not of this run, or {run / CONFIG_FILE} was edited: {shown(changes)}")
+            raise CheckpointError(
+                f"{folder}: not a checkpoint of this run, or {run / CONFIG_FILE} was edited: {shown(changes)}"
+            )
     if out is not None:
         refuse_replacing(out, force=force)
     elif not may_become_model_directory(run / "averaged"):
         raise ConfigError(
-            f"{run / 'averaged'}: exists and holds other things than a model directory; move them away, or choose "
-            "another folder by `--output`"
+            f"{run / 'averaged'}: exists and holds something other than a model directory; move it away, or choose "
+            "another folder with `--output`"
         )
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])

@@ -224,8 +224,9 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     for name, expected in meta.checksums.items():
         verify(folder / name, expected)
     for shard in (folder / _OPTIMISER).glob("*.safetensors"):
+        # torch's reader opens every shard in the folder, so one that no checksum covers would be read as well.
         if f"{_OPTIMISER}/{shard.name}" not in meta.checksums:
-            raise CheckpointError(f"{shard}: not of this checkpoint; remove it")
+            raise CheckpointError(f"{shard}: does not belong to this checkpoint; remove it")
     one_file = meta.format < 3
     return Checkpoint(
         meta.progress,

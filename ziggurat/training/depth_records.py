@@ -51,7 +51,7 @@ class DepthReporter:
     Args:
         run: folder of the run; None: nothing is written (all processes except the first).
         metrics: passes figures and images on to trackers.
-        log: told of warnings.
+        log: where warnings are reported.
         config: section `training`.
         update: where training starts; records after it, left by a run that was killed, are removed.
     """
@@ -131,7 +131,7 @@ class DepthProbe:
         run: folder of the run.
         experiment: its configuration.
         learner: the model in training, and the processes that train it.
-        log: told once when memory was too short for a measurement, or a record could not be written.
+        log: where it is reported, once, that memory was too short for a measurement or a record could not be written.
         p: progress at the start; records after it, left by a run that was killed, are removed.
         tell: called with every record, in the first process.
     """

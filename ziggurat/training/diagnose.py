@@ -79,7 +79,7 @@ def _measured(opened: OpenedModel, store: Path | None, update: int) -> Record:
     """Return the record of a model after `update`."""
     experiment, model = opened.experiment, opened.model
     data = Store.open(store or experiment.data.store)
-    refuse_other_vocabulary(opened, data, opened.origin, "name the data that it was trained on by `--store`")
+    refuse_other_vocabulary(opened, data, opened.origin, "name the data that it was trained on with `--store`")
     batch = probe_batch(experiment, data)
     loss = probe_loss(experiment.training.loss, experiment.training.precision)
     values = measured(model, lambda: measure(model, batch, loss))

@@ -36,6 +36,7 @@ def highest_nll(losses: Sequence[float], config: DivergenceConfig) -> float:
     """
     if config.loss_spike is None or len(losses) < config.window:
         return math.inf
+    # The median, since a spike just below the limit would raise a mean, and with it the limit for the next one.
     return config.loss_spike * median(losses[-config.window :])
 
 
@@ -53,11 +54,11 @@ class Fault(NamedTuple):
     """The place where an update failed.
 
     Attributes:
-        said: the place, in words.
+        place: in words.
         found: False when every state and gradient was finite this time, or memory was too short to look.
     """
 
-    said: str
+    place: str
     found: bool
 
 
@@ -85,7 +86,7 @@ def find_fault(
             return Fault(f"parameter {name} is {kind}", True)
     batches = [batch for batch in batches if batch.target_tokens]
     if not batches:
-        return Fault("had nothing to do in this update", False)  # one of several processes, with an idle batch
+        return Fault("had no tokens in this update", False)  # one of several processes, with an idle batch
     hooks = _Hooks(model)
     try:
         with hooks, eagerly(model):
@@ -175,6 +176,7 @@ def _first_kind(value: Any) -> str | None:
 
 def _largest(model: nn.Module) -> str:
     """Return the parameter with the largest gradient, in words."""
+    # In fp64: the square of a value beyond 1.8e19 overflows fp32, and that may be the fault that is looked for.
     norms = {name: float(p.grad.double().norm()) for name, p in model.named_parameters() if p.grad is not None}
     name = max(norms, key=lambda n: norms[n])
     share = norms[name] ** 2 / max(sum(norm**2 for norm in norms.values()), 1e-300)  # all may be 0

@@ -68,6 +68,8 @@ def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoc
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
         for lengths in (table.source_lengths, table.target_lengths)
     )
+    # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
+    # model.
     most = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
     return [batch for number in dict.fromkeys(map(int, most)) for batch in loader.load(epoch, number)]
 
@@ -143,8 +145,8 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
     table, config = store.train, experiment.training
     if not learner.parallel.recovers:
         raise ConfigError(
-            "`training.batch.fit` cannot try with `training.distributed.kind: fsdp` and several processes: one that "
-            "runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
+            "`training.batch.fit` cannot try batches with `training.distributed.kind: fsdp` and several processes: "
+            "one that runs out of memory leaves the others waiting; set `training.batch.max_tokens`"
         )
     batch, multiple = config.batch, config.batch.length_multiple
     longest = max(int(lengths.max()) for lengths in (table.source_lengths, table.target_lengths)) + 1

@@ -34,9 +34,9 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
         return
     obstacles = {
         f"`training.device` is {device.type}: only NVIDIA GPUs have them": device.type != "cuda",
-        "`training.recompute`: a recorded pass cannot put back random numbers": training.recompute.encoder is not None
+        "`training.recompute`: a recorded pass cannot restore random numbers": training.recompute.encoder is not None
         or training.recompute.decoder is not None,
-        "`layer_drop`: which layers are left out would be recorded, too": model.encoder.layer_drop > 0
+        "`layer_drop`: every replay would leave out the layers of the recorded pass": model.encoder.layer_drop > 0
         or model.decoder.layer_drop > 0,
         "`training.loss.inter_sim`: a recording does not return the output of every layer": training.loss.inter_sim > 0,
         "several processes train together": torch.distributed.is_available() and torch.distributed.is_initialized(),
@@ -116,7 +116,10 @@ class _Recording:
     def __init__(
         self, forward: Callable[..., Tensor], inputs: tuple[Tensor, ...], buffers: list[Tensor], pool: Any
     ) -> None:
+        # Memory of its own: a graph reads the addresses with which it was recorded, so each replay copies its inputs
+        # there.
         self.inputs = [tensor.clone() for tensor in inputs]
+        # Buffers are held on to, since the graph would go on reading their memory after it was freed.
         self._forward, self._buffers = forward, buffers
         # Casts must be part of the recording, and autocast's cache would keep them beyond it.
         kind = inputs[0].device.type

@@ -107,7 +107,7 @@ def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
     """Write the weights at the end of a stage as a model directory."""
-    again = f"training writes it once: take it from a copy, or train {run} again (the run itself goes on without it)"
+    again = f"training writes it once: restore a copy, or train {run} again (the run itself goes on without it)"
     folder = stage_folder(run, experiment, stage)
     write_model_directory(folder, tensors, stage_experiment(experiment, stage), run, again=again)
 

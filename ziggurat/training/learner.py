@@ -100,9 +100,11 @@ class Learner:
         theirs, ours = opened.experiment.model, stage_model(self.experiment, self._stage.number)
         if changed := unlike(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers
-            hint = "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml to train on with"
+            hint = (
+                "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml with which to train on"
+            )
             raise ConfigError(
-                f"`training.start_from: {path}`: the same weights would compute something else here, by "
+                f"`training.start_from: {path}`: the same weights would compute something else here, because of "
                 f"{'; '.join(changed)}; {hint}"
             )
         refuse_other_vocabulary(
@@ -149,6 +151,7 @@ class Learner:
 
     def _build(self, stage: int) -> Seq2Seq:
         """Return the model of a stage with initial weights, on the device."""
+        # Drawn on the CPU and moved afterwards: the same initial weights on every device.
         return build_model(
             stage_model(self.experiment, stage),
             self.store.source.size,

@@ -126,6 +126,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                     logits += bias
                 gold = logits.gather(1, gold_ids[:, None]).squeeze(1)
                 total = torch.mv(h, weight_sum) + bias_sum  # the sum of a row's logits, without reading them again
+                # To be subtracted before exp, which overflows fp32 from 89 on.
                 peak = logits.amax(1, keepdim=True)
                 # (2) The softmax, not normalised, in the memory of the logits.
                 odds = logits.sub_(peak).exp_()

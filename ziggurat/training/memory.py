@@ -46,18 +46,18 @@ class Shortage:
         wanted: bytes of the piece that was refused, or None where the allocator does not say.
         in_use: bytes in use at that moment: tensors on a GPU; on a CPU, the peak resident size of the process.
         here: False when another process ran out.
-        said: the error's message.
+        message: of the error.
     """
 
     wanted: int | None
     in_use: int
     here: bool = True
-    said: str = ""
+    message: str = ""
 
     def __str__(self) -> str:
         if not self.here:
             return "another process ran out of memory"
-        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.said or "more wanted"
+        more = f"{readable(self.wanted)} more wanted" if self.wanted is not None else self.message or "more wanted"
         return f"{more}, with {readable(self.in_use)} in use"
 
 
@@ -83,7 +83,7 @@ class MemoryGuard:
     ) -> bool:
         if not isinstance(error, Exception) or not out_of_memory(error):
             return False
-        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), said=printable(str(error), 200))
+        self._shortage = Shortage(_wanted(str(error)), _in_use(self._device), message=printable(str(error), 200))
         return True
 
     def shortage(self, agree: Callable[[bool], bool] = bool) -> Shortage | None:
@@ -134,6 +134,7 @@ def _wanted(message: str) -> int | None:
 def _in_use(device: torch.device) -> int:
     if device.type == "cuda":
         return torch.cuda.memory_allocated(device)
+    # The unit of ru_maxrss is the byte on macOS, and 1 KiB elsewhere.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak << 10
 
@@ -195,6 +196,8 @@ def available_memory(proc: Path = Path("/proc"), groups: Path = Path("/sys/fs/cg
     with contextlib.suppress(OSError):
         for line in (proc / "self" / "cgroup").read_text("ascii", "replace").splitlines():
             _, controllers, path = line.split(":", 2)
+            # Version 2 of control groups has one line, which names no controllers; version 1 has a line for each set of
+            # them.
             if not controllers:
                 found += _rooms(groups, path, "memory.max", "memory.current")
             elif "memory" in controllers.split(","):

@@ -43,7 +43,7 @@ class MetricsWriter:
 
     Args:
         run: folder of the run; None: nothing is written (all processes but the first).
-        log: told once when records cannot be written, and when a tracker fails.
+        log: where it is reported, once each, that records cannot be written and that a tracker failed.
         update: where training starts; records after it, left by a run that was killed, are removed.
         trackers: receive the records; one that fails is left out from then on.
         validated: False when the validation of `update` is still to be done; a record of it, left by a run that was
@@ -130,6 +130,7 @@ class MetricsWriter:
         try:
             with self._file:
                 self._file.flush()
+                # fsync refuses /dev/null, to which all processes but the first write.
                 if self._file.name != os.devnull:
                     os.fsync(self._file.fileno())
         except OSError as error:
@@ -137,9 +138,11 @@ class MetricsWriter:
         end = time.monotonic() + _CLOSING_SECONDS
         for tracker in self._working():
             if not tracker.close(max(0.0, end - time.monotonic())):
-                self._log.say(f"{tracker.name} has not taken all records in time; not waited for any longer", "yellow")
+                self._log.say(
+                    f"{tracker.name} has not taken all records in time; training no longer waits for it", "yellow"
+                )
             elif tracker.left_out:
-                self._log.say(f"{tracker.name} was too slow for {tracker.left_out} records, which it lacks", "yellow")
+                self._log.say(f"{tracker.name} was too slow: {tracker.left_out} records are missing there", "yellow")
         self._working()  # one may have failed while it sent the rest
 
 
@@ -186,7 +189,9 @@ class RunLog:
         reason = getattr(self._console.file, "failure", None)
         if reason is not None and not self._deaf:
             self._deaf = True
-            self._write(f"standard error cannot be written ({reason}): from here on messages may be in this file alone")
+            self._write(
+                f"standard error cannot be written ({reason}): from here on messages may appear in this file only"
+            )
 
     def _write(self, message: str) -> None:
         try:
@@ -198,7 +203,8 @@ class RunLog:
     def _complain(self, error: OSError) -> None:
         if not self._gaps:
             self._gaps = True
-            self._console.print(f"{self._path} cannot be written: {error.strerror}", style="bold red", markup=False)
+            said = f"{self._path} cannot be written: {error.strerror}"
+            self._console.print(said, style="bold red", markup=False, highlight=False, soft_wrap=True)
 
     def close(self) -> None:
         """Close the file."""

@@ -92,6 +92,7 @@ class NarrowAdam(torch.optim.Optimizer):
             state["exp_avg_sq"] = torch.zeros_like(parameter, dtype=torch.bfloat16)
         state["step"] += 1
         step = int(state["step"])
+        # Seeded anew for each parameter and step, so that resuming needs no state of a generator.
         generator = torch.Generator(parameter.device).manual_seed(self._seed(parameter, step))
         rule = self._rule(step, group["lr"], group["weight_decay"])
         assert parameter.grad is not None
@@ -112,6 +113,7 @@ class NarrowAdam(torch.optim.Optimizer):
         beta1, beta2 = self.defaults["betas"]
         dtype = torch.promote_types(p.dtype, torch.float32)
         g, m, v = gradient.to(dtype), exp_avg.to(dtype), exp_avg_sq.to(dtype)
+        # Adam's decay goes through the moments; that of AdamW and RAdam shrinks the parameter directly.
         if rule.decay:
             g = g.add(p, alpha=rule.decay)
         if rule.shrink != 1:

@@ -140,6 +140,7 @@ class Optimiser:
             name, _, moment = key.rpartition("/")
             by_name.setdefault(name, {})[moment] = value
         known = set(self.names.values())
+        # No moments at all are the state before the first step, and fit any model.
         if by_name and (wrong := sorted(known ^ set(by_name))):
             raise CheckpointError(f"optimiser state does not fit the model: {wrong[0]} (and {len(wrong) - 1} more)")
         for part in self.parts:

@@ -187,7 +187,10 @@ class Replicated(Parallel):
         self._ddp = DistributedDataParallel(
             self.objective,
             bucket_cap_mb=self._bucket_mib,
+            # Gradients live in the buckets: otherwise there would be a second copy of all of them.
             gradient_as_bucket_view=True,
+            # With LayerDrop alone, since the search walks the graph in every pass; without it DDP would wait for the
+            # gradients of layers that were left out.
             find_unused_parameters=self._layer_drop,
             **_BUFFERS_STAY,
         )

@@ -153,16 +153,18 @@ class Processes:
             # `check` first: `get` would wait for the key of a process that has never arrived.
             said = [store.get(key).decode().split() if store.check([key]) else ("0", "0") for key in keys]
         except RuntimeError:
-            return TrainingError(f"the processes lost each other, and the one at which they met is gone ({reason})")
+            return TrainingError(
+                f"the processes lost contact, and the one through which they connect is gone ({reason})"
+            )
         furthest = max(int(arrivals) for arrivals, _ in said)
         behind = [
             f"process {rank} (in or after update {update})"
             for rank, (arrivals, update) in enumerate(said)
             if int(arrivals) < furthest
         ]
-        who = f"behind: {', '.join(behind)}" if behind else "none is behind: one died, or the network failed"
+        who = f"behind: {', '.join(behind)}" if behind else "no process is behind: one died, or the network failed"
         return TrainingError(
-            f"the processes lost each other at update {self.update}; {who}. ({reason}) Start again with `--resume`; "
+            f"the processes lost contact at update {self.update}; {who}. ({reason}) Start again with `--resume`; "
             "`torchrun --max-restarts` does so by itself"
         )
 
@@ -206,11 +208,13 @@ def _meet(backend: str, processes: Processes) -> None:
         place = _meeting_place(store, rank, count, timeout)
         dist.init_process_group(backend, store=PrefixStore(place, store), rank=rank, world_size=count, timeout=timeout)
     except ValueError as error:
-        raise ConfigError(f"the processes cannot meet: {str(error).splitlines()[0]}; start by torchrun") from None
+        raise ConfigError(
+            f"the processes cannot connect: {str(error).splitlines()[0]}; start them with torchrun"
+        ) from None
     except RuntimeError as error:
         where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
         raise TrainingError(
-            f"process {rank} of {count} did not meet the others at {where}: {str(error).splitlines()[0]}"
+            f"process {rank} of {count} could not reach the others at {where}: {str(error).splitlines()[0]}"
         ) from None
 
 
@@ -243,7 +247,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
         here = int(os.environ.get("LOCAL_WORLD_SIZE", count))
         processes = Processes(rank, count, local_rank, here, timeout_minutes)
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"WORLD_SIZE is set, but {error} is missing or no number: start by torchrun") from None
+        raise ConfigError(f"WORLD_SIZE is set, but {error} is missing or not a number: start with torchrun") from None
     backend = "gloo"
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"`training.device: {device}`: of several processes each has its own; set `auto` or `cuda`")
@@ -254,6 +258,7 @@ def joined(timeout_minutes: float, device: str = "cpu") -> Iterator[Processes]:
                 f"{torch.cuda.device_count()}: lower torchrun's `--nproc-per-node`"
             )
         torch.cuda.set_device(processes.local_rank)
+        # gloo as well: counts and texts are on the CPU, and NCCL takes tensors of GPUs only.
         backend = "cpu:gloo,cuda:nccl"
     _meet(backend, processes)
     try:

@@ -108,7 +108,7 @@ class Recovery:
         run: its folder.
         learner: model and optimiser.
         config: section `training`.
-        log: told about every skipped update.
+        log: where every skipped update is reported.
         wait_for_save: waits for the checkpoint that is being written.
     """
 
@@ -199,6 +199,7 @@ class Recovery:
     def _good_checkpoints(self, p: Progress) -> Iterator[Checkpoint]:
         """Yield the checkpoint noted as good, then older ones; those with values that are not finite are left out."""
         assert p.good is not None
+        # Names have eight digits, so their order is that of updates.
         folders = [folder for folder in checkpoint_folders(self._run) if folder.name <= p.good]
         if p.good not in {folder.name for folder in folders}:
             gone = self._run / CHECKPOINTS / p.good

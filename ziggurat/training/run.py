@@ -58,11 +58,10 @@ def refuse_existing(run: Path) -> None:
     """Raise ConfigError when there is a run, or anything else, in the folder already."""
     if (run / CHECKPOINTS).exists():
         raise ConfigError(
-            f"{run} already holds a run; go on with it by `ziggurat train --run {run} --resume`, "
-            "or choose another folder"
+            f"{run} already holds a run; go on with it: `ziggurat train --run {run} --resume`, or choose another folder"
         )
     if run.exists() and (not run.is_dir() or any(run.iterdir())):
-        raise ConfigError(f"{run}: exists and holds other things than a run; choose a new folder")
+        raise ConfigError(f"{run}: exists and holds something other than a run; choose a new folder")
 
 
 def refuse_other_store(experiment: Experiment, store: Store) -> None:
@@ -70,7 +69,7 @@ def refuse_other_store(experiment: Experiment, store: Store) -> None:
     if unlike := unlike_store(experiment.data, store.manifest):
         shown = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
         raise ConfigError(
-            f"{store.path} was prepared with other settings than this configuration's (store -> configuration): "
+            f"{store.path} was prepared with settings other than this configuration's (store -> configuration): "
             f"{shown}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or set "
             "`data.store` to a store made with it"
         )
@@ -92,7 +91,7 @@ def other_files_notice(config: DataConfig, store: Store) -> list[str]:
         return []
     shown = "; ".join(moved[:4]) + (f"; and {len(moved) - 4} more" if len(moved) > 4 else "")
     return [
-        f"{store.path} was prepared from other files than this configuration names (store -> configuration): {shown}. "
+        f"{store.path} was prepared from files other than those named here (store -> configuration): {shown}. "
         "Training reads the store; to have the other files in it, run `ziggurat prepare`"
     ]
 
@@ -164,7 +163,7 @@ def changes_since(meta: Mapping[str, Any], folder: Path, experiment: Experiment)
         before = Experiment.model_validate(kept)  # completed by the defaults of keys that are newer than it
     except ValidationError as error:
         raise CheckpointError(
-            f"{folder}: its configuration is none of this version ({error.error_count()} keys); resume with the "
+            f"{folder}: this version cannot read its configuration ({error.error_count()} keys); resume with the "
             "version of ziggurat that wrote it"
         ) from None
     return changed(_unchangeable(before), _unchangeable(experiment))

@@ -73,7 +73,7 @@ class Saver:
         experiment: configuration of the run, which checkpoints contain.
         store: data of the run; `save` notices when its files change under way.
         progress: the run's; names of deleted checkpoints are removed from it.
-        log: told of trouble that does not end the run.
+        log: where trouble that does not end the run is reported.
         processes: all that train together.
         store_check: no checkpoint is written before it is over; None: the store is known to be whole.
 
@@ -105,6 +105,7 @@ class Saver:
         self._saved_update = progress.update if self._processes.of_first(there) else -1
         self._saved_seconds = progress.seconds
         self._buffers = Buffers(), Buffers()
+        # One thread: checkpoints are written one after the other, so links and deletions never overtake each other.
         self._writer = ThreadPoolExecutor(1, "ziggurat-checkpoint")
         self._writing: tuple[Progress, Future[Progress]] | None = None
         self._failed: CheckpointError | None = None
@@ -215,13 +216,16 @@ class Saver:
         # its part; one that every process has, by one of them in turn, so that all write about as much.
         rank, count = self._processes.rank, self._processes.count
         whole, moments = learner.parallel.weights(), learner.optimiser.state()
+        # Sorted, so that all processes deal them out alike.
         mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
             whole if rank == 0 else {},
             {name: moment for name, moment in moments.items() if name in mine or local(moment) is not moment},
         )
+        # Otherwise training waits until all is written, and the tensors cannot change meanwhile.
         if self._kept.asynchronous:
             tensors = self._buffers[0].copy(tensors[0]), self._buffers[1].copy(tensors[1])
+        # A deep copy: training goes on to change the lists and dictionaries of its progress while the thread writes.
         return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store, self._configuration)
 
     def _write(self, snapshot: Checkpoint, encoder_layers: int) -> Progress:
@@ -250,6 +254,7 @@ class Saver:
         try:
             after = future.result()
         except CheckpointError as error:
+            # -1, or the next save of this update would be left out as already done.
             self._saved_update, self._failed = -1, error
             return error
         self._failed = None
@@ -274,7 +279,7 @@ class Saver:
         replaced = self._watch.check()
         if replaced is not None and self._replaced is None:
             self._log.say(
-                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with them; to "
+                f"THE STORE WAS REPLACED: {replaced}. This process still has the old data and goes on with it; to "
                 "resume the run, put the old store back",
                 "bold red",
             )

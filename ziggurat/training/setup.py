@@ -177,7 +177,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
 
     def set_damaged_aside() -> None:
         for folder in set_aside(setup.run, after=progress.update):
-            log.say(f"the damaged checkpoint is {folder} now", "yellow")
+            log.say(f"the damaged checkpoint is now {folder}", "yellow")
 
     setup.processes.first_does(set_damaged_aside)
     first = ", before its validation" if progress.validation_due else ""

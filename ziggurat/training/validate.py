@@ -131,6 +131,7 @@ class Validator:
         self.processes = processes or Processes()
         beam = config.validation.beam_size
         self.decoding = decoding.model_copy(update={"beam_size": beam, "n_best": 1})
+        # The first ones, always the same: scores of one run must compare.
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
         self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
         tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
@@ -192,6 +193,7 @@ class Validator:
             go_on()
             on_device = batch.to(model.device)
             with autocast(model.device, self.config.precision):
+                # The nll is a sum, whatever sizes the objective is divided by.
                 nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
             tokens += batch.target_tokens
         return [nll, tokens]
@@ -229,7 +231,7 @@ class Validator:
                     "`training.validation.metric=chrf` or `loss`, which need nothing more"
                 ) from None
             self._metrics = ("chrf",)
-            self.notices.append(f"validation leaves BLEU out, and has chrF: {error}")
+            self.notices.append(f"validation leaves BLEU out and uses chrF: {error}")
         else:
             self.notices += [how.bleu_notice] if how.bleu_notice else []
 

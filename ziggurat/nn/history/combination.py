@@ -1,4 +1,8 @@
-"""Weighted sums of layer outputs, and the base of the histories that form them."""
+"""Weighted sums of layer outputs, and the base of the histories that form them.
+
+It is apart from ziggurat.nn.history.kinds, which reads like the table of docs/depth.md: here is what all kinds share,
+the sum with its own backward pass, and ziggurat.nn.history.transparent forms its mixtures by it as well.
+"""
 
 from __future__ import annotations
 
@@ -59,6 +63,7 @@ def _into_weight(gradient: Tensor, term: Tensor, weights: Tensor) -> Tensor:
     """Return the gradient of one weight: a number, or [d_model] where each channel has its own."""
     if weights.dim() == 2:
         return (gradient * term).flatten(0, -2).sum(0, dtype=weights.dtype)
+    # One pass, without the product in memory; dot takes vectors of one type only.
     if gradient.dtype == term.dtype == weights.dtype:
         return torch.dot(gradient.reshape(-1), term.reshape(-1))
     return (gradient * term).sum(dtype=weights.dtype)
