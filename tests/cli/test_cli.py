@@ -258,7 +258,7 @@ def test_prepare_replaces_nothing_but_stores(ziggurat, trained: Path, tmp_path: 
         before = sorted(folder.rglob("*"))
         result = ziggurat("prepare", config, f"data.store={folder}", "--force")
         assert result.status == 2
-        assert "holds other things than a store" in result.err
+        assert "holds something other than a store" in result.err
         assert sorted(folder.rglob("*")) == before
 
 

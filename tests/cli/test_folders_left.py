@@ -53,7 +53,7 @@ def test_what_a_killed_process_left_goes_with_the_next(
     (folder / "spm" / "joint.spm").write_text("somebody's")
     refused = ziggurat("average", trained, "--last", 1, "--out", folder / "spm")
     assert refused.status == 2
-    assert "holds other things than a model directory" in refused.err
+    assert "holds something other than a model directory" in refused.err
     assert [path.name for path in (folder / "spm").iterdir()] == ["joint.spm"]
 
 

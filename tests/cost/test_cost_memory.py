@@ -83,7 +83,7 @@ CONFIGS = {
 }
 
 
-QUICK = {"rnmt recompute bf16", *MIXED}
+QUICK = set(MIXED)
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in CONFIGS])

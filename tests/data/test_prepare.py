@@ -205,7 +205,7 @@ class TestExistingStore:
         project.add_plain("train", 20)
         project.store.mkdir()
         (project.store / "thesis.tex").write_text("years of work")
-        with pytest.raises(DataError, match="exists and holds other things than a store"):
+        with pytest.raises(DataError, match="exists and holds something other than a store"):
             project.prepare(force=True)
         assert (project.store / "thesis.tex").exists()
 

@@ -96,7 +96,7 @@ def an_older_one(run: Path) -> Work:
     return lambda folder: average_run(run, last=1, out=folder / "out")
 
 
-EVERY = [pytest.param(17, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
+EVERY = [pytest.param(29, id="sample"), pytest.param(1, id="all", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(autouse=True)

@@ -370,7 +370,7 @@ def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Pa
     with pytest.raises(ConfigError, match=r"model\.encoder\.layers: 3 -> 4.*ziggurat grow"):
         train(tmp_path / "off", started(4))
     assert not (tmp_path / "off").exists()
-    with pytest.raises(ConfigError, match="holds other things"):
+    with pytest.raises(ConfigError, match="holds something other"):
         grow_model(shallow, tiny_folder, layers=3, strategy="g_top", force=True)
     with pytest.raises(ConfigError, match="already holds a model; `--force` replaces it"):
         grow_model(shallow, tmp_path / "grown", layers=4, strategy="g_top")

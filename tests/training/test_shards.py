@@ -11,6 +11,7 @@ from safetensors import safe_open
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from tests.conftest import forkserver
 from ziggurat.data.files import fingerprint
 from ziggurat.errors import CheckpointError
 from ziggurat.training.saving import Buffers
@@ -81,7 +82,8 @@ def _one_of_two(rank: int, folder: Path) -> None:
 
 def test_two_processes_write_one_reads(tmp_path: Path) -> None:
     """Uneven slices, slices of the second dimension, copies; an error of one process reaches the other."""
-    mp.start_processes(_one_of_two, (tmp_path,), 2, start_method="spawn")
+    forkserver()  # which has imported all that the two need
+    mp.start_processes(_one_of_two, (tmp_path,), 2, start_method="forkserver")
     files = sorted((tmp_path / "two").iterdir())
     assert [p.name for p in files] == ["shard-00000.safetensors", "shard-00001.safetensors"]
     assert json.loads((tmp_path / "checksums-0.json").read_text()) == {p.name: fingerprint(p) for p in files}
