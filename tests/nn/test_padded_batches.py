@@ -42,7 +42,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
         seen.append(args[5:])
         return loop(*args)
 
-    monkeypatch.setattr(base, "varlen_attn", kernel)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 0)
     monkeypatch.setattr(base, "_flash_takes", lambda _query, dropout: dropout == 0.0)
     monkeypatch.setattr(base, "_hides_the_future_itself", lambda _query: True)

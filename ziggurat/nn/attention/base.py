@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.nn.attention.varlen import varlen_attn
 
 from ziggurat.nn.attention.cache import Block
 from ziggurat.nn.attention.live import LiveBeams, RowMoves
@@ -131,6 +130,9 @@ def _flash_takes(query: Tensor, dropout: float) -> bool:
 
 def _attend_between(query: Tensor, key: Tensor, value: Tensor, bounds: SequenceBounds) -> Tensor:
     """Return [batch, heads, queries, d_head]; positions attend within their sequence of `bounds`."""
+    # Here, since it imports torch's compiler: more than a second, which every command on a CPU would wait for.
+    from torch.nn.attention.varlen import varlen_attn
+
     batch, queries, keys = query.shape[0], query.shape[2], key.shape[2]
     # The projections lay their results out as [batch, length, heads, d_head], so these are views, not copies.
     q, k, v = (
