@@ -13,8 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/ziggurat demo
 
+# Three for two cores: a sixth of the time tests wait, for other processes or for the disk.
 test: $(READY) browser
-	$(BIN)/python -m pytest -n 2 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # tests/report/test_browser.py skips where there is no Chromium; CI, as root, gets Debian's.
 browser:

@@ -103,6 +103,7 @@ def test_steps_equal_the_whole_model(exported: Callable[[str], Path], name: str,
     assert worst_difference(small(name), scorer, beams=beams, steps=10) < 1e-5
 
 
+@pytest.mark.slow
 def test_the_target_is_verified_and_translates(written: Written, text: Path, tmp_path: Path) -> None:
     choices: Choices = {
         "residual": "rezero",

@@ -154,6 +154,7 @@ def test_numbers_that_are_not_finite_and_a_depth_that_grew(tmp_path: Path) -> No
     assert any("encoder" in complaint for complaint in content.standings[0].complaints)
 
 
+@pytest.mark.slow
 def test_eight_deep_runs_of_many_updates_stay_under_the_limit(tmp_path: Path) -> None:
     norms = {"encoder": [1.0 + i / 7 for i in range(60)], "decoder": [1.0 + i / 9 for i in range(12)]}
     square = [[math.exp(-abs(i - j) / 9) for j in range(61)] for i in range(61)]

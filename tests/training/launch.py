@@ -6,7 +6,6 @@ They are forked from a server that has imported torch already, which saves each 
 from __future__ import annotations
 
 import importlib
-import multiprocessing
 import os
 import signal
 import socket
@@ -18,11 +17,11 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import NamedTuple
 
+from tests.conftest import forkserver
+
 __all__ = ["ROOT", "Started", "finish", "launch", "run_together"]
 
 ROOT = Path(__file__).resolve().parents[2]
-_CONTEXT = multiprocessing.get_context("forkserver")
-_CONTEXT.set_forkserver_preload(["ziggurat.training.loop", "torch.distributed.fsdp", "torch.distributed.tensor"])
 
 
 class Started(NamedTuple):
@@ -69,7 +68,7 @@ def launch(module: str, function: str, count: int, *arguments: str) -> list[Star
         for file in files:
             file.touch()
         environment = {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
-        process = _CONTEXT.Process(
+        process = forkserver().Process(
             target=_main, args=(module, function, arguments, environment, [str(file) for file in files])
         )
         process.start()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import random
 import signal
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import tiny_config
+from tests.conftest import forkserver
 from tests.training.runs import final_bytes, same_records
 from ziggurat.cli import main
 from ziggurat.training.checkpoint import checkpoint_folders
@@ -31,8 +31,7 @@ def _ziggurat(arguments: list[str], output: str) -> None:
 
 def lived(seconds: float | None, config: Path, run: Path, number: int = signal.SIGKILL) -> int | None:
     """Start or resume the run in a process of its own; return its exit status, or None when the signal ended it."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "ziggurat.cli.app", "tests.conftest"])
+    context = forkserver()
     begun = (run / "checkpoints").is_dir()
     arguments = ["train", "--run", str(run), *(["--resume"] if begun else [str(config)])]
     child = context.Process(target=_ziggurat, args=(arguments, f"{run}.txt"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import random
 import shutil
@@ -18,7 +17,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from tests.conftest import tiny_experiment
+from tests.conftest import forkserver, tiny_experiment
 from tests.training.runs import QUIET, Case, assert_resumed_equals_whole, final_bytes, records, same_records, train_part
 from ziggurat.config import Experiment
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -121,8 +120,7 @@ def _child(run: str, document: str, resume: bool) -> None:
 
 def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
     """Train in a process of its own and kill it; False when it had already ended."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    context = forkserver()
     child = context.Process(target=_child, args=(str(run), experiment.model_dump_json(), run.exists()))
     child.start()
     child.join(seconds)
@@ -136,7 +134,7 @@ def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
 def test_sigkill_at_random_moments(
     wanted: int, experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
-    assert not killed_after(300, tmp_path / "warm", experiment)  # starts the fork server, which takes seconds
+    forkserver()  # takes seconds to start
     began = time.perf_counter()
     assert not killed_after(300, tmp_path / "timed", experiment)
     length = time.perf_counter() - began
@@ -192,8 +190,7 @@ def test_a_signal_saves_and_leaves(number: int, experiment: Experiment, tmp_path
         }
     )
     long = experiment.model_copy(update={"training": training})
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    context = forkserver()
     child = context.Process(target=_child, args=(str(run), long.model_dump_json(), False))
     child.start()
     metrics = run / "metrics.jsonl"
@@ -257,8 +254,7 @@ def test_a_run_is_not_overwritten_and_not_shared(
 def test_a_second_process_on_a_live_run_is_refused(experiment: Experiment, tmp_path: Path) -> None:
     """Neither a new run nor a resumed one; the first goes on undisturbed."""
     run = tmp_path / "run"
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    context = forkserver()
     endless = experiment.training.model_copy(
         update={"stop": experiment.training.stop.model_copy(update={"updates": 10**6})}
     )
@@ -290,8 +286,7 @@ def _child_at(barrier: Any, run: str, document: str) -> None:
 def test_of_two_processes_that_start_the_same_run_at_once_one_is_refused(
     experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["ziggurat.training.loop", "tests.conftest"])
+    context = forkserver()
     run, barrier = tmp_path / "run", context.Barrier(2)
     arguments = (barrier, str(run), experiment.model_dump_json())
     children = [context.Process(target=_child_at, args=arguments) for _ in range(2)]
