@@ -102,7 +102,10 @@ def _train(name: str) -> Verb:
     )
 
 
-TORCH = ("torch._dynamo", "ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.fitting", "tests.conftest")
+TORCH = (
+    *("torch._dynamo", "ziggurat.training.loop", "ziggurat.training.run", "ziggurat.training.fitting"),
+    "tests.conftest",
+)
 _REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
 _TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
 _EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
