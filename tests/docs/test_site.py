@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,12 @@ def test_docstrings_become_markdown() -> None:
 def test_what_browsers_fetch_from_elsewhere_is_found(tmp_path: Path, element: str, found: bool) -> None:
     (tmp_path / "page.html").write_text(f"<!doctype html><title>x</title>{element}", encoding="utf-8")
     assert bool(fetched_elsewhere(tmp_path)) is found
+
+
+def test_headings_go_down_one_level_at_a_time() -> None:
+    """As the strict build of the site demands, which is not part of the quick suite."""
+    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")):
+        text = re.sub(r"(?ms)^```.*?^```", "", page.read_text(encoding="utf-8"))
+        levels = [len(marks) for marks in re.findall(r"(?m)^(#+) ", text)]
+        assert levels[0] == 1, page
+        assert all(below <= above + 1 for above, below in pairwise(levels)), page
