@@ -47,7 +47,7 @@ WAYS = ("none", "asynchronous", "synchronous")
 
 @dataclass
 class Learner:
-    """What a saver asks for."""
+    """The answers that a saver asks for."""
 
     parallel: Parallel
     optimiser: Optimiser

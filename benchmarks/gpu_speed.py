@@ -38,11 +38,11 @@ from ziggurat.training.memory import Shortage, within_memory
 GIB = 1 << 30
 ROUNDS = 2
 COMPILE_SECONDS = 120.0
-"""What a first compilation may take; it cannot be stopped half-way."""
+"""Seconds that a first compilation may take; it cannot be stopped half-way."""
 
 
 class Sizes(NamedTuple):
-    """What differs between a GPU and a trial of this code on a CPU."""
+    """The differences between a GPU and a trial of this code on a CPU."""
 
     width: int
     lstm_width: int
@@ -90,7 +90,7 @@ def peak(device: torch.device, square: int) -> float:
 
 
 class Runner(NamedTuple):
-    """What trains, warmed up, and the most memory it held, GiB (None on a CPU)."""
+    """The training that is measured, warmed up, and the most memory it held, GiB (None on a CPU)."""
 
     trains: Ours | Plain
     peak_gib: float | None

@@ -23,7 +23,7 @@ __all__ = ["Outcome", "cli", "confined", "refusal"]
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of an action.
+    """The outcome of an action.
 
     Attributes:
         error: the class of what it raised, `` where it raised nothing.

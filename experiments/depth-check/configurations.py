@@ -27,7 +27,7 @@ SHARED: list[str] = [
     "training.threads=1",
     "training.tensorboard=false",
 ]
-"""What all runs share; their stop is at update 300, and outcomes of longer runs are read at update 300."""
+"""The settings that all runs share; their stop is at update 300, and outcomes of longer runs are read at update 300."""
 
 _RADAM = "training.optimiser={kind: radam, betas: [0.9, 0.98], epsilon: 1e-8, rectified_only: true}"
 _BOTH_DLCL = ["model.encoder.history=dlcl", "model.decoder.history=dlcl"]

@@ -26,7 +26,7 @@ _ROOM = 1 << 28
 
 
 def mountable(folder: Path) -> bool:
-    """Whether this process may mount a file system."""
+    """Return whether this process may mount a file system."""
     with contextlib.suppress(OSError, subprocess.CalledProcessError), _mounted(folder / "probe"):
         return True
     return False

@@ -63,7 +63,7 @@ class Damage(NamedTuple):
 
 @dataclass
 class Count:
-    """What became of the damages of one kind of folder."""
+    """The outcomes of the damages of one kind of folder."""
 
     tried: int = 0
     refused: int = 0

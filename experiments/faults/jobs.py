@@ -21,7 +21,7 @@ _ORPHANS = 20.0
 
 
 class JobEnded(NamedTuple):
-    """How a job ended.
+    """The end of a job.
 
     Attributes:
         status: of the first of its processes that did not end with 0; None: it was still there when its time was over.
@@ -90,7 +90,7 @@ def _until(some: Callable[[Iterable[bool]], bool], pids: Sequence[int], end: flo
 
 
 def _over(pid: int) -> bool:
-    """Whether a process has ended; it is a zombie until the nursery is asked for it."""
+    """Return whether a process has ended; it is a zombie until the nursery is asked for it."""
     try:
         return bool(psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -43,14 +43,14 @@ _TRAINING: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Configuration:
-    """What is trained, how many processes do it, and how often it is chosen beside the others."""
+    """The model that is trained, how many processes do it, and how often it is chosen beside the others."""
 
     training: dict[str, Any] = field(default_factory=dict)
     model: dict[str, Any] = field(default_factory=dict)
     processes: int = 1
     torchrun: bool = False
     clocked: bool = False
-    """Whether the clock decides which checkpoints there are."""
+    """Return whether the clock decides which checkpoints there are."""
     share: float = 1.0
 
 
@@ -104,7 +104,7 @@ CONFIGURATIONS: dict[str, Configuration] = {
     ),
     "torchrun-growth": Configuration({**_TOGETHER, "growth": _STAGES}, _DEEPER, processes=2, torchrun=True, share=0.3),
 }
-"""What is killed, by name."""
+"""The runs that are killed, by name."""
 
 
 def kill_training(ledger: Ledger, folder: Path, count: int, names: list[str]) -> None:
@@ -140,7 +140,7 @@ def _attack(name: str) -> str:
 
 
 class _Chain(NamedTuple):
-    """How a run fared.
+    """The fate of a run.
 
     Attributes:
         timed: kills at a random moment.

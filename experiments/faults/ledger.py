@@ -34,7 +34,7 @@ class Ledger:
         path.write_text("".join(json.dumps(record) + "\n" for record in self.records), encoding="utf-8")
 
     def has(self, attack: str, key: str) -> bool:
-        """Whether this was tried already."""
+        """Return whether this was tried already."""
         return (attack, key) in self._keys
 
     def tried(self, attack: str) -> int:

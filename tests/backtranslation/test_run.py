@@ -82,7 +82,7 @@ def test_samples_are_another_seeds_and_go_on_the_same(make_job: MakeJob, in_proc
 
 
 class Killed(BaseException):
-    """What a process that is killed does not come to do."""
+    """The work that a killed process does not come to do."""
 
 
 @contextlib.contextmanager

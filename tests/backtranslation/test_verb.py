@@ -151,7 +151,7 @@ def start(reverse: Path, text: Path, out: Path, *more: str) -> subprocess.Popen[
 
 
 def gone(group: int) -> bool:
-    """Whether the process group has no member any more, or will have none within a minute."""
+    """Return whether the process group has no member any more, or will have none within a minute."""
     end = time.monotonic() + 60
     while time.monotonic() < end:
         try:

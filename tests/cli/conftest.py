@@ -14,7 +14,7 @@ from ziggurat.config import dump
 
 
 class Result(NamedTuple):
-    """What a call of the command line gave."""
+    """The result of a call of the command line."""
 
     status: int
     out: str

@@ -74,7 +74,7 @@ MIXED = {
         "post", "relative", "merged", "muon", "inter_sim, exact dropout",
     ],
 }  # fmt: skip
-"""What the quick suite tries together, and the slow one alone."""
+"""The choices that the quick suite tries together, and the slow one alone."""
 CONFIGS = {
     **{name: experiment(*WIDE, *overrides) for name, overrides in TRANSFORMERS.items()},
     **{name: experiment(*WIDE, *(o for one in mixed for o in TRANSFORMERS[one])) for name, mixed in MIXED.items()},

@@ -18,7 +18,7 @@ Phrases = tuple[tuple[int, ...], ...]
 
 
 def holds(tokens: tuple[int, ...], phrases: Phrases) -> bool:
-    """Whether all phrases are there, in any order, no token in two of them."""
+    """Return whether all phrases are there, in any order, no token in two of them."""
     for order in itertools.permutations(phrases):
         at = 0
         for phrase in order:

@@ -71,7 +71,7 @@ OPTIONS: list[Choices] = [
     {"decoder.attention": "average", "attention.average_ffn": True},
     {"decoder.attention": "merged", "attention.share_value": False},
 ]
-"""What no axis of tests.composition has."""
+"""Choices that no axis of tests.composition has."""
 
 
 @cache

@@ -17,7 +17,7 @@ __all__ = ["Told", "in_child", "in_children", "limited"]
 
 Case = TypeVar("Case")
 Told = dict[str, str]
-"""What a child says of a case: first what it is about to do, at last its outcome, with the key `kind`."""
+"""The answers of a child on a case: first what it is about to do, at last its outcome, with the key `kind`."""
 
 
 def in_child(work: Callable[[], None]) -> None:

@@ -51,7 +51,7 @@ _ENOUGH = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a case ended.
+    """The end of a case.
 
     Attributes:
         reader: name of the reader.

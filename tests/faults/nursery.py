@@ -28,7 +28,7 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 
 class Ended(NamedTuple):
-    """How a command ended.
+    """The end of a command.
 
     Attributes:
         status: its exit status, or minus the number of the signal that ended it; None: it was still there when its
@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
     @property
     def killed(self) -> bool:
-        """Whether SIGKILL ended it."""
+        """Return whether SIGKILL ended it."""
         return self.status == -signal.SIGKILL
 
 

@@ -36,7 +36,7 @@ _EVENTS = {
     "os.truncate",
     "os.chmod",
 }
-"""What the functions of shutil and tempfile come down to."""
+"""The functions that those of shutil and tempfile come down to."""
 
 ERRORS: dict[str, tuple[int, ...]] = {
     "open": (errno.ENOSPC, errno.EIO, errno.EMFILE, errno.EACCES),
@@ -53,7 +53,7 @@ ERRORS: dict[str, tuple[int, ...]] = {
     "chmod": (errno.EIO,),
     "flock": (errno.ENOLCK, errno.EIO),
 }
-"""What can go wrong with an operation of this kind; a file system says nothing else."""
+"""The errors that can meet an operation of this kind; a file system says nothing else."""
 
 _BY_NUMBER = {"write", "fsync", "chmod", "flock", "truncate"}
 _TAKES_ROOM = {"open", "write", "fsync", "mkdir", "link", "symlink"}
@@ -69,15 +69,15 @@ class Operation(NamedTuple):
 
 
 class Fault(NamedTuple):
-    """What happens at the n-th operation, from 1, of those that write (or of all, `reads`)."""
+    """The disturbance at the n-th operation, from 1, of those that write (or of all, `reads`)."""
 
     number: int
     error: int | None = None
     """`errno` that it fails with; None: SIGKILL."""
     lasting: bool = False
-    """Whether all later ones that take room on the disk fail too, as where it is full."""
+    """Return whether all later ones that take room on the disk fail too, as where it is full."""
     reads: bool = False
-    """Whether opening for reading counts as well."""
+    """Return whether opening for reading counts as well."""
 
 
 def watch(folder: Path, fault: Fault | None, told: Callable[[Operation], object]) -> None:

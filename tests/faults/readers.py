@@ -40,7 +40,7 @@ class FailedError(Exception):
 
 
 def checksummed(path: Path) -> bool:
-    """Whether the folder of a file lists checksums."""
+    """Return whether the folder of a file lists checksums."""
     return (path.parent / "checksums.json").exists()
 
 

@@ -21,11 +21,11 @@ __all__ = ["Bench", "Outcome", "bad_end", "chosen", "faults_of", "last_line"]
 _UNTOLD = re.compile(r"internal error|Traceback \(most recent|Fatal Python error|Segmentation fault")
 _SET_ASIDE = re.compile(r"damaged-step-\d+")
 _GAPPED = {"metrics.jsonl", "log.txt", "depth.jsonl"}
-"""What training goes on without, where it has said so."""
+"""The files that training goes on without, where it has said so."""
 
 
 class Outcome(NamedTuple):
-    """What came of a disturbance.
+    """The outcome of a disturbance.
 
     Attributes:
         verdict: `survived`, or what went wrong: `lost` (the result is another one after the command was given again, or
@@ -117,7 +117,7 @@ class Bench:
         return [said for said in unlike if not self._is_of_set_aside(said)]
 
     def _is_of_set_aside(self, said: str) -> bool:
-        """Whether a difference is of a checkpoint that could not be read.
+        """Return whether a difference is of a checkpoint that could not be read.
 
         It is kept under another name, as people are told, and made again under the settings of the command.
         """
@@ -172,14 +172,14 @@ def last_line(said: str) -> str:
 
 
 def _names_a_file(said: str, paths: Sequence[str]) -> bool:
-    """Whether a message names one of the files, or a folder they are in."""
+    """Return whether a message names one of the files, or a folder they are in."""
     told = last_line(said)
     parts = {part for path in paths for part in path.split("/") if part not in ("..", ".")}
     return any(re.search(rf"(?<!\w){re.escape(part)}(?!\w)", told) for part in parts)
 
 
 def _is_of(said: str, left: Sequence[str]) -> bool:
-    """Whether a name, or what is said of it, is of a leftover or below one."""
+    """Return whether a name, or what is said of it, is of a leftover or below one."""
     name = said.partition(" ")[0].rstrip("/")
     return any(name == path or name.startswith(f"{path}/") for path in left)
 

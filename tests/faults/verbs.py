@@ -78,7 +78,7 @@ class Verb:
     parts: tuple[str, ...] = ()
 
     def goes_on(self, name: str) -> bool:
-        """Whether the command given again goes on from a file called so."""
+        """Return whether the command given again goes on from a file called so."""
         return name.startswith(self.parts) if self.parts else False
 
     def retyped(self, folder: Path) -> tuple[str, ...]:
@@ -87,7 +87,7 @@ class Verb:
 
 
 def _resumed(folder: Path) -> tuple[str, ...]:
-    """What a user types whose training was killed: `--resume` once there is a run."""
+    """The command of a user whose training was killed: `--resume` once there is a run."""
     return ("train", "--run", "new", "--resume")
 
 

@@ -56,7 +56,7 @@ class ModelConfig(Section):
     heads: Width = Field(default=8, ge=1)
     """Attention heads; must divide `d_model`."""
     residual: ResidualKind = "pre"
-    """How a sub-layer f joins the stream x: `post` LN(x + f(x)), `pre` x + f(LN(x)) with a final LN per stack,
+    """The way a sub-layer f joins the stream x: `post` LN(x + f(x)), `pre` x + f(LN(x)) with a final LN per stack,
     `lingvo` LN(x) + f(LN(x)) for attention, `none` f(LN(x)), `admin` LN(omega x + f(x)), `deepnorm` LN(alpha x + f(x)),
     `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)),
     `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x + LN(f(LN(x))), `res_post` x + LN(f(x)), `b2t`

@@ -40,12 +40,12 @@ class StackConfig(Section):
     layers: Layers = Field(default=6, ge=1)
     """Number of layers."""
     history: HistoryKind = "latest"
-    """What a layer reads. `latest`: the layer below. `dlcl`: a learned combination of all below (Wang et al. 2019);
+    """The input of a layer. `latest`: the layer below. `dlcl`: a learned combination of all below (Wang et al. 2019);
     `dense`, `average`: the same with fixed weights 1 or 1/(l+1). `blocks`: combinations between blocks of
     `combination.period` layers (Li et al. 2020). `top_only`: only the stack's output combines all layers.
     `depth_weighted`: DenseFormer (Pagliardini et al. 2024)."""
     residual: ResidualKind | None = None
-    """How sub-layers of this stack join the stream; null: as `model.residual`."""
+    """The way sub-layers of this stack join the stream; null: as `model.residual`."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)
@@ -91,7 +91,7 @@ class DropoutConfig(Section):
     """Stochastic sub-layers (Pham et al. 2019): the top layer's branches are dropped with this probability, layer
     l of L with l/L of it."""
     sublayer_unit: Literal["batch", "sample"] = "batch"
-    """What a dropped branch is dropped for: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
+    """The unit that a branch is dropped for: the whole batch (Pham et al. 2019) or single sentences (DropPath)."""
 
 
 class EmbeddingConfig(Section):
@@ -170,7 +170,7 @@ class CombinationConfig(Section):
         return self.period or HISTORIES[history].period
 
     def splits(self, history: HistoryKind) -> bool:
-        """Whether a stack with that kind of history combines after every sub-layer, not after whole layers."""
+        """Return whether a stack with that kind of history combines after every sub-layer, not after whole layers."""
         return self.unit == "sublayer" and "combination.unit" in HISTORIES[history].options
 
 

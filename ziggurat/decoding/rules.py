@@ -38,7 +38,7 @@ class Rules:
 
     @property
     def change_scores(self) -> bool:
-        """Whether tokens that stay possible may get a score that is not the model's."""
+        """Return whether tokens that stay possible may get a score that is not the model's."""
         return self.options.repetition_penalty != 1
 
     def admit(self, sentences: Sequence[Sentence]) -> None:

@@ -37,7 +37,7 @@ _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on 
 
 
 def is_served(path: str | Path) -> bool:
-    """Whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
+    """Return whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
     recover(path)
     return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
 

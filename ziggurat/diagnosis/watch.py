@@ -90,7 +90,7 @@ class Watch:
         return found
 
     def _still_above(self, reading: Reading) -> bool:
-        """Whether a value is still above the band that it left; a band of growth has moved up with the value since."""
+        """Return whether a value is above the band that it left; a band of growth has moved up with it since."""
         left = self.standing.get(reading.measure)
         if left is None or left.high is None or reading.value is None:
             return False

@@ -144,7 +144,7 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
 
 
 def _is_fused(slot: Slot, config: InitConfig) -> bool:
-    """Whether query, key and value maps count as one matrix (`init.qkv`)."""
+    """Return whether query, key and value maps count as one matrix (`init.qkv`)."""
     match config.qkv:
         case "fused":
             return True

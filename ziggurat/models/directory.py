@@ -83,7 +83,7 @@ _MODEL_DIRECTORY_FILES = re.compile(rf"{_LISTED}|{re.escape(CHECKSUMS_FILE)}|{TE
 
 
 def may_become_model_directory(path: Path) -> bool:
-    """Whether writing to `path` loses nothing: it is free, an empty folder, or holds a model directory alone.
+    """Return whether writing to `path` loses nothing: it is free, an empty folder, or holds a model directory alone.
 
     Raises DataError: another process is building it.
     """
@@ -94,7 +94,7 @@ def may_become_model_directory(path: Path) -> bool:
 
 
 def is_half_written(path: Path) -> bool:
-    """Whether a folder holds no more than an earlier version left when it was killed before it wrote the weights.
+    """Return whether a folder holds no more than an earlier version left when killed before it wrote the weights.
 
     A folder of a user's SentencePiece models, or with a configuration alone, does not count.
     """
@@ -236,7 +236,7 @@ def _run_of(checkpoint: Path) -> Path:
 
 
 def _has_config(path: Path) -> bool:
-    """Whether a model directory, or the run of a checkpoint, has its configuration."""
+    """Return whether a model directory, or the run of a checkpoint, has its configuration."""
     return (path / CONFIG_FILE).is_file() or (_run_of(path) / CONFIG_FILE).is_file()
 
 

@@ -201,7 +201,7 @@ class _Stack:
                 assert_never(other)
 
     def _is_mixed(self) -> bool:
-        """Whether the decoder reads mixtures of all encoder layers, not the encoder's output alone."""
+        """Return whether the decoder reads mixtures of all encoder layers, not the encoder's output alone."""
         match self.config.memory:
             case "top":
                 return False
@@ -244,7 +244,7 @@ class _Stack:
                 self.tensors[matrix] = self.tensors[matrix] / omega
 
     def _is_entry(self, sublayer: _Sublayer) -> bool:
-        """Whether the stack's input feeds this sub-layer alone, and may get a factor."""
+        """Return whether the stack's input feeds this sub-layer alone, and may get a factor."""
         first = sublayer.prefix == f"{self.name}.layers.0.self_attn"
         plain = self.stack.history == "latest" and (self.decoder or not self._is_mixed())
         return self.entries is not None and first and plain

@@ -71,8 +71,8 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
 
 
 Feeding = int | Literal["below", "shared"]
-"""What a layer reads, as folding asks it: combination number k; `below`: the output of the layer below, which nothing
-else reads; `shared`: something that others read too, or that no single norm gives."""
+"""The source of a layer's input, as folding asks it: combination number k; `below`: the output of the layer below,
+which nothing else reads; `shared`: something that others read too, or that no single norm gives."""
 
 
 @dataclass(frozen=True)

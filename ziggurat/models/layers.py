@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 View = TypeVar("View")
-"""What a layer sees besides the stream: the mask that hides padding (encoder), or a TargetView (decoder)."""
+"""All that a layer sees besides the stream: the mask that hides padding (encoder), or a TargetView (decoder)."""
 
 
 class TransformerLayer(nn.Module, Generic[View]):

@@ -78,7 +78,7 @@ _TYPES = {
 
 
 def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:
-    """Whether it is a DTensor; known by a method, since importing the class takes a second."""
+    """Return whether it is a DTensor; known by a method, since importing the class takes a second."""
     return hasattr(tensor, "full_tensor")
 
 

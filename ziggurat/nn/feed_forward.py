@@ -68,7 +68,7 @@ class FeedForward(_TwoMaps):
 
     @property
     def is_plain(self) -> bool:
-        """Whether it is two linear maps with a ReLU between them and nothing else."""
+        """Return whether it is two linear maps with a ReLU between them and nothing else."""
         linear = isinstance(self.in_proj, Linear) and isinstance(self.out_proj, Linear)
         return linear and self.activation is F.relu and self.shift is None
 

@@ -37,7 +37,7 @@ def kernel(name: Kernel) -> Iterator[None]:
 
 @functools.cache
 def _onednn_is_faster() -> bool:
-    """Whether fp32 products should go to oneDNN: on AMD's CPUs with AVX-512.
+    """Return whether fp32 products should go to oneDNN: on AMD's CPUs with AVX-512.
 
     torch gives them to MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN generates code for the
     instructions that the processor has, and is twice as fast there (benchmarks/README.md). No time is measured, so a

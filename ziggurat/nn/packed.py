@@ -28,7 +28,7 @@ _CENTRE = 128
 
 
 def available(precision: Precision) -> bool:
-    """Whether this CPU has instructions for `precision`, so that it is fast."""
+    """Return whether this CPU has instructions for `precision`, so that it is fast."""
     if not torch.backends.mkldnn.is_available():
         return False
     if precision == "bfloat16":
@@ -186,7 +186,7 @@ def pack(model: nn.Module, precision: Precision) -> None:
 
 
 def _attends_plainly(module: nn.Module) -> bool:
-    """Whether queries, keys and values come straight from linear maps: others would have to be narrow as well."""
+    """Return whether queries, keys and values come straight from linear maps; others would have to be narrow too."""
     if type(module) is SelfAttention:
         return module.scaling is None and module.rotary is None
     return isinstance(module, CrossAttention) and module.scaling is None

@@ -10,8 +10,8 @@ from collections.abc import Sequence
 
 from ziggurat.report import figures_connections as connections
 from ziggurat.report import figures_layers as layers
-from ziggurat.report.figure import Figure, Panel, Series, described
-from ziggurat.report.panels import finite, line_over_training
+from ziggurat.report.figure import Figure, Series, described
+from ziggurat.report.panels import finite, line_over_training, training_panel
 from ziggurat.report.runs import ReportRun
 
 __all__ = ["figures_of", "gradient_norm", "learning_curves", "scores", "throughput"]
@@ -57,8 +57,8 @@ def learning_curves(runs: Sequence[ReportRun]) -> Figure | None:
         "Duh et al. 2020."
     )
     panels = (
-        *_panel("training", _NATS, _lines(runs, "train", "nll"), perplexity=True),
-        *_panel("validation", _NATS, _lines(runs, "validation", "nll"), perplexity=True),
+        *training_panel("training", _NATS, _lines(runs, "train", "nll"), perplexity=True),
+        *training_panel("validation", _NATS, _lines(runs, "validation", "nll"), perplexity=True),
     )
     return described("learning-curves", _LEARNING, "Learning curves", caption, panels)
 
@@ -69,8 +69,8 @@ def scores(runs: Sequence[ReportRun]) -> Figure | None:
         "sacreBLEU's scores of the decoded validation set. They choose a checkpoint; systems are compared on test sets."
     )
     panels = (
-        *_panel("BLEU", "BLEU", _lines(runs, "validation", "bleu")),
-        *_panel("chrF", "chrF", _lines(runs, "validation", "chrf")),
+        *training_panel("BLEU", "BLEU", _lines(runs, "validation", "bleu")),
+        *training_panel("chrF", "chrF", _lines(runs, "validation", "chrf")),
     )
     return described("scores", _LEARNING, "Scores on the validation set", caption, panels)
 
@@ -81,12 +81,12 @@ def throughput(runs: Sequence[ReportRun]) -> Figure | None:
         "Speed: target tokens per second of training, without validation. Loss by time: training loss over the time "
         "since the run began, with validation and checkpoints; a method with slower updates has to win here."
     )
-    panels = _panel("speed", "target tokens/s", _lines(runs, "train", "target_tokens_per_second"))
+    panels = training_panel("speed", "target tokens/s", _lines(runs, "train", "target_tokens_per_second"))
     if panels:
         longest = max((record["seconds"] for run in runs for record in run.train if "seconds" in record), default=0.0)
         unit, seconds = ("hours", 3600.0) if longest >= 2 * 3600 else ("minutes", 60.0)
         by_time = _lines(runs, "train", "nll", seconds=seconds)
-        panels += _panel("loss by time", _NATS, by_time, x_label=unit, perplexity=True)
+        panels += training_panel("loss by time", _NATS, by_time, x_label=unit, perplexity=True)
     return described("throughput", _SPEED, "Speed", caption, panels)
 
 
@@ -96,23 +96,10 @@ def gradient_norm(runs: Sequence[ReportRun]) -> Figure | None:
         "Norm of the gradient of all parameters before clipping (mean since the record before), and the learning rate "
         "of the same updates. A gap is a record without a finite value."
     )
-    panels = _panel("gradient norm", "norm", _lines(runs, "train", "grad_norm"), log_y=True)
+    panels = training_panel("gradient norm", "norm", _lines(runs, "train", "grad_norm"), log_y=True)
     if panels:
-        panels += _panel("learning rate", "rate", _lines(runs, "train", "learning_rate"))
+        panels += training_panel("learning rate", "rate", _lines(runs, "train", "learning_rate"))
     return described("gradient-norm", _SPEED, "Gradient norm over training", caption, panels)
-
-
-def _panel(
-    title: str,
-    y_label: str,
-    series: tuple[Series, ...],
-    *,
-    x_label: str = "update",
-    log_y: bool = False,
-    perplexity: bool = False,
-) -> tuple[Panel, ...]:
-    """Return a panel of these lines; empty where there are none."""
-    return (Panel(title, x_label, y_label, series, log_y=log_y, perplexity=perplexity),) if series else ()
 
 
 def _lines(runs: Sequence[ReportRun], kind: str, key: str, *, seconds: float | None = None) -> tuple[Series, ...]:

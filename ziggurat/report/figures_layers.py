@@ -16,6 +16,7 @@ from ziggurat.report.panels import (
     part_of,
     square,
     stack_maps,
+    training_panel,
     when,
 )
 from ziggurat.report.runs import ReportRun
@@ -69,14 +70,13 @@ def first_and_last_layer(runs: Sequence[ReportRun]) -> Figure | None:
         "Norm of the gradient of the first (solid) and the last layer (dashed) of each stack over training, for one "
         "fixed batch. As figure 4 of Zhang et al. 2019, whose lines are means over 50 training batches."
     )
-    panels = []
+    panels: list[Panel] = []
     for stack, title in STACKS.items():
         lines = []
         for run in runs:
             for variant, (what, layer) in enumerate((("first layer", 0), ("last layer", -1))):
                 lines += lines_of_records(run, ("gradient_norm", stack, layer), what=what, variant=variant)
-        if lines:
-            panels.append(Panel(title, "update", "gradient norm", tuple(lines), log_y=True))
+        panels += training_panel(title, "gradient norm", lines, log_y=True)
     return described("first-and-last-layer", _GRADIENTS, "First and last layer over training", caption, tuple(panels))
 
 
@@ -87,11 +87,10 @@ def gradient_ratio(runs: Sequence[ReportRun]) -> Figure | None:
         "healthy stack it rises early and then falls; flat and small, the lower layers get no gradient. As figures 1 "
         "to 3 of Bapna et al. 2018, which have the encoder."
     )
-    panels = []
+    panels: list[Panel] = []
     for stack, title in STACKS.items():
         lines = [line for run in runs for line in lines_of_records(run, ("r", stack))]
-        if lines:
-            panels.append(Panel(title, "update", "r_t", tuple(lines), log_y=True))
+        panels += training_panel(title, "r_t", lines, log_y=True)
     return described("gradient-ratio", _GRADIENTS, "Gradient ratio r_t over training", caption, tuple(panels))
 
 
@@ -119,15 +118,14 @@ def source_dependence(runs: Sequence[ReportRun]) -> Figure | None:
         "Loss of one fixed batch, and how much it rises when its sentences are given each other's sources. A decoder "
         "that learns as a language model has a falling loss and no dependence: its encoder is not used."
     )
-    panels = []
+    panels: list[Panel] = []
     wanted = (
         ("nll", "loss", "nats per token"),
         ("source_dependence", "dependence on the source", "added nats per token"),
     )
     for key, title, unit in wanted:
         lines = [line for run in runs for line in lines_of_records(run, (key,))]
-        if lines:
-            panels.append(Panel(title, "update", unit, tuple(lines)))
+        panels += training_panel(title, unit, lines)
     # A figure of the loss alone would not be about the source.
     shown = tuple(panels) if any(panel.title != "loss" for panel in panels) else ()
     return described("source-dependence", _GRADIENTS, "Dependence on the source", caption, shown)

@@ -21,6 +21,7 @@ __all__ = [
     "part_of",
     "square",
     "stack_maps",
+    "training_panel",
     "when",
 ]
 
@@ -90,6 +91,19 @@ def part_of(record: Record, key: str, part: str) -> list[Any] | None:
     """Return a measure of one part: a stack or a sub-layer type, '' for a measure without parts; None if empty."""
     values = record.values[key]
     return (values.get(part) if part else values) or None
+
+
+def training_panel(
+    title: str,
+    y_label: str,
+    lines: Sequence[Series],
+    *,
+    x_label: str = "update",
+    log_y: bool = False,
+    perplexity: bool = False,
+) -> tuple[Panel, ...]:
+    """Return a panel of lines over training, by update unless `x_label` says otherwise; empty where there are none."""
+    return (Panel(title, x_label, y_label, tuple(lines), log_y=log_y, perplexity=perplexity),) if lines else ()
 
 
 def depth_panels(

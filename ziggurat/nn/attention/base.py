@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, Protocol
 
@@ -118,12 +119,12 @@ def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:
 
 
 def _hides_the_future_itself(query: Tensor) -> bool:
-    """Whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
+    """Return whether scaled_dot_product_attention shall hide the future by itself; on CPU a bias is as fast."""
     return query.is_cuda
 
 
 def _flash_takes(query: Tensor, dropout: float) -> bool:
-    """Whether varlen_attn can compute this: it has no dropout and no fp32, and d_head is a multiple of 8 up to 256."""
+    """Return whether varlen_attn can compute this: half types, no dropout, d_head a multiple of 8 up to 256."""
     d_head = query.shape[-1]
     return query.dtype in (torch.bfloat16, torch.float16) and dropout == 0.0 and d_head % 8 == 0 and d_head <= 256
 
@@ -158,17 +159,17 @@ class OwnCache(Protocol):
         """Move rows; `LiveBeams.keep` has counted the live ones already."""
 
 
-class OwnAttention(nn.Module):
+class OwnAttention(nn.Module, ABC):
     """Attention of the target to itself: all positions at once, or the newest one with a cache."""
 
+    @abstractmethod
     def start(self, live: LiveBeams) -> OwnCache:
         """Return the cache for the hypotheses of `live`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape; `mask` hides the future."""
-        raise NotImplementedError
 
+    @abstractmethod
     def step(self, x: Tensor, cache: OwnCache) -> Tensor:
         """Return [N, K, d_model] for one new position of every hypothesis; the cache gains that position."""
-        raise NotImplementedError

@@ -83,7 +83,7 @@ def _interleaved(begin: Tensor, border: Tensor) -> Tensor:
 
 
 def _takes_bounds(device: torch.device) -> bool:
-    """Whether flash attention runs on this device: an NVIDIA GPU of the Ampere generation or later."""
+    """Return whether flash attention runs on this device: an NVIDIA GPU of the Ampere generation or later."""
     if device.type != "cuda" or torch.version.hip is not None or not torch.backends.cuda.is_flash_attention_available():
         return False
     return torch.cuda.get_device_capability(device) >= (8, 0)

@@ -145,7 +145,7 @@ class Blocks(Dlcl):
         return table
 
     def _ends_block(self, depth: int) -> bool:
-        """Whether y_depth is the output of a block; y_0 counts as one."""
+        """Return whether y_depth is the output of a block; y_0 counts as one."""
         return depth % self.options.period == 0 or depth == self.layers
 
     def _rows(self, units: int) -> int:

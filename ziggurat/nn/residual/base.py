@@ -40,7 +40,7 @@ class SublayerPosition:
 
     @property
     def last(self) -> bool:
-        """Whether it is the last sub-layer of its layer."""
+        """Return whether it is the last sub-layer of its layer."""
         return self.sublayer == self.sublayers - 1
 
     @property
