@@ -67,11 +67,10 @@ def refuse_existing(run: Path) -> None:
 def refuse_other_store(experiment: Experiment, store: Store) -> None:
     """Raise ConfigError when the store was prepared with settings other than those of section `data`."""
     if unlike := unlike_store(experiment.data, store.manifest):
-        shown = "; ".join(unlike[:4]) + (f"; and {len(unlike) - 4} more" if len(unlike) > 4 else "")
         raise ConfigError(
             f"{store.path} was prepared with settings other than this configuration's (store -> configuration): "
-            f"{shown}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or set "
-            "`data.store` to a store made with it"
+            f"{shown(unlike, 4)}. Run `ziggurat prepare` with this configuration (`--force` replaces the store), or "
+            "set `data.store` to a store made with it"
         )
 
 
@@ -89,10 +88,9 @@ def other_files_notice(config: DataConfig, store: Store) -> list[str]:
     """Return a notice when section `data` names files other than those of the store: training does not read them."""
     if not (moved := other_files(config, store.manifest)):
         return []
-    shown = "; ".join(moved[:4]) + (f"; and {len(moved) - 4} more" if len(moved) > 4 else "")
     return [
-        f"{store.path} was prepared from files other than those named here (store -> configuration): {shown}. "
-        "Training reads the store; to have the other files in it, run `ziggurat prepare`"
+        f"{store.path} was prepared from files other than those named here (store -> configuration): "
+        f"{shown(moved, 4)}. Training reads the store; to have the other files in it, run `ziggurat prepare`"
     ]
 
 
