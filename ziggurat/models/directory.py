@@ -28,6 +28,7 @@ from ziggurat.models.run_folder import (
     CONFIG_FILE,
     META_FILE,
     MODEL_FILE,
+    checkpoint_name,
     mend_links,
     read_meta,
     refuse_missing,
@@ -202,7 +203,7 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
         if which is None:
             candidates = [path / "averaged", path / "best", path / "last"]
         elif which.isdecimal():
-            candidates = [path / CHECKPOINTS / f"step-{int(which):08d}"]
+            candidates = [path / CHECKPOINTS / checkpoint_name(int(which))]
         elif re.fullmatch(r"step-\d{8}", which):
             candidates = [path / CHECKPOINTS / which]
         else:

@@ -25,6 +25,8 @@ __all__ = [
     "META_FILE",
     "MODEL_FILE",
     "checkpoint_folders",
+    "checkpoint_name",
+    "checkpoint_update",
     "link",
     "locked",
     "mend_links",
@@ -81,6 +83,16 @@ def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
 def checkpoint_folders(run: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
     return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
+
+
+def checkpoint_name(update: int) -> str:
+    """Return the name of the folder of a checkpoint; the order of names is that of updates."""
+    return f"step-{update:08d}"
+
+
+def checkpoint_update(folder: Path) -> int:
+    """Return the update that a checkpoint was taken after, from the name of its folder."""
+    return int(folder.name.removeprefix("step-"))
 
 
 def read_meta(folder: Path) -> dict[str, Any]:

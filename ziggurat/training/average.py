@@ -24,7 +24,7 @@ from ziggurat.models.directory import (
     refuse_replacing,
     write_model_directory,
 )
-from ziggurat.models.run_folder import checkpoint_folders, mend_links, read_meta
+from ziggurat.models.run_folder import checkpoint_folders, checkpoint_update, mend_links, read_meta
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
 from ziggurat.training.run import changes_since
@@ -63,9 +63,9 @@ def regular_checkpoints(run: Path, config: TrainingConfig) -> list[Path]:
     folders = checkpoint_folders(run)
     if not folders:
         return []
-    progress = read_progress(folders[-1])
-    over = finished(progress, config) is not None
     known = {f: read_progress(f) for f in folders}
+    progress = known[folders[-1]]
+    over = finished(progress, config) is not None
     passing = {f for f, p in known.items() if f.name in progress.interim or p.by_clock}
     if over:
         passing.discard(folders[-1])
@@ -114,7 +114,7 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
     where = () if out == run / "averaged" else ("--out", out, "--force")
     again = made_by("average", run, "--last", last, *where)
     write_model_directory(out, tensors, stage, run, again=again)
-    return out, [int(folder.name.removeprefix("step-")) for folder in folders]
+    return out, [checkpoint_update(folder) for folder in folders]
 
 
 def average_newest(run: Path, config: TrainingConfig) -> list[int]:

@@ -31,6 +31,7 @@ from ziggurat.models.run_folder import (
     META_FILE,
     MODEL_FILE,
     checkpoint_folders,
+    checkpoint_name,
     link,
     read_meta,
     write_meta,
@@ -155,7 +156,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, proc
     then, and earlier checkpoints are untouched.
     """
     processes = processes or Processes()
-    folder = run / CHECKPOINTS / f"step-{checkpoint.progress.update:08d}"
+    folder = run / CHECKPOINTS / checkpoint_name(checkpoint.progress.update)
     stagings: list[Staging] = []  # one, in the first process
 
     def begin() -> None:
@@ -268,7 +269,7 @@ def same_for_all(
     update = processes.of_first(found[0].progress.update if found and found[0] is not None else -1)
     if update < 0:
         return None
-    return found[0] if found else read(run / CHECKPOINTS / f"step-{update:08d}")
+    return found[0] if found else read(run / CHECKPOINTS / checkpoint_name(update))
 
 
 class _Meta(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.workspace import discard, sweep, tidy
 from ziggurat.errors import CheckpointError
-from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, link, ranked
+from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, checkpoint_update, link, ranked
 from ziggurat.training.checkpoint import Progress, read_progress
 
 __all__ = ["clear_leftovers", "prune", "set_aside"]
@@ -34,7 +34,7 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     if not best and (link_to_best := run / "best").is_symlink():  # scores were forgotten: until there is a new best one
         staying |= {folder for folder in folders if folder.name == Path(os.readlink(link_to_best)).name}
     if kept.keep_every is not None:
-        staying |= {folder for folder in counted if _update(folder) % kept.keep_every == 0}
+        staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
     if best and kept.keep_best:  # before the old target of the link is deleted, or a kill would leave it dangling
         link(run / "best", run / CHECKPOINTS / best[0])
     for folder in folders:
@@ -53,7 +53,7 @@ def set_aside(run: Path, *, after: int) -> list[Path]:
     """
     moved: list[Path] = []
     for folder in checkpoint_folders(run):
-        if _update(folder) > after:
+        if checkpoint_update(folder) > after:
             damaged = folder.with_name(f"damaged-{folder.name}")
             shutil.rmtree(damaged, ignore_errors=True)
             os.replace(folder, damaged)
@@ -91,7 +91,3 @@ def _by_clock(folder: Path) -> bool:
         return read_progress(folder).by_clock
     except CheckpointError:
         return False  # damaged: kept like any other
-
-
-def _update(folder: Path) -> int:
-    return int(folder.name.removeprefix("step-"))

@@ -19,7 +19,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.store_checks import StoreWatch
 from ziggurat.errors import CheckpointError, MachineError
-from ziggurat.models.run_folder import CHECKPOINTS, read_meta, write_meta
+from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_name, read_meta, write_meta
 from ziggurat.models.tensors import local
 from ziggurat.training.checkpoint import Checkpoint, Progress, save_checkpoint
 from ziggurat.training.learner import Learner
@@ -100,7 +100,7 @@ class Saver:
         self._smaller_is_better = config.validation.metric == "loss"
         self._store, self._watch = store.fingerprint, StoreWatch(store)
         self._replaced: str | None = None
-        there = (run / CHECKPOINTS / f"step-{progress.update:08d}").is_dir()
+        there = (run / CHECKPOINTS / checkpoint_name(progress.update)).is_dir()
         # The first process's answer counts: one that takes part in a save alone would wait for the others for ever.
         self._saved_update = progress.update if self._processes.of_first(there) else -1
         self._saved_seconds = progress.seconds
@@ -143,8 +143,9 @@ class Saver:
         `training.checkpoint.on_error` is `stop`; DataError when a file of the store has changed.
         """
         began = time.perf_counter()
+        name = checkpoint_name(self._progress.update)
         if good:
-            self._progress.good = f"step-{self._progress.update:08d}"
+            self._progress.good = name
         self._raise_or_log(self._collect())
         self._saved_seconds = self._progress.seconds
         if self._saved_update != self._progress.update:
@@ -154,7 +155,7 @@ class Saver:
             # Before the snapshot, which contains the progress: a checkpoint says of itself why it was written.
             self._progress.by_clock = by_clock
             if interim:
-                self._progress.interim.append(f"step-{self._progress.update:08d}")
+                self._progress.interim.append(name)
             snapshot = self._snapshot(learner)
             self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.encoder_layers)
             self._saved_update = self._progress.update
@@ -169,7 +170,7 @@ class Saver:
         CheckpointError as `save` does.
         """
         began = time.perf_counter()
-        folder = self._run / CHECKPOINTS / f"step-{self._progress.update:08d}"
+        folder = self._run / CHECKPOINTS / checkpoint_name(self._progress.update)
 
         def write() -> None:
             write_meta(folder, {**read_meta(folder), "progress": asdict(self._progress)})

@@ -26,6 +26,7 @@ from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
+from ziggurat.models.run_folder import checkpoint_name
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.objective import autocast, batch_loss
@@ -71,7 +72,7 @@ class Validation:
         else:
             p.validations_since_best += 1
         if math.isfinite(value):
-            p.scores[f"step-{p.update:08d}"] = value
+            p.scores[checkpoint_name(p.update)] = value
         return better
 
     def record(self) -> dict[str, float | int | None]:
