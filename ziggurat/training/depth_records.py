@@ -23,7 +23,7 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.diagnosis.hooks import STACKS, layers_of
 from ziggurat.diagnosis.perturbation import Snapshot
-from ziggurat.diagnosis.probe import measure
+from ziggurat.diagnosis.probe import Loss, measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, cut_records, read_records
 from ziggurat.diagnosis.views import heat_maps, scalars
 from ziggurat.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
@@ -36,7 +36,7 @@ from ziggurat.training.objective import probe_loss
 from ziggurat.training.profile import profile_batch
 from ziggurat.training.update import UpdateResult
 
-__all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batch"]
+__all__ = ["DepthProbe", "DepthReporter", "measured", "probe_batch", "record_of"]
 
 
 _IMAGES_GROWTH = 1.1
@@ -132,7 +132,6 @@ class DepthProbe:
         experiment: its configuration.
         learner: the model in training, and the processes that train it.
         log: where it is reported, once, that memory was too short for a measurement or a record could not be written.
-        p: progress at the start; records after it, left by a run that was killed, are removed.
         tell: called with every record, in the first process.
     """
 
@@ -142,7 +141,6 @@ class DepthProbe:
         experiment: Experiment,
         learner: Learner,
         log: RunLog,
-        p: Progress,
         tell: Callable[[Record], object] = lambda record: None,
     ) -> None:
         self._learner, self._log, self._tell = learner, log, tell
@@ -152,8 +150,6 @@ class DepthProbe:
         self._began, self._spent, self._latest, self._complained = time.perf_counter(), 0.0, 0.0, False
         self._due, self._preparing = False, 0.0
         self._weights_before: Snapshot | None = None
-        if self._processes.first:
-            cut_records(run, p.update)
         if self._config.every_updates is not None and self._processes.first:
             self._batch = probe_batch(experiment, learner.store)
 
@@ -209,16 +205,15 @@ class DepthProbe:
             if not self._processes.first:
                 return
 
-            def work() -> dict[str, Any]:
+            def work() -> Record:
                 changes = {} if before is None else before.changes(model, weights, rate)
-                return {**measured(model, lambda: measure(model, self._batch, self._loss)), **changes}
+                return record_of(model, update, {**measured(model, self._batch, self._loss), **changes})
 
-            values = within_memory(work, learner.device)
-            layers = {stack: len(layers_of(model, stack)) for stack in STACKS}
-        if isinstance(values, Shortage):
-            self._complain(f"update {update}: depth not measured, memory is short ({values}); training goes on")
+            found = within_memory(work, learner.device)
+        if isinstance(found, Shortage):
+            self._complain(f"update {update}: depth not measured, memory is short ({found}); training goes on")
         else:
-            self._keep(Record(update, round(time.time(), 3), layers, values))
+            self._keep(found)
 
     def _keep(self, record: Record) -> None:
         try:
@@ -242,13 +237,19 @@ def probe_batch(experiment: Experiment, store: Store) -> Batch:
     return profile_batch(store, tokens, seed=training.seed, temperature=experiment.data.sampling_temperature)
 
 
-def measured(model: Seq2Seq, work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
-    """Return the measures that `work` takes in evaluation mode; the model's mode and torch's random state stay."""
+def measured(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
+    """Return all measures of `model` on `batch` in evaluation mode; its mode and torch's random state stay."""
     # Only this device's state: saving that of every GPU would touch those of other processes.
     training, cuda = model.training, [model.device] if model.device.type == "cuda" else []
     model.eval()
     try:
         with torch.random.fork_rng(devices=cuda):
-            return work()
+            return measure(model, batch, loss)
     finally:
         model.train(training)
+
+
+def record_of(model: Seq2Seq, update: int, values: dict[str, Any]) -> Record:
+    """Return the record, as of now, of measures of `model` after `update`."""
+    layers = {stack: len(layers_of(model, stack)) for stack in STACKS}
+    return Record(update, round(time.time(), 3), layers, values)

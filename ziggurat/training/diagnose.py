@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import torch
 
+from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
-from ziggurat.diagnosis.hooks import STACKS, layers_of
-from ziggurat.diagnosis.probe import measure
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
 from ziggurat.models.run_folder import locked
 from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
-from ziggurat.training.depth_records import measured, probe_batch
+from ziggurat.training.depth_records import measured, probe_batch, record_of
 from ziggurat.training.learner import refuse_other_vocabulary
 from ziggurat.training.objective import probe_loss
 
@@ -54,7 +52,8 @@ def diagnose(
                 "away to measure the model in the folder"
             )
         say(f"measuring {path}")
-        record = _measured(open_model(path, device=device), store, 0)
+        opened = open_model(path, device=device)
+        record = _measured(opened, _batch(opened, store), 0)
         write_records(path, [record])
         return [record]
     folders = checkpoint_folders(path)
@@ -62,11 +61,13 @@ def diagnose(
         raise CheckpointError(f"{path}: no checkpoint yet; nothing to measure")
     with locked(path):  # training appends to the same file
         known = {record.update: record for record in read_records(path)}
-        found = []
+        found, batch = list[Record](), None
         for folder in folders:
             update = read_progress(folder).update
             say(f"measuring {path}: update {update}")
-            found.append(_measured(open_model(path, which=folder.name, device=device), store, update))
+            opened = open_model(path, which=folder.name, device=device)
+            batch = batch or _batch(opened, store)  # the same for all of them: choosing it reads the whole table
+            found.append(_measured(opened, batch, update))
         for record in found:
             before = known.get(record.update)
             values = {**before.values, **record.values} if before else record.values
@@ -75,13 +76,15 @@ def diagnose(
     return found
 
 
-def _measured(opened: OpenedModel, store: Path | None, update: int) -> Record:
-    """Return the record of a model after `update`."""
-    experiment, model = opened.experiment, opened.model
-    data = Store.open(store or experiment.data.store)
+def _batch(opened: OpenedModel, store: Path | None) -> Batch:
+    """Return the pairs of the store on which a model is measured. Raises ConfigError for another vocabulary."""
+    data = Store.open(store or opened.experiment.data.store)
     refuse_other_vocabulary(opened, data, opened.origin, "name the data that it was trained on with `--store`")
-    batch = probe_batch(experiment, data)
-    loss = probe_loss(experiment.training.loss, experiment.training.precision)
-    values = measured(model, lambda: measure(model, batch, loss))
-    layers = {stack: len(layers_of(model, stack)) for stack in STACKS}
-    return Record(update, round(time.time(), 3), layers, values)
+    return probe_batch(opened.experiment, data)
+
+
+def _measured(opened: OpenedModel, batch: Batch, update: int) -> Record:
+    """Return the record of a model after `update`."""
+    training = opened.experiment.training
+    loss = probe_loss(training.loss, training.precision)
+    return record_of(opened.model, update, measured(opened.model, batch, loss))

@@ -144,7 +144,7 @@ class _Loop:
         window = partial(UpdateWindow, setup.loader, saver)
         self.report = Reporter(line, metrics, log, self.config, window, depth_reporter, progress)
         self.recovery = Recovery(setup.run, self.learner, self.config, log, saver.wait)
-        self.depth = DepthProbe(setup.run, setup.experiment, self.learner, log, progress, depth_reporter.see)
+        self.depth = DepthProbe(setup.run, setup.experiment, self.learner, log, depth_reporter.see)
 
     @property
     def seconds(self) -> float:
