@@ -13,7 +13,6 @@ from typing import Any
 
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
-from ziggurat.data.corpus import Store
 from ziggurat.documents import json_safe
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
@@ -28,7 +27,6 @@ __all__ = [
     "applied",
     "check_depth",
     "ranked",
-    "tried_remedies",
 ]
 
 
@@ -104,13 +102,14 @@ def check_depth(
         trial = run_trial(experiment, store, unigram, settings, begun("the configuration"))
         verdict = judge(trial)
         outcomes: list[Outcome] = []
-        applicable = [remedy.name for remedy in REMEDIES if applied(remedy, experiment) is not None]
-        if remedies and verdict.label != "trains":
-            count = len(applicable)
-            took = duration(time.perf_counter() - started)
+        changes = {} if verdict.label == "trains" else _changes(experiment)
+        if remedies and changes:
+            count, took = len(changes), duration(time.perf_counter() - started)
             say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
-            outcomes = tried_remedies(experiment, store, unigram, settings, begun)
-    untried = () if remedies or verdict.label == "trains" else tuple(applicable)
+            for name, (remedy, changed) in changes.items():
+                tried = judge(run_trial(changed, store, unigram, settings, begun(name)))
+                outcomes.append(Outcome(remedy, tried, changed))
+    outcomes, untried = ranked(outcomes), () if remedies else tuple(changes)
     return DepthCheck(data, settings, trial, verdict, tuple(outcomes), time.perf_counter() - started, untried)
 
 
@@ -188,38 +187,16 @@ def applied(remedy: Remedy, experiment: Experiment) -> Experiment | None:
         key = {"noam": "factor", "gnmt+": "base"}.get(schedule.kind, "peak")
         rate = {"schedule": {key: getattr(schedule, key) * remedy.rate_factor}}
     try:
-        model = change_section(experiment.model, remedy.model, "model")
-        training = change_section(experiment.training, {**remedy.training, **rate}, "training")
-        changed = type(experiment).model_validate(
-            {
-                **{name: getattr(experiment, name) for name in type(experiment).model_fields},
-                "model": model,
-                "training": training,
-            }
-        )
-    except (ConfigError, ValueError):
+        changed = change_section(experiment, {"model": remedy.model, "training": {**remedy.training, **rate}}, "")
+    except ConfigError:
         return None
     return None if changed == experiment else changed
 
 
-def tried_remedies(
-    experiment: Experiment,
-    store: Store,
-    unigram: float,
-    settings: TrialOptions,
-    begun: Callable[[str], Callable[[int], None]],
-) -> list[Outcome]:
-    """Try every remedy that can be applied to `experiment`; return the outcomes, best first.
-
-    `begun` takes the name of a remedy when its trial begins, and returns the function that takes its update numbers.
-    """
-    outcomes = []
-    for remedy in REMEDIES:
-        changed = applied(remedy, experiment)
-        if changed is not None:
-            trial = run_trial(changed, store, unigram, settings, begun(remedy.name))
-            outcomes.append(Outcome(remedy, judge(trial), changed))
-    return ranked(outcomes)
+def _changes(experiment: Experiment) -> dict[str, tuple[Remedy, Experiment]]:
+    """Return the remedies that can be applied to `experiment`, by name, each with the changed configuration."""
+    found = {remedy.name: (remedy, applied(remedy, experiment)) for remedy in REMEDIES}
+    return {name: (remedy, changed) for name, (remedy, changed) in found.items() if changed is not None}
 
 
 def ranked(outcomes: list[Outcome]) -> list[Outcome]:

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config import DataConfig, Experiment, ModelConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.babel import SOURCE_LANGUAGE, TARGET_LANGUAGE, write_corpus
 from ziggurat.data.collate import Batch
@@ -232,7 +232,7 @@ def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
             "train": [{"source": str(source), "target": str(target)}],
             "subword": {"kind": "bpe", "vocabulary_size": _EMBEDDED_PIECES, "joint": True},
         }
-        data = change_section(type(experiment.data).model_validate(changes), {}, "data")
+        data = DataConfig.model_validate(changes)
         prepare(data)
         yield Store.open(data.store), f"the embedded language pair, since {store} is not prepared"
 
