@@ -25,10 +25,11 @@ from ziggurat.data.corpus import MANIFEST, Store, read_manifest
 from ziggurat.data.store_checks import unlike_store
 from ziggurat.data.table import PairTable
 from ziggurat.models.build import build_model, set_recompute
+from ziggurat.models.tensors import random_state_kept
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import linear
+from ziggurat.training.objective import every_branch_present
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.profile import every_branch_present
 
 __all__ = ["ASSUMED_LENGTH", "Batches", "Speed", "expected_batches", "measure_speed", "shallow", "slowness"]
 
@@ -189,7 +190,7 @@ def slowness(experiment: Experiment, speed: Speed, device: torch.device) -> floa
     for phase, of_phase in simulate_update(small, (_VOCABULARY, _VOCABULARY), shape, device).work.items():
         if phase != "step":
             work.add(of_phase)
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []), with_threads(training.threads):
+    with random_state_kept(device), with_threads(training.threads):
         model = build_model(small.model, _VOCABULARY, _VOCABULARY, exact_dropout=training.exact_dropout).to(device)
         set_recompute(model, training.recompute)
         parallel = Parallel(model, training.loss, training.precision)

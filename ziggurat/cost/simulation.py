@@ -20,9 +20,9 @@ from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import assemble, parameter_roles, set_recompute
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.objective import every_branch_present
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
-from ziggurat.training.profile import every_branch_present
 
 __all__ = ["PURPOSES", "BatchShape", "SimulatedUpdate", "full_batch", "simulate_update", "without_values"]
 

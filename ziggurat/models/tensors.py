@@ -1,4 +1,4 @@
-"""Tensors of a model: their device, whole ones and those cut up over processes, safetensors files, weights by name.
+"""Tensors of a model: their device and random state, whole ones and those cut up, safetensors files, weights by name.
 
 Files are written tensor by tensor, with their checksum on the way, and read whole. No pickle is read.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 
@@ -32,6 +33,7 @@ __all__ = [
     "load_weights",
     "local",
     "placed_as",
+    "random_state_kept",
     "read_shapes",
     "read_tensors",
     "usable_device",
@@ -75,6 +77,12 @@ _TYPES = {
     torch.uint8: "U8",
     torch.bool: "BOOL",
 }
+
+
+def random_state_kept(device: torch.device) -> AbstractContextManager[None]:
+    """Return a context that restores torch's random state, on the CPU and on `device`, at its end."""
+    # Of all GPUs, fork_rng's default, some are those of other processes.
+    return torch.random.fork_rng(devices=[device] if device.type == "cuda" else [])
 
 
 def _is_cut_up(tensor: Tensor) -> TypeGuard[DTensor]:

@@ -27,7 +27,7 @@ from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.diagnosis.probe import measure
-from ziggurat.models.tensors import usable_device
+from ziggurat.models.tensors import random_state_kept, usable_device
 from ziggurat.threads import share_cores
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
@@ -163,7 +163,7 @@ def run_trial(
     batch = profile_batch(store, settings.measured_tokens, seed=settings.seed + 1)
     points, losses, failed = {0: _measured(learner, batch)}, list[float](), None
     look = {math.ceil(settings.updates / 2), settings.updates}
-    with _generators_kept(learner.device):
+    with random_state_kept(learner.device):
         for group in loader.groups(LoaderState()):
             update = len(losses) + 1
             rate = learning_rate(small.training.schedule, update, d_model=small.model.d_model)
@@ -195,13 +195,6 @@ def _measured(learner: Learner, batch: Batch) -> dict[str, Any]:
     training = learner.experiment.training
     learner.model.eval()
     return measure(learner.model, batch, probe_loss(training.loss, training.precision), MEASURES)
-
-
-@contextmanager
-def _generators_kept(device: torch.device) -> Iterator[None]:
-    """Context that restores torch's random state at its end."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        yield
 
 
 # Data

@@ -15,8 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
@@ -28,6 +26,7 @@ from ziggurat.diagnosis.records import DEPTH_FILE, Record, cut_records, read_rec
 from ziggurat.diagnosis.views import heat_maps, scalars
 from ziggurat.diagnosis.watch import WARNINGS_FILE, RunWarning, Watch
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import random_state_kept
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, within_memory
@@ -239,11 +238,10 @@ def probe_batch(experiment: Experiment, store: Store) -> Batch:
 
 def measured(model: Seq2Seq, batch: Batch, loss: Loss) -> dict[str, Any]:
     """Return all measures of `model` on `batch` in evaluation mode; its mode and torch's random state stay."""
-    # Only this device's state: saving that of every GPU would touch those of other processes.
-    training, cuda = model.training, [model.device] if model.device.type == "cuda" else []
+    training = model.training
     model.eval()
     try:
-        with torch.random.fork_rng(devices=cuda):
+        with random_state_kept(model.device):
             return measure(model, batch, loss)
     finally:
         model.train(training)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.train import BatchConfig
@@ -20,11 +19,11 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.data.table import PairTable
 from ziggurat.errors import ConfigError, TrainingError
-from ziggurat.models.tensors import local
+from ziggurat.models.tensors import local, random_state_kept
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import Shortage, limited_to_available_memory, readable, within_memory
-from ziggurat.training.profile import every_branch_present
+from ziggurat.training.objective import every_branch_present
 from ziggurat.training.recovery import largest_shape
 
 __all__ = [
@@ -101,10 +100,9 @@ def try_batches(
                 learner.parallel.drop_gradients()
         del reserve  # not before: the tensors have to live as long as the trial
 
-    cuda = [device] if device.type == "cuda" else []
     learner.parallel.fix_buckets(batches[0])  # together, before one process may run out of memory
     with (
-        torch.random.fork_rng(devices=cuda),
+        random_state_kept(device),
         every_branch_present(model),
         limited_to_available_memory(device, cpu_share / processes.here),  # processes of a machine share its memory
     ):

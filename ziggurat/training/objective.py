@@ -34,6 +34,7 @@ __all__ = [
     "add_gradients",
     "autocast",
     "batch_loss",
+    "every_branch_present",
     "inter_similarity_penalty",
     "probe_loss",
     "with_layer_drop",
@@ -165,3 +166,15 @@ def with_layer_drop(model: Seq2Seq, probability: float) -> Iterator[None]:
     finally:
         for stack, drop in drops:
             stack.layer_drop = drop
+
+
+@contextmanager
+def every_branch_present(model: Seq2Seq) -> Iterator[None]:
+    """Context of training mode without LayerDrop; both are as before when it ends."""
+    training = model.training
+    model.train()
+    try:
+        with with_layer_drop(model, 0.0):
+            yield
+    finally:
+        model.train(training)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Sequence
 
 import numpy as np
 import torch
@@ -15,10 +14,11 @@ from ziggurat.data.corpus import Store
 from ziggurat.init import profile_omega
 from ziggurat.models.build import stack_residuals
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import random_state_kept
 from ziggurat.nn.residual import Residual
-from ziggurat.training.objective import with_layer_drop
+from ziggurat.training.objective import every_branch_present
 
-__all__ = ["every_branch_present", "profile_admin", "profile_batch"]
+__all__ = ["profile_admin", "profile_batch"]
 
 
 def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 1.0) -> Batch:
@@ -75,8 +75,7 @@ def profile_admin(
 def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]) -> list[list[float]]:
     """Set the omegas of both stacks except those of `kept`; return them, encoder first."""
     stacks = [stack_residuals(model.encoder), stack_residuals(model.decoder)]
-    devices = [batch.source.device] if batch.source.device.type == "cuda" else []  # not those of all GPUs, the default
-    with torch.random.fork_rng(devices=devices), every_branch_present(model):
+    with random_state_kept(model.device), every_branch_present(model):
         torch.manual_seed(seed)
         return profile_omega(
             stacks,
@@ -84,15 +83,3 @@ def _profile(model: Seq2Seq, batch: Batch, seed: int, kept: Collection[Residual]
             [batch.source_mask, batch.target_mask],
             kept,
         )
-
-
-@contextmanager
-def every_branch_present(model: Seq2Seq) -> Iterator[None]:
-    """Context of training mode without LayerDrop; both are as before when it ends."""
-    training = model.training
-    model.train()
-    try:
-        with with_layer_drop(model, 0.0):
-            yield
-    finally:
-        model.train(training)
