@@ -15,7 +15,7 @@ import torch
 
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
-from ziggurat.data.subword import Tokenizer, load_tokenizers
+from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler, SourcePart
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras, refuse_single
 from ziggurat.decoding.length import LengthPenalty
@@ -275,7 +275,7 @@ def load_translator(
     for member in members:
         make_fast(member.model, settings.precision)
     first, origins = members[0], "; ".join(member.origin for member in members)
-    source, target = load_tokenizers(first.directory)
+    source, target = first.tokenizers
     models = [member.model for member in members]
     shortlist = load_shortlist(settings.shortlist, source, target, first.model.device) if settings.shortlist else None
     embeddings = [member.experiment.model.embedding for member in members]
