@@ -28,7 +28,7 @@ from ziggurat.decoding.lines import (
     windows,
     without_nul,
 )
-from ziggurat.decoding.request import make_fast
+from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
