@@ -70,7 +70,8 @@ def sentences(count: int, length: int) -> list[Any]:
 def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, batch: int = BATCH) -> Any:
     """Return a function of sentences that searches with an untrained model."""
     from ziggurat.config import ModelConfig
-    from ziggurat.decoding.request import SearchSettings, make_fast
+    from ziggurat.decoding.precision import make_fast
+    from ziggurat.decoding.request import SearchSettings
     from ziggurat.decoding.scorers import ModelScorer
     from ziggurat.decoding.search import search
     from ziggurat.models.build import build_model

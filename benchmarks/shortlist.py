@@ -18,7 +18,8 @@ import torch
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.shortlist import ShortlistTable
-from ziggurat.decoding.request import SearchSettings, Sentence, make_fast
+from ziggurat.decoding.precision import make_fast
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import Shortlist

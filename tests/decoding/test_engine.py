@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import ModelConfig
-from ziggurat.decoding import request
-from ziggurat.decoding.request import SearchSettings, Sentence, make_fast
+from ziggurat.decoding import precision as precision_module
+from ziggurat.decoding.precision import make_fast
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError
@@ -82,7 +83,7 @@ def test_a_packed_model_finds_the_same() -> None:
 
 
 def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(request, "available", lambda precision: False)
+    monkeypatch.setattr(precision_module, "available", lambda precision: False)
     built = model("pre")
     make_fast(built, "float32")  # stays as it is
     assert type(built.output).__name__ == "OutputProjection"

@@ -13,7 +13,8 @@ from tests.small import moved, small_config
 from ziggurat.config import DecodingConfig
 from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.data.subword import SentencePieceTokenizer
-from ziggurat.decoding.request import SearchSettings, Sentence, make_fast
+from ziggurat.decoding.precision import make_fast
+from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer, scorer_of
 from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import Shortlist

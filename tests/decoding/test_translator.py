@@ -15,7 +15,7 @@ import ziggurat
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.data.subword import SentencePieceTokenizer, save_tokenizers
-from ziggurat.decoding.request import make_fast
+from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.directory import weights, write_model_directory

@@ -84,6 +84,10 @@ def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]
     assert max(len(t.hypotheses) for t in theirs.translate(SENTENCES, n_best=2)) == 2
     with pytest.raises(TypeError, match="list of texts"):
         theirs.translate("a")
+    with pytest.raises(TypeError, match="list of texts"):
+        theirs.translate_stream("one line")
+    with pytest.raises(ConfigError, match="`window` must be at least 1"):
+        theirs.translate_stream(["a"], window=0)
     with pytest.raises(CheckpointError, match="not a CTranslate2 directory"):
         ServedTranslator(exported[0])
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_origin
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
@@ -27,6 +27,7 @@ __all__ = [
     "Threads",
     "Vocabulary",
     "Width",
+    "inner_section",
 ]
 
 Count = Annotated[int, Field(le=10**12)]
@@ -78,3 +79,14 @@ class Section(BaseModel):
     model_config = ConfigDict(
         frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+
+def inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    """Return the section class inside a field's annotation, None without one, and whether it is a list of them."""
+    if isinstance(annotation, type) and not get_args(annotation):
+        return (annotation, False) if issubclass(annotation, BaseModel) else (None, False)
+    for argument in get_args(annotation):
+        inner, _ = inner_section(argument)
+        if inner is not None:
+            return inner, get_origin(annotation) is list
+    return None, False

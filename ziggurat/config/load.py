@@ -10,10 +10,11 @@ import difflib
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
+from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
 from ziggurat.documents import read_bounded
@@ -175,14 +176,8 @@ def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
         if section is None or isinstance(key, int):
             continue
         field = section.model_fields.get(key)
-        section = next((s for s in _classes(field.annotation) if issubclass(s, BaseModel)), None) if field else None
+        section = inner_section(field.annotation)[0] if field else None
     return section
-
-
-def _classes(annotation: Any) -> list[type]:
-    if isinstance(annotation, type) and not get_args(annotation):
-        return [annotation]
-    return [c for argument in get_args(annotation) for c in _classes(argument)]
 
 
 def _suggest(location: Sequence[str | int]) -> str:
@@ -232,7 +227,6 @@ def _all_paths(section: type[BaseModel], prefix: str = "") -> list[str]:
     paths = []
     for name, field in section.model_fields.items():
         paths.append(prefix + name)
-        for inner in _classes(field.annotation):
-            if issubclass(inner, BaseModel):
-                paths += _all_paths(inner, f"{prefix}{name}.")
+        if (inner := inner_section(field.annotation)[0]) is not None:
+            paths += _all_paths(inner, f"{prefix}{name}.")
     return paths

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple, get_args, get_origin
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 
 __all__ = ["Entry", "entries", "markdown", "nearest"]
@@ -28,7 +29,7 @@ def entries(section: type[BaseModel] = Experiment, prefix: str = "") -> list[Ent
     for name, field in section.model_fields.items():
         path = prefix + name
         meaning = " ".join((field.description or "").split())
-        inner, is_list = _inner_section(field.annotation)
+        inner, is_list = inner_section(field.annotation)
         if inner is not None and not is_list and not _optional(field.annotation):
             found += [Entry(path, "section", "", meaning), *entries(inner, f"{path}.")]
             continue
@@ -66,17 +67,6 @@ def markdown() -> str:
         else:
             lines.append(f"- `{e.path}` ({e.type}; default: {e.default}): {e.meaning}")
     return "\n".join(lines) + "\n"
-
-
-def _inner_section(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
-    """Return the section class inside a field's annotation, None without one, and whether it is a list of them."""
-    if isinstance(annotation, type) and not get_args(annotation):
-        return (annotation, False) if issubclass(annotation, BaseModel) else (None, False)
-    for argument in get_args(annotation):
-        inner, _ = _inner_section(argument)
-        if inner is not None:
-            return inner, get_origin(annotation) is list
-    return None, False
 
 
 def _optional(annotation: Any) -> bool:

@@ -18,7 +18,7 @@ from ziggurat.decoding.request import RuleOptions, SamplingOptions, SearchSettin
 from ziggurat.decoding.terminology import Terminology, phrase_ids
 from ziggurat.errors import ConfigError, DataError, printable
 
-__all__ = ["LineExtras", "TranslationCall", "line_extras", "refuse_single"]
+__all__ = ["LineExtras", "TranslationCall", "line_extras"]
 
 
 @dataclass(frozen=True)
@@ -36,13 +36,6 @@ class LineExtras:
         """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
         if any(isinstance(phrases, str) for phrases in self.constraints):
             raise TypeError("constraints: give a list of phrases for each text, such as [['dog'], []]")
-
-
-def refuse_single(**given: Any) -> None:
-    """Raise TypeError where a single string was given instead of many: it would be taken letter by letter."""
-    for name, texts in given.items():
-        if isinstance(texts, str):
-            raise TypeError(f"{name}: give a list of texts, such as [text]: a string is a sequence of characters")
 
 
 def line_extras(

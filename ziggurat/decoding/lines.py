@@ -9,11 +9,11 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import regex
 
-from ziggurat.errors import DataError
+from ziggurat.errors import ConfigError, DataError
 
 __all__ = [
     "UNSPACED_SCRIPTS",
@@ -24,6 +24,7 @@ __all__ = [
     "join_parts",
     "one_line",
     "read_lines",
+    "refuse_single",
     "split_long",
     "windows",
     "without_nul",
@@ -87,6 +88,13 @@ def read_lines(stream: BinaryIO, name: str) -> Iterator[str]:
             ) from None
         offset += len(raw)
         yield line.removesuffix("\n").removesuffix("\r")
+
+
+def refuse_single(**given: Any) -> None:
+    """Raise TypeError where a single string was given instead of many: it would be taken letter by letter."""
+    for name, texts in given.items():
+        if isinstance(texts, str):
+            raise TypeError(f"{name}: give a list of texts, such as [text]: a string is a sequence of characters")
 
 
 def without_nul(texts: Sequence[str]) -> list[str]:
@@ -164,7 +172,16 @@ def join_parts(texts: Iterable[str]) -> str:
 
 
 def windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
-    """Yield `lines` in lists of `size`; if `lines` raises an error, the lines before it are yielded first."""
+    """Return an iterator over `lines` in lists of `size`; if `lines` raises an error, those before it come first.
+
+    Raises ConfigError at once for a size below 1.
+    """
+    if size < 1:
+        raise ConfigError(f"`window` must be at least 1, not {size}")
+    return _windows(lines, size)
+
+
+def _windows(lines: Iterable[str], size: int) -> Iterator[list[str]]:
     window: list[str] = []
     characters = 0
     source = iter(lines)

@@ -1,7 +1,4 @@
-"""Requests to a search: its sentences and the settings that hold for all of them.
-
-Also `make_fast`, which prepares a trained model for translation in the precision asked for.
-"""
+"""Requests to a search: its sentences and the settings that hold for all of them."""
 
 from __future__ import annotations
 
@@ -12,11 +9,8 @@ from typing import Literal
 import torch
 
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.errors import ConfigError
-from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.packed import Precision, available, pack
 
-__all__ = ["RuleOptions", "SamplingOptions", "SearchSettings", "Sentence", "make_fast"]
+__all__ = ["RuleOptions", "SamplingOptions", "SearchSettings", "Sentence"]
 
 
 @dataclass(frozen=True)
@@ -103,22 +97,3 @@ class SearchSettings:
     """Where the scorer is."""
     before_step: Callable[[], None] = lambda: None
     """Called before every step; an error that it raises ends the search."""
-
-
-def make_fast(model: Seq2Seq, precision: Precision) -> None:
-    """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
-
-    On a CPU its linear maps are packed (ziggurat.nn.packed); on a GPU bf16 is the whole model's type.
-
-    Raises ConfigError when the device does not compute with `precision`.
-    """
-    if model.device.type == "cpu":
-        if available(precision):
-            pack(model, precision)
-        elif precision != "float32":
-            needs = "AVX-512-BF16 or AMX" if precision == "bfloat16" else "VNNI"
-            raise ConfigError(f"`decoding.precision: {precision}` needs a CPU with {needs}; use float32")
-    elif precision == "int8":
-        raise ConfigError("`decoding.precision: int8` is for CPUs; on a GPU use bfloat16")
-    elif precision == "bfloat16":
-        model.to(torch.bfloat16)

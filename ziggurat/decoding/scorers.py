@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ziggurat.data.subword import load_tokenizers, same_vocabulary
+from ziggurat.data.subword import same_vocabulary
 from ziggurat.decoding.shortlist import Shortlist, ShortlistedOutput
 from ziggurat.decoding.state import length_batches, padded
 from ziggurat.errors import ConfigError
@@ -148,9 +148,8 @@ def open_members(paths: Sequence[str | Path], *, which: str | None = None, devic
     # A checkpoint can be chosen only in a run; if there is none, open_model explains that.
     runs = {path for path in paths if (Path(path) / CHECKPOINTS).is_dir()}
     opened = [open_model(path, which=which if path in runs or not runs else None, device=device) for path in paths]
-    first = load_tokenizers(opened[0].directory)
     for path, model in zip(paths[1:], opened[1:], strict=True):
-        for side, ours, theirs in zip(("source", "target"), first, load_tokenizers(model.directory), strict=True):
+        for side, ours, theirs in zip(("source", "target"), opened[0].tokenizers, model.tokenizers, strict=True):
             if not same_vocabulary(ours, theirs):
                 raise ConfigError(
                     f"{path}: its {side} vocabulary is not that of {paths[0]}; the models of an ensemble need the same "

@@ -21,7 +21,7 @@ from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.workspace import recover
-from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, split_long, windows, without_nul
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
 from ziggurat.decoding.results import Hypothesis, Translation, side_by_side
 from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
@@ -141,16 +141,14 @@ class ServedTranslator:
 
     def translate(self, texts: Sequence[str], *, tag: str | None = None, **decoding: Any) -> list[Translation]:
         """Return one Translation per text, in the same order; see Translator.translate."""
-        if isinstance(texts, str):
-            raise TypeError("give a list of texts, such as [text]: a string is a sequence of characters")
+        refuse_single(texts=texts)
         return self._translate_window(texts, *self._settings(tag, **decoding))
 
     def translate_stream(
         self, lines: Iterable[str], *, window: int = WINDOW_LINES, tag: str | None = None, **decoding: Any
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order; see Translator.translate_stream."""
-        if window < 1:
-            raise ConfigError(f"`window` must be at least 1, not {window}")
+        refuse_single(lines=lines)
         settings = self._settings(tag, **decoding)
         return chain.from_iterable(self._translate_window(texts, *settings) for texts in windows(lines, window))
 

@@ -15,12 +15,20 @@ import torch
 
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
-from ziggurat.data.subword import Tokenizer, load_tokenizers
+from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import Assembler, SourcePart
-from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras, refuse_single
+from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
 from ziggurat.decoding.length import LengthPenalty
-from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, split_long, windows, without_nul
-from ziggurat.decoding.request import make_fast
+from ziggurat.decoding.lines import (
+    WINDOW_LINES,
+    Notices,
+    TranslationWarning,
+    refuse_single,
+    split_long,
+    windows,
+    without_nul,
+)
+from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
@@ -138,8 +146,6 @@ class Translator:
         window is full or the input ends: for a dialogue use `window=1`, for throughput a few thousand.
         Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
         """
-        if window < 1:
-            raise ConfigError(f"`window` must be at least 1, not {window}")
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
         call = self._call(tag, terminology, constraints is not None, **decoding)
         pairs = line_extras(windows(lines, window), first, prefixes, constraints)
@@ -275,7 +281,7 @@ def load_translator(
     for member in members:
         make_fast(member.model, settings.precision)
     first, origins = members[0], "; ".join(member.origin for member in members)
-    source, target = load_tokenizers(first.directory)
+    source, target = first.tokenizers
     models = [member.model for member in members]
     shortlist = load_shortlist(settings.shortlist, source, target, first.model.device) if settings.shortlist else None
     embeddings = [member.experiment.model.embedding for member in members]

@@ -18,12 +18,11 @@ from typing import Any, NamedTuple
 import torch
 
 from ziggurat.config import DecodingConfig
-from ziggurat.decoding.call import LineExtras, line_extras, refuse_single
-from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, windows
+from ziggurat.decoding.call import LineExtras, line_extras
+from ziggurat.decoding.lines import WINDOW_LINES, Notices, TranslationWarning, refuse_single, windows
 from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.errors import ConfigError
 
 __all__ = ["WINDOWS_PER_WORKER", "WorkerTranslator", "open_workers"]
 
@@ -52,7 +51,7 @@ class _ModelFacts(NamedTuple):
 
 
 class _TranslatedWindow(NamedTuple):
-    """A window's translations, and its notices (ziggurat.decoding.request)."""
+    """A window's translations, and its notices (ziggurat.decoding.lines)."""
 
     translations: list[Translation]
     counts: dict[str, int]
@@ -91,8 +90,6 @@ class WorkerTranslator:
         One worker translates a window as a whole. Up to WINDOWS_PER_WORKER windows for each worker are read before the
         first translation is yielded. Other arguments are as in Translator.translate_stream.
         """
-        if window < 1:
-            raise ConfigError(f"`window` must be at least 1, not {window}")
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
 
         def start(texts: list[str], extras: LineExtras) -> Future[_TranslatedWindow]:

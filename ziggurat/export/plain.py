@@ -19,7 +19,7 @@ from torch import Tensor
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
-from ziggurat.data.subword import Tokenizer, load_tokenizers
+from ziggurat.data.subword import Tokenizer
 from ziggurat.export.anatomy import Anatomy, LayerMatrices, StackMatrices, dissect
 from ziggurat.models.build import assemble, build_model
 from ziggurat.models.directory import OpenedModel, load_weights, weights
@@ -106,8 +106,7 @@ class ExportedModel:
     @classmethod
     def of(cls, opened: OpenedModel) -> ExportedModel:
         """Return an opened model as one to be exported."""
-        source, target = load_tokenizers(opened.directory)
-        return cls(opened.experiment, weights(opened.model), opened.directory, source, target)
+        return cls(opened.experiment, weights(opened.model), opened.directory, *opened.tokenizers)
 
     @property
     def positions(self) -> int:

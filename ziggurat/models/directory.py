@@ -17,7 +17,7 @@ from ziggurat.config.experiment import changed, shown
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import folder_kind
-from ziggurat.data.subword import VOCABULARY_FILE, copy_tokenizers, load_tokenizers
+from ziggurat.data.subword import VOCABULARY_FILE, Tokenizer, copy_tokenizers, load_tokenizers
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -67,6 +67,7 @@ class OpenedModel:
     Attributes:
         model: in evaluation mode.
         experiment: its configuration.
+        tokenizers: of the source and the target; the same object twice where they are joint.
         directory: folder that holds the vocabulary files.
         weights: file the weights came from.
         origin: these weights in words: `runs/a: best, update 1200`.
@@ -74,6 +75,7 @@ class OpenedModel:
 
     model: Seq2Seq
     experiment: Experiment
+    tokenizers: tuple[Tokenizer, Tokenizer]
     directory: Path
     weights: Path
     origin: str
@@ -183,13 +185,14 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     for folder in dict.fromkeys((root, weights_file.parent)):
         check_folder(folder)
     experiment = _experiment(weights_file.parent, root)
-    source, target = load_tokenizers(root)
+    source, target = tokenizers = load_tokenizers(root)
     check_fit(experiment.model, (source.size, target.size), weights_file)
     # Without initial values: the file has every parameter (load_weights checks that), and buffers are made with the
     # modules.
     model = assemble(experiment.model, source.size, target.size)
     load_weights(model, read_weights(weights_file), str(weights_file))
-    return OpenedModel(model.to(place).eval(), experiment, root, weights_file, weights_origin(path, weights_file))
+    origin = weights_origin(path, weights_file)
+    return OpenedModel(model.to(place).eval(), experiment, tokenizers, root, weights_file, origin)
 
 
 def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:

@@ -88,12 +88,14 @@ def place_of(values: Tensor) -> tuple[int, int]:
     return values.untyped_storage()._cdata, int(values.storage_offset())
 
 
-def linear_slots(module: nn.Module, name: str, role: Role, fused_out: int = 0) -> Iterator[Slot]:
+def linear_slots(
+    module: nn.Module, name: str, role: Role, fused_out: int = 0, *, cross: bool = False
+) -> Iterator[Slot]:
     """Yield the slots of the linear map `module.name`: its matrix, which has one role, and its bias if any."""
     linear = getattr(module, name)
-    yield Slot(linear.weight, role, f"{name}.weight", fused_out)
+    yield Slot(linear.weight, role, f"{name}.weight", fused_out, cross)
     if linear.bias is not None:
-        yield Slot(linear.bias, Role.BIAS, f"{name}.bias")
+        yield Slot(linear.bias, Role.BIAS, f"{name}.bias", cross=cross)
 
 
 def assign_roles(root: nn.Module) -> list[Slot]:

@@ -15,7 +15,6 @@ from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.growth import CopyStrategy, GrowthConfig, ungrowable
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.checksums import made_by
-from ziggurat.data.subword import load_tokenizers
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import open_model, refuse_replacing, weights, write_model_directory
@@ -128,7 +127,7 @@ def grow_model(
         raise ConfigError(reason)
     sources = layer_sources(strategy, before.encoder.layers, layers)
     config = at_depth(before, layers)
-    source, target = load_tokenizers(opened.directory)
+    source, target = opened.tokenizers
     grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
     grow_weights(grown, weights(opened.model), before.encoder.layers, sources)
     chosen = ("--which", which) if which is not None else ()

@@ -12,7 +12,7 @@ import torch
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.compatibility import unlike
 from ziggurat.data.corpus import Store
-from ziggurat.data.subword import load_tokenizers, same_vocabulary
+from ziggurat.data.subword import same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
 from ziggurat.models.directory import OpenedModel, load_weights, open_model, weights
@@ -198,7 +198,6 @@ def _parallel(model: Seq2Seq, config: TrainingConfig, processes: Processes) -> P
 
 def refuse_other_vocabulary(opened: OpenedModel, store: Store, name: str, way_out: str) -> None:
     """Raise ConfigError when a token has another id in the store than in the model, which the message calls `name`."""
-    theirs = load_tokenizers(opened.directory)
-    for side, its, ours in zip(("source", "target"), theirs, (store.source, store.target), strict=True):
+    for side, its, ours in zip(("source", "target"), opened.tokenizers, (store.source, store.target), strict=True):
         if not same_vocabulary(ours, its):
             raise ConfigError(f"{name}: its {side} vocabulary is not that of the store {store.path}; {way_out}")

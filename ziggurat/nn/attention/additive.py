@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
 
 import torch
@@ -67,11 +66,7 @@ class AdditiveAttention(nn.Module):
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
-        yield from (_crossed(slot) for slot in linear_slots(self, "k_proj", Role.ATTENTION_KEY))
-        yield from (_crossed(slot) for slot in linear_slots(self, "q_proj", Role.ATTENTION_QUERY))
+        yield from linear_slots(self, "k_proj", Role.ATTENTION_KEY, cross=True)
+        yield from linear_slots(self, "q_proj", Role.ATTENTION_QUERY, cross=True)
         for name in ("key_map", "query_map", "score"):
             yield Slot(getattr(self, name), Role.ADDITIVE, name, cross=True)
-
-
-def _crossed(slot: Slot) -> Slot:
-    return dataclasses.replace(slot, cross=True)

@@ -182,8 +182,4 @@ class CrossAttention(nn.Module):
             if (bias := getattr(self, name).bias) is not None:
                 yield Slot(bias, Role.BIAS, f"{name}.bias", cross=True)
         if self.out_proj is not None:
-            yield from (_crossed(slot) for slot in linear_slots(self, "out_proj", Role.ATTENTION_OUT))
-
-
-def _crossed(slot: Slot) -> Slot:
-    return Slot(slot.values, slot.role, slot.name, slot.fused_out, cross=True)
+            yield from linear_slots(self, "out_proj", Role.ATTENTION_OUT, cross=True)

@@ -228,10 +228,6 @@ class DepthWeighted(Combination):
         self.units = options.units
         self.kept_every = math.gcd(options.period, options.dilation)  # no combination reads any other output
 
-    def start(self, x: Tensor) -> HistoryState:
-        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
-        return HistoryState((x,), x, 0)
-
     def push(self, state: HistoryState, y: Tensor) -> HistoryState:
         """Return the state after one more layer, whose output is `y`."""
         depth = state.depth + 1
