@@ -4,7 +4,8 @@
     python -m benchmarks.decode_speed --latency
     python -m benchmarks.decode_speed --depth
 
-1,000 sentences of Multi30k's test set, 64 at a time, every output 15 tokens long, untrained weights (speed does not
+1,000 sentences of random tokens, as long as those of Multi30k's test set (`$BENCH_DATA`; of log-normal lengths without
+it), 64 at a time, every output 15 tokens long, untrained weights (speed does not
 depend on them), 2 threads, search alone. T3: d_model 512, d_ff 2048, 8 heads, 6+6 layers; T2: d_model 256, d_ff 1024,
 4 heads, 30+6; M12: T3 with 12+12 layers and merged attention. Our 15 tokens are 14 and end-of-sentence, so that every
 system but fairseq, which also scores end-of-sentence, runs its decoder 15 times.
@@ -70,11 +71,11 @@ def sentences(count: int, length: int) -> list[Any]:
 def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, batch: int = BATCH) -> Any:
     """Return a function of sentences that searches with an untrained model."""
     from ziggurat.config import ModelConfig
-    from ziggurat.decoding.precision import make_fast
     from ziggurat.decoding.request import SearchSettings
     from ziggurat.decoding.scorers import ModelScorer
     from ziggurat.decoding.search import search
     from ziggurat.models.build import build_model
+    from ziggurat.nn.packed import make_fast
 
     d, ff, heads, encoder, decoder = sizes
     values = {"d_model": d, "d_ff": ff, "heads": heads, "residual": "pre", "encoder": {"layers": encoder}}

@@ -1,4 +1,7 @@
-"""Checks of the GPU path, which no CPU can run: each says what it compared, what it found and whether that is right."""
+"""Checks of the GPU path, each with what it compared, what it found and whether that is right.
+
+Some need a GPU, and say so on a machine without one.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Estimates of `ziggurat inspect` beside real updates: seconds of the processor, one thread (docs/inspect.md).
 
-OMP_NUM_THREADS=1 python benchmarks/inspect_costs.py
+OMP_NUM_THREADS=1 python -m benchmarks.inspect_costs
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ def measure(shape: str, o: argparse.Namespace) -> dict[str, list[Cost]]:
         turn(folder / "warm", "everything", configured["everything"])  # imports, and memory that later turns reuse
         turns: dict[str, list[Cost]] = {way: [] for way in WAYS}
         for number in range(o.rounds):
-            start = number % len(WAYS)  # each way is first, second and third in turn
+            start = number % len(WAYS)  # so that no way is always the first
             for way in WAYS[start:] + WAYS[:start]:
                 turns[way].append(turn(folder / f"{way}-{number}", way, configured[way]))
     return turns

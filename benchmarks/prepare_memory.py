@@ -1,6 +1,6 @@
 """Peak memory of `ziggurat prepare` against the number of pairs: it must not grow with the corpus.
 
-    python benchmarks/prepare_memory.py [--pairs 200000 2000000] [--sample-pairs 100000] [--duplicates] [--json]
+    python -m benchmarks.prepare_memory [--pairs 200000 2000000] [--sample-pairs 100000] [--duplicates] [--json]
 
 Writes generated corpora of each size to a temporary folder, prepares each in a process of its own and prints the
 peak resident memory of that process (ru_maxrss) and the ratio of the largest to the smallest. The subword sample is

@@ -1,6 +1,6 @@
 """Rate of the whole encoding pass of `ziggurat prepare` against SentencePiece's own encoder.
 
-    python benchmarks/prepare_rate.py [--pairs 200000] [--threads 2] [--rounds 3] [--source F --target F] [--json]
+    python -m benchmarks.prepare_rate [--pairs 200000] [--threads 2] [--rounds 3] [--source F --target F] [--json]
 
 Both do the same sentences with the same model and threads, in turns, in this process. SentencePiece gets lists of
 strings that are in memory and returns lists of ids; `prepare` reads two files, checks and normalises, filters,
@@ -21,11 +21,11 @@ import sentencepiece
 
 from benchmarks.prepare_memory import write_corpus
 from ziggurat.config.data import DataConfig
-from ziggurat.data.corpus import TableWriter
 from ziggurat.data.inputs import count_pairs, find_corpora
 from ziggurat.data.passes import encode_corpora
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
+from ziggurat.data.table import TableWriter
 
 LIMIT_RATIO = 0.6
 

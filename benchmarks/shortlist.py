@@ -18,13 +18,12 @@ import torch
 
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.shortlist import ShortlistTable
-from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import Shortlist
 from ziggurat.models.build import build_model
-from ziggurat.nn.packed import Precision, available
+from ziggurat.nn.packed import Precision, available, make_fast
 
 SENTENCES, LENGTH, STEPS, BEAMS, CANDIDATES = 64, 25, 15, 4, 100
 EOS = 3

@@ -43,8 +43,8 @@ WORK: dict[str, list[str]] = {"demo": [], "T1": WIDE, "translate": []}
 SENTENCE_TOKENS = 24
 
 
-def prepared(folder: Path) -> Path:
-    """Return a store of 4,000 pairs of the embedded language pair."""
+def prepared(folder: Path) -> None:
+    """Make a store of 4,000 pairs of the embedded language pair in `folder`."""
     from ziggurat.data.babel import generate
     from ziggurat.data.prepare import prepare
 
@@ -52,7 +52,6 @@ def prepared(folder: Path) -> Path:
     for side, language in enumerate(("qlo", "qhi")):
         (folder / f"train.{language}").write_text("".join(pair[side] + "\n" for pair in pairs), encoding="utf-8")
     prepare(_experiment(folder, []).data)
-    return folder
 
 
 def _experiment(folder: Path, overrides: list[str]) -> Any:
@@ -130,7 +129,7 @@ def measure(o: argparse.Namespace) -> list[dict[str, Any]]:
     rows = []
     own = {name: value for name, value in os.environ.items() if name not in SETTINGS}
     with tempfile.TemporaryDirectory(prefix="ziggurat-bench-") as name:
-        folder = prepared(Path(name))
+        prepared(Path(name))
         command = [sys.executable, "-m", "benchmarks.threads", "--folder", name, "--seconds", str(o.seconds)]
         for number in range(o.rounds):
             for work in o.work:
@@ -147,7 +146,6 @@ def measure(o: argparse.Namespace) -> list[dict[str, Any]]:
                         row = {"work": work, "policy": policy, "beside": beside, "round": number}
                         rows.append({**row, "tokens_per_second": float(said.splitlines()[-1])})
                         print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
-        assert folder.is_dir()
     return rows
 
 

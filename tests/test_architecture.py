@@ -18,7 +18,7 @@ BASE = {"errors", "documents", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "data": BASE | {"config"},
-    "nn": BASE | {"config"},
+    "nn": BASE,
     "evaluation": BASE | {"config"},
     "init": BASE | {"config", "nn"},
     "models": BASE | {"config", "data", "nn", "init"},
@@ -66,7 +66,7 @@ def test_imports_follow_the_layers(path: Path) -> None:
         data = {name for name in imports(path) if name.startswith("ziggurat.data.")}
         # Subwords, what text must go through before and after them, a table by subwords; whether files are whole, and
         # folders that a kill moved.
-        names = ("subword", "lines", "normalise", "shortlist", "checksums", "workspace", "temporary")
+        names = ("subword", "lines", "shortlist", "checksums", "workspace", "temporary")
         assert data <= {f"ziggurat.data.{name}" for name in names}
     if part == "nn":
         assert not any(name.startswith("ziggurat.config") for name in imports(path)), "nn takes numbers, not configs"

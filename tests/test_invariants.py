@@ -1,4 +1,4 @@
-"""Invariants of every kind, one at a time: steps equal whole targets, padding is nothing, the future is hidden."""
+"""Invariants of every kind: steps equal whole targets, padding is nothing, the future is hidden."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from tests.composition import AXES, model
+from tests.composition import AXES, covering, model
 from tests.small import moved
 from tests.test_composition import VOCABULARY, padded_batch, stepwise
 from ziggurat.models.build import build_model
@@ -22,6 +22,8 @@ KINDS: list[dict[str, Any]] = [
     for value in values
 ]
 DYNAMIC = {"residual": "hyper", "wiring.dynamic": True}
+MADE = [*covering(1), DYNAMIC, *(pytest.param(choices, marks=pytest.mark.slow) for choices in KINDS)]
+"""In the quick suite every value in one composition with others, in the slow one alone too."""
 
 
 def built(choices: dict[str, Any]) -> Seq2Seq:
@@ -38,7 +40,7 @@ def logits(made: Seq2Seq, source: Tensor, mask: Tensor, target_in: Tensor) -> Te
     return made.logits(made.decode(target_in, made.encode(source, mask)))
 
 
-@pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
+@pytest.mark.parametrize("choices", MADE, ids=named)
 def test_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
     """With padded sources, hypotheses that swap places and a sentence that leaves."""
     steps, whole = stepwise(built(choices), padded_batch())
@@ -46,7 +48,7 @@ def test_steps_equal_the_whole_target(choices: dict[str, Any]) -> None:
     torch.testing.assert_close(steps[done], whole[done], atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
+@pytest.mark.parametrize("choices", MADE, ids=named)
 def test_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)
@@ -58,7 +60,7 @@ def test_padding_changes_no_real_position(choices: dict[str, Any]) -> None:
     torch.testing.assert_close(logits(made, hidden, batch.source_mask, batch.target_in), before, atol=1e-10, rtol=0)
 
 
-@pytest.mark.parametrize("choices", [*KINDS, DYNAMIC], ids=named)
+@pytest.mark.parametrize("choices", MADE, ids=named)
 def test_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any]) -> None:
     made, batch = built(choices), padded_batch()
     before = logits(made, batch.source, batch.source_mask, batch.target_in)
@@ -67,5 +69,5 @@ def test_a_token_reaches_only_its_own_and_later_positions(choices: dict[str, Any
         changed[:, position] = (changed[:, position] + 3) % VOCABULARY
         after = logits(made, batch.source, batch.source_mask, changed)
         torch.testing.assert_close(after[:, :position], before[:, :position], atol=1e-12, rtol=0)
-        if choices != {"residual": "none"}:  # three layers without residuals let next to nothing of it through
+        if choices.get("residual") != "none":  # three layers without residuals let next to nothing of it through
             assert ((after - before)[:, position:].abs().amax(dim=(0, 2)) > 1e-9).all()

@@ -27,6 +27,7 @@ __all__ = [
     "Form",
     "built",
     "check_name",
+    "check_opens",
     "check_regular",
     "inside",
     "json_safe",
@@ -80,6 +81,15 @@ def check_regular(path: Path, *, error: type[ZigguratError] = DataError) -> int:
         what = "a folder" if stat.S_ISDIR(found.st_mode) else "a pipe, device or socket"
         raise error(f"{path}: is {what}, not a regular file")
     return found.st_size
+
+
+def check_opens(path: Path | str) -> None:
+    """Open a file and close it; for libraries that report every file that they cannot open as missing (safetensors).
+
+    Raises OSError with the reason.
+    """
+    with Path(path).open("rb"):
+        pass
 
 
 def inside(folder: Path, name: str, *, error: type[ZigguratError] = DataError) -> Path:

@@ -166,7 +166,7 @@ _WORDS_FOR_NO_MEMORY = (
 def shortage(error: BaseException) -> str | None:
     """Return "memory" or "threads" where `error`, or one in its chain of causes, means that these ran out; else None.
 
-    Readers that treat every error of a parser as damage ask this first: the file may be intact.
+    The command line asks this of every error that reaches it: a reader may have taken it for damage.
     """
     at: BaseException | None = error
     while at is not None:

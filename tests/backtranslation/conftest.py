@@ -17,7 +17,6 @@ from ziggurat.backtranslation import run, stages
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import Job
 from ziggurat.backtranslation.run import BackTranslationOutcome, back_translate
-from ziggurat.backtranslation.stages import make_shard
 from ziggurat.data import files
 from ziggurat.data.babel import generate
 from ziggurat.data.subword import load_tokenizers
@@ -73,12 +72,12 @@ def make_job(reverse: Path, mono: Path, tmp_path: Path) -> MakeJob:
 
 
 @contextlib.contextmanager
-def here(workers: int) -> Iterator[Callable[..., Future[Any]]]:
+def here(workers: int, when_killed: str) -> Iterator[Callable[..., Future[Any]]]:
     """Stand in for the pool of processes: do it at once, in this one."""
 
-    def submit(*arguments: Any) -> Future[Any]:
+    def submit(work: Callable[..., Any], *arguments: Any) -> Future[Any]:
         future: Future[Any] = Future()
-        future.set_result(make_shard(*arguments))
+        future.set_result(work(*arguments))
         return future
 
     yield submit
@@ -87,7 +86,7 @@ def here(workers: int) -> Iterator[Callable[..., Future[Any]]]:
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackTranslationOutcome]:
     """`back_translate` without other processes, and without waiting for the disk."""
-    monkeypatch.setattr(run, "_pool", here)
+    monkeypatch.setattr(run, "worker_pool", here)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
     return back_translate
 

@@ -35,9 +35,9 @@ def lines_of(path: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
-        ("beam", {"beam_size": 4}),
+        pytest.param("beam", {"beam_size": 4}, marks=pytest.mark.slow),
         ("noised-beam", {"beam_size": 4}),
-        ("sample", {"search": "sample", "seed": 7}),
+        pytest.param("sample", {"search": "sample", "seed": 7}, marks=pytest.mark.slow),
         ("top-k", {"search": "sample", "seed": 7, "top_k": 10}),
     ],
 )
@@ -162,12 +162,12 @@ def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTrans
     whole, job = make_job("whole"), make_job()
     in_process(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "_pool", POOL)
+        patch.setattr(run, "worker_pool", POOL)
         assert back_translate(job, workers=2).report is not None
     assert tree(job.out) == tree(whole.out)
 
 
-POOL = run._pool
+POOL = run.worker_pool
 
 
 @pytest.mark.usefixtures("without_model")
@@ -184,32 +184,27 @@ def test_a_whole_corpus_is_not_made_again(make_job: MakeJob, in_process: BackTra
     assert tree(job.out).items() > before.items()
 
 
-@pytest.mark.parametrize(
-    ("changes", "said"),
-    [
-        ({"seed": 2}, "decoding.seed (1 -> 2)"),
-        ({"method": "beam"}, 'method ("noised-beam" -> "beam")'),
-        ({"decoding": {"beam_size": 3}}, "decoding.beam_size (4 -> 3)"),
-        ({"filters": PairFilter(max_pieces=9, max_ratio=50.0)}, "filters.max_pieces (250 -> 9)"),
-        ({"shard_lines": 12}, "shard_lines (11 -> 12)"),
-        ({"threads": 2}, "threads (1 -> 2)"),
-        ({"forward": True}, "forward (false -> true)"),
-        ({"which": "60"}, None),  # the same weights by another name
-        ({"which": "30"}, "models.0.weights ("),
-    ],
-)
-def test_other_settings_are_refused_by_name(
-    changes: dict[str, Any], said: str | None, make_job: MakeJob, in_process: BackTranslate
-) -> None:
+OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
+    ({"seed": 2}, "decoding.seed (1 -> 2)"),
+    ({"method": "beam"}, 'method ("noised-beam" -> "beam")'),
+    ({"decoding": {"beam_size": 3}}, "decoding.beam_size (4 -> 3)"),
+    ({"filters": PairFilter(max_pieces=9, max_ratio=50.0)}, "filters.max_pieces (250 -> 9)"),
+    ({"shard_lines": 12}, "shard_lines (11 -> 12)"),
+    ({"threads": 2}, "threads (1 -> 2)"),
+    ({"forward": True}, "forward (false -> true)"),
+    ({"which": "30"}, "models.0.weights ("),
+]
+
+
+def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackTranslate) -> None:
     job = make_job()
     in_process(job, part=(0, 2))
-    if said is None:
-        in_process(replace(job, **changes))
-        return
     before = tree(job.out)
-    with pytest.raises(DataError, match=re.escape(said)):
-        in_process(replace(job, **changes))
-    assert tree(job.out) == before
+    for changes, said in OTHER_SETTINGS:
+        with pytest.raises(DataError, match=re.escape(said)):
+            in_process(replace(job, **changes))
+        assert tree(job.out) == before
+    in_process(replace(job, which="60"))  # the same weights by another name
 
 
 def test_other_files_and_models_are_refused(

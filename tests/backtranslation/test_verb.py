@@ -31,7 +31,7 @@ COMMON = ("--method", "beam", "--max-ratio", "50", "--device", "cpu")
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do without other processes."""
-    monkeypatch.setattr(run, "_pool", here)
+    monkeypatch.setattr(run, "worker_pool", here)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -135,7 +135,7 @@ def test_a_signal_is_its_exit_status(
     monkeypatch.setattr(run, "cut", lambda *a: (os.kill(os.getpid(), signal.SIGTERM), cut(*a))[1])
     status, printed, errors = ziggurat("backtranslate", reverse, "-i", mono, "-o", tmp_path / "bt", *COMMON)
     assert (status, printed) == (143, "")
-    assert "stopped; the same command goes on" in errors
+    assert "stopped; run the same command to continue" in errors
 
 
 def start(reverse: Path, text: Path, out: Path, *more: str) -> subprocess.Popen[str]:
@@ -213,7 +213,7 @@ def test_stopped_by_a_signal_it_leaves_no_process_and_goes_on(
         process.send_signal(number)
     printed = process.communicate(timeout=60)[0]
     assert process.returncode == 128 + number, printed
-    assert "stopped; the same command goes on" in printed
+    assert "stopped; run the same command to continue" in printed
     assert "Traceback" not in printed
     assert gone(process.pid)
     assert start(reverse, long_text, out, "--workers", "3").wait() == 0

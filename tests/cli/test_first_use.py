@@ -349,10 +349,12 @@ def test_recipes_of_papers_say_where_their_corpora_come_from(paper: str) -> None
 
 
 def test_translations_never_take_the_place_of_an_input(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
-    before = text.read_bytes()
+    before, config = text.read_bytes(), trained / "config.yaml"
     for call in (
         ["translate", trained, "-i", text, "-o", text],
         ["evaluate", trained, "--source", text, "--reference", text, "-o", text],
+        ["report", trained, "--source", text, "--reference", text, "-o", text],
+        ["inspect", config, "--suggest", config],
     ):
         status, _, errors = ziggurat(*call)
         assert status == 2
@@ -476,3 +478,15 @@ def test_a_wrong_configuration_is_told_before_pytorch_is_loaded(tmp_path: Path) 
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True)
     assert result.stdout.split() == ["2", "False"]
+
+
+def test_a_path_with_an_equals_sign_is_a_path(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
+    run = tmp_path / "rate=0.1"
+    run.symlink_to(trained)
+    banned = f"banned=[{', '.join(['word'] * 2000)}]"  # too long for the name of a file
+    assert ziggurat("evaluate", banned, "--source", text, "--reference", text, "--hypothesis", text).status == 2
+    found = ziggurat("evaluate", run, "beam_size=1", "--source", text, "--reference", text)
+    assert found.status == 0, found.err
+    config = tmp_path / "c=1.yaml"
+    config.write_text("format: 9")
+    assert "c=1.yaml, line 1" in ziggurat("train", config, "--run", tmp_path / "run").err

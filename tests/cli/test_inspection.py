@@ -241,9 +241,10 @@ def test_costs_are_told_as_tables_and_as_json(
         return found_before[0]
 
     monkeypatch.setattr("ziggurat.cost.estimate.estimate_cost", once)
-    config = tiny_config(tmp_path, tiny_folder)
-    text = ziggurat("inspect", config, "training.recompute.encoder=1", "--no-check").out
-    found = json.loads(ziggurat("inspect", config, "training.recompute.encoder=1", "--no-check", "--json").out)["cost"]
+    config, shallow = tiny_config(tmp_path, tiny_folder), ["model.encoder.layers=1", "model.decoder.layers=1"]
+    call = ("inspect", config, *shallow, "training.recompute.encoder=1", "--no-check")
+    text = ziggurat(*call).out
+    found = json.loads(ziggurat(*call, "--json").out)["cost"]
     forward, memory = found["flops_per_token"]["forward"], found["memory"]
     assert f"{'    encoder layers':<36}{forward['encoder'] / 1e6:>12,.1f}" in text
     assert f"memory of an update, MiB (cpu)      {memory['peak'] / 2**20:>12,.1f}" in text

@@ -85,7 +85,7 @@ def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_known_speed")
 def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> None:
     store = f"data.store={tmp_path}"
-    small = ["training.batch.max_tokens=30", store]
+    small = ["training.batch.max_tokens=30", "model.encoder.layers=1", store]
     one, four = (estimate_cost(experiment(*small, f"training.batch.accumulate={n}"), (50, 50)) for n in (1, 4))
     assert one.memory.batch == BatchShape(1, 30, 30)
     assert one.time.seconds == pytest.approx(sum(one.time.parts.values()))
@@ -102,10 +102,16 @@ def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> No
 
 @pytest.mark.usefixtures("_known_speed")
 def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_path: Path) -> None:
-    config = experiment(f"data.store={tmp_path}", "training.batch.max_tokens=502", "training.compile=layers")
+    small = [
+        "model.encoder.layers=1",
+        "model.decoder.layers=1",
+        "training.batch.max_tokens=502",
+        f"data.store={tmp_path}",
+    ]
+    config = experiment(*small, "training.compile=layers")
     found = estimate_cost(config, (50, 50))
     assert found.memory.batch == BatchShape(2, 251, 251)  # attention of long sentences outweighs all else at width 16
     assert any("training.compile" in note for note in found.notes)
-    absent = estimate_cost(experiment(f"data.store={tmp_path}", "training.device=cuda:77"), (50, 50))
+    absent = estimate_cost(experiment(*small, "training.device=cuda:77"), (50, 50))
     assert absent.device == "cpu"
     assert "no `cuda:77` here" in absent.notes[0]

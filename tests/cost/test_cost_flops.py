@@ -107,14 +107,14 @@ def training(config: Experiment, shape: BatchShape) -> tuple[Any, Any]:
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_training_takes_three_times_the_products_and_recomputation_one_more(precision: str) -> None:
     shape = BatchShape(3, S, T)
-    forward, found = training(experiment(f"training.precision={precision}"), shape)
+    shallow = ["model.encoder.layers=1", "model.decoder.layers=1", f"training.precision={precision}"]
+    forward, found = training(experiment(*shallow), shape)
     # Each product has two gradients; those of keys and values reach the encoder.
     assert (found.encoder, found.decoder) == pytest.approx((3 * forward.encoder, 3 * forward.decoder))
     assert found.encoder_attention == pytest.approx(3 * forward.encoder_attention)
     # The loss also multiplies the summed matrix with each state, and nothing backwards.
     assert found.output == pytest.approx(3 * forward.output + 2 * D)
-    again = ["training.recompute.encoder=1", f"training.precision={precision}"]
-    forward, found = training(experiment(*again), shape)
+    forward, found = training(experiment(*shallow, "training.recompute.encoder=1"), shape)
     # What no gradient needs is not computed again: the last map of each layer.
     assert 3.5 * forward.encoder < found.encoder <= 4 * forward.encoder
     assert found.decoder == pytest.approx(3 * forward.decoder)

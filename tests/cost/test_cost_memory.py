@@ -99,21 +99,22 @@ def simulated(*overrides: str) -> SimulatedUpdate:
 
 
 def test_parts_are_what_they_are_called() -> None:
-    plain, model = simulated(), build_model(experiment(*WIDE).model, V, V)
+    shallow = ["model.encoder.layers=1", "model.decoder.layers=1"]
+    plain, model = simulated(*shallow), build_model(experiment(*WIDE, *shallow).model, V, V)
     weights = sum(p.nbytes for p in model.parameters())
     assert plain.at_peak["weights"] == weights
     assert plain.at_peak["moments"] == pytest.approx(2 * weights, rel=0.01)
     assert "copies" not in plain.at_peak
     maps = [p for module in model.modules() if isinstance(module, torch.nn.Linear) for p in module.parameters()]
     copied = sum(p.numel() for p in (*maps, model.output.weight))
-    assert simulated("training.precision=bf16").at_peak["copies"] == 2 * copied
-    several = simulated("training.batch.accumulate=2").at_peak
+    assert simulated(*shallow, "training.precision=bf16").at_peak["copies"] == 2 * copied
+    several = simulated(*shallow, "training.batch.accumulate=2").at_peak
     assert several["gradients"] == weights
-    assert simulated("training.optimiser.moments=bf16").at_peak["moments"] == weights
-    assert simulated("training.optimiser.kind=muon").at_peak["moments"] < 1.5 * weights
-    again = simulated("training.recompute.encoder=1").at_peak
-    assert again["encoder"] < 0.3 * plain.at_peak["encoder"]
-    assert again["decoder"] == plain.at_peak["decoder"]
+    assert simulated(*shallow, "training.optimiser.moments=bf16").at_peak["moments"] == weights
+    assert simulated(*shallow, "training.optimiser.kind=muon").at_peak["moments"] < 1.5 * weights
+    again, whole = simulated("training.recompute.encoder=1").at_peak, simulated().at_peak
+    assert again["encoder"] < 0.3 * whole["encoder"]
+    assert again["decoder"] == whole["decoder"]
 
 
 def test_the_global_random_state_and_gradients_are_left_alone() -> None:

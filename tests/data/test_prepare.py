@@ -13,7 +13,7 @@ import pytest
 from tests.killing import run_and_kill
 from ziggurat.config.data import DataConfig
 from ziggurat.data import inputs, passes
-from ziggurat.data.corpus import Store
+from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.inputs import find_corpora
 from ziggurat.data.passes import sample_sentences
 from ziggurat.data.prepare import PrepareReport, prepare
@@ -156,6 +156,19 @@ class TestExistingStore:
         opened = Store.open(project.store)
         assert (opened.train.corpus_weights, opened.train.corpus_names) == ([3.0], ["news"])
         assert opened.fingerprint != before, "another mixture is another training set"
+
+    def test_its_weights_do_not_change_once_another_process_has_rebuilt_it(
+        self, project: Project, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        project.add_plain("train", 20)
+        project.prepare()
+        before = (project.store / MANIFEST).read_bytes()
+        project.settings["train"][0].update(weight=3.0)
+        another = {**json.loads(before), "fingerprint": "of another store"}
+        monkeypatch.setattr("ziggurat.data.prepare.read_manifest", lambda store: another)
+        with pytest.raises(DataError, match="has just prepared it anew"):
+            project.prepare()
+        assert (project.store / MANIFEST).read_bytes() == before
 
     def test_other_settings_need_force(self, project: Project) -> None:
         project.add_plain("train", 20)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import pickle
 import shutil
 from collections.abc import Callable
@@ -19,8 +21,27 @@ from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint
 from ziggurat.data.prepare import prepare
+from ziggurat.data.shortlist import ShortlistTable, read_shortlist, write_shortlist
 from ziggurat.data.store_checks import Verification
-from ziggurat.errors import DataError
+from ziggurat.errors import DataError, MachineError
+
+
+def test_too_many_open_files_are_no_damage(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> Any:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    opened = Store.open(store)
+    table = ShortlistTable(*(np.zeros(shape, np.int32) for shape in ((opened.source.size, 2), (1,))), ("", ""))
+    write_shortlist(tmp_path / "list.safetensors", table)
+    shard = next(store.glob("train-*.arrow"))
+    for patched, work in (
+        ("pyarrow.memory_map", lambda: Shard(shard, 1, has_text=True, checksum=None)),
+        ("pathlib.Path.open", lambda: read_shortlist(tmp_path / "list.safetensors", opened.source, opened.target)),
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(patched, refuse)
+            with pytest.raises(MachineError, match="cannot be read: Too many open files;"):
+                work()
 
 
 @pytest.fixture

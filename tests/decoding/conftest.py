@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from doubles import CopyModel
 
+from tests.decoding.doubles import CopyModel
 from tests.small import small_config
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import DecodingConfig

@@ -6,8 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from doubles import Prefix, TableScorer, random_attention
-
+from tests.decoding.doubles import Prefix, TableScorer, random_attention
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import RuleOptions, SearchSettings
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from doubles import TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import BOS, EOS, plain_search
 
+from tests.decoding.doubles import TableScorer, random_log_probabilities
+from tests.decoding.plain import BOS, EOS, plain_search
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.search import search

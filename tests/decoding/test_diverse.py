@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 
 import pytest
-from doubles import Prefix, TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import BOS, EOS, penalised
 
+from tests.decoding.doubles import Prefix, TableScorer, random_log_probabilities
+from tests.decoding.plain import BOS, EOS, penalised
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.search import search

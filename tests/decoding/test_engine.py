@@ -9,15 +9,14 @@ import torch
 from torch import Tensor
 
 from ziggurat.config import ModelConfig
-from ziggurat.decoding import precision as precision_module
-from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn.packed import Precision, available
+from ziggurat.nn import packed
+from ziggurat.nn.packed import Precision, available, make_fast
 
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}
 KINDS: dict[str, dict[str, Any]] = {
@@ -83,7 +82,7 @@ def test_a_packed_model_finds_the_same() -> None:
 
 
 def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(precision_module, "available", lambda precision: False)
+    monkeypatch.setattr(packed, "available", lambda precision: False)
     built = model("pre")
     make_fast(built, "float32")  # stays as it is
     assert type(built.output).__name__ == "OutputProjection"

@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from doubles import CopyModel
 
 import ziggurat
+from tests.decoding.doubles import CopyModel
 from ziggurat.config import DecodingConfig, LengthPenaltyConfig, MaxLengthConfig
 from ziggurat.config.load import parse_experiment
 from ziggurat.config.model import ModelConfig

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 import sacrebleu
 import torch
-from doubles import CopyModel
 from test_hostile_input import HOSTILE
 
+from tests.decoding.doubles import CopyModel
 from ziggurat.config import DecodingConfig, MaxLengthConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer

@@ -8,10 +8,10 @@ import warnings
 
 import pytest
 import torch
-from doubles import CopyModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.decoding.doubles import CopyModel
 from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.lines import read_lines

@@ -6,11 +6,11 @@ import math
 
 import pytest
 import torch
-from doubles import TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import BOS, EOS, plain_search
 
+from tests.decoding.doubles import TableScorer, random_log_probabilities
+from tests.decoding.plain import BOS, EOS, plain_search
 from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence
 from ziggurat.decoding.rules import BannedPhrases, ban_repeated_ngrams, penalise_repetition
 from ziggurat.decoding.search import search

@@ -8,11 +8,11 @@ from collections import Counter
 
 import pytest
 import torch
-from doubles import TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import BOS, EOS
 
+from tests.decoding.doubles import TableScorer, random_log_probabilities
+from tests.decoding.plain import BOS, EOS
 from ziggurat.decoding.choice import SampleChoice, restricted, uniform
 from ziggurat.decoding.hypotheses import IdHypothesis
 from ziggurat.decoding.request import SamplingOptions, SearchSettings, Sentence

@@ -7,11 +7,11 @@ import math
 
 import pytest
 import torch
-from doubles import Prefix, TableScorer, random_log_probabilities
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
 
+from tests.decoding.doubles import Prefix, TableScorer, random_log_probabilities
+from tests.decoding.plain import BOS, EOS, Plain, fairseq_search, penalised, plain_search
 from ziggurat.decoding.hypotheses import IdHypothesis, best_tokens
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.request import RuleOptions, SearchSettings, Sentence

@@ -13,7 +13,6 @@ from tests.small import moved, small_config
 from ziggurat.config import DecodingConfig
 from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.data.subword import SentencePieceTokenizer
-from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer, scorer_of
 from ziggurat.decoding.search import search
@@ -22,6 +21,7 @@ from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.packed import make_fast
 
 PAD, BOS, EOS, SIZE, ROWS = 0, 2, 3, 14, 16
 WANTED = SearchSettings(3, 2, bos=BOS, eos=EOS, forbidden=(PAD, BOS, 14, 15))

@@ -159,6 +159,23 @@ class Other:
         return self.translations
 
 
+def test_a_test_set_that_does_not_pair_up_is_noticed_before_anything_is_written(
+    written: Written, text: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "short").write_text("one line\n")
+    said: list[str] = []
+    with pytest.raises(DataError, match="they must pair up"):
+        export_model(
+            written(),
+            "ctranslate2",
+            tmp_path / "out",
+            verify=text,
+            gate=Gate(text, tmp_path / "short"),
+            say=said.append,
+        )
+    assert not said
+
+
 def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written()
     reference = tmp_path / "reference"

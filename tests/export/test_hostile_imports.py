@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from tests.confined import refusal
 from tests.export.conftest import Written
@@ -77,6 +79,26 @@ def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
         attack(folder / name.split()[0])
         said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
         assert reason in said, (name, said)
+
+
+def test_pickles_that_unpack_to_all_of_the_memory(exported: Path, tmp_path: Path) -> None:
+    tensors = load_file(exported / "model.safetensors")
+    view = {**tensors, "final_logits_bias": torch.zeros(1).expand(1 << 20, 1 << 20)}
+    for name, content, reason in (("view", view, "not a tensor that the file holds"), ("zip", tensors, "compressed")):
+        folder = tmp_path / name
+        shutil.copytree(exported, folder)
+        (folder / "model.safetensors").unlink()
+        path = folder / "pytorch_model.bin"
+        torch.save(content, path)
+        if name == "zip":
+            packed = folder / "packed"
+            with zipfile.ZipFile(path) as old, zipfile.ZipFile(packed, "w", zipfile.ZIP_DEFLATED) as new:
+                for entry in old.infolist():
+                    new.writestr(entry.filename, bytes(entry.file_size))
+            packed.replace(path)
+        said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
+        assert reason in said, said
+    assert not (tmp_path / "back").exists()
 
 
 def test_checkpoints_of_fairseq(written: Written, tokenizer: SentencePieceTokenizer, tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from ziggurat.training.metrics import CLOCK_FIELDS
+
 __all__ = ["CLOCK", "differences", "leftovers", "snapshot"]
 
-CLOCK = {"time", "seconds", "data_wait", "data_wait_share", "checkpoint_wait"}
+CLOCK = CLOCK_FIELDS | {"data_wait"}
 """Fields of `metrics.jsonl`, `depth.jsonl` and a checkpoint's progress that depend on the clock, besides rates
 (`..._per_second`)."""
 

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -65,3 +67,17 @@ def test_weights_that_do_not_fit_are_refused(directory: Path) -> None:
         load_weights(model, {**tensors, "more": torch.zeros(1)}, "x")
     with pytest.raises(CheckpointError, match=r"has shape \[3\], the configuration needs \[32\]"):
         load_weights(model, {**tensors, name: torch.zeros(3)}, "x")
+
+
+def test_shapes_are_known_without_torchs_compiler() -> None:
+    """It takes over a second to import, at each start of every verb that opens a model."""
+    code = """
+import sys, torch
+from ziggurat.config import ModelConfig
+from ziggurat.models.build import assemble
+with torch.device("meta"):
+    assemble(ModelConfig(), 20, 20)
+print("torch._dynamo" in sys.modules)
+"""
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert found.stdout == "False\n"

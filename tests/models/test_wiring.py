@@ -374,14 +374,14 @@ def skipping(side: str, p: float, **more: Any) -> Seq2Seq:
     return built(choices).double().train()
 
 
-def computed(model: Seq2Seq, side: str) -> list[list[tuple[Tensor, Tensor]]]:
+def computed(model: Seq2Seq, side: str, runs: int = RUNS) -> list[list[tuple[Tensor, Tensor]]]:
     """Return for each layer what it read and gave, once for each run in which it was called."""
     calls: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(DEPTH)]
     for number, layer in enumerate(found(model, f"{side}.layers.*")):
         layer.register_forward_hook(lambda _, args, y, into=calls[number]: into.append((args[0], y)))
     torch.manual_seed(5)
     with torch.no_grad():
-        for _ in range(RUNS):
+        for _ in range(runs):
             memory = model.encode(SOURCE, MASK)
             if side == "decoder":
                 model.decode(TARGET, memory)
@@ -395,8 +395,8 @@ def test_layer_drop_skips_every_layer_with_its_probability(side: str, p: float) 
     deviation = math.sqrt(p * (1 - p) / RUNS)
     assert float(skipped.mean()) == pytest.approx(p, abs=3.5 * deviation / math.sqrt(DEPTH))
     assert float((skipped - p).abs().max()) < 4 * deviation
-    assert all(len(calls) == RUNS for calls in computed(skipping(side, p).eval(), side))
-    assert all(len(calls) == RUNS for calls in computed(skipping(side, 0.0), side))
+    assert all(len(calls) == 3 for calls in computed(skipping(side, p).eval(), side, 3))
+    assert all(len(calls) == 3 for calls in computed(skipping(side, 0.0), side, 3))
 
 
 def test_layer_drop_is_of_its_own_stack() -> None:

@@ -6,9 +6,9 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
 from torch import Tensor
 
+from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, draw, linear, randomised, weights_of
 from ziggurat.init import Role, assign_roles
 from ziggurat.nn.attention import (
     CrossAttention,

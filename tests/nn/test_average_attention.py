@@ -6,9 +6,9 @@ import math
 
 import pytest
 import torch
-from stepping import assert_steps_equal_whole, causal, draw, linear, randomised
 from torch import Tensor, nn
 
+from tests.nn.stepping import assert_steps_equal_whole, causal, draw, linear, randomised
 from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
 from ziggurat.nn.attention import AverageAttention, LiveBeams, SelfAttention, SimplifiedAverageAttention

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from stepping import causal, draw, linear, randomised, weights_of, whole
 from torch import Tensor, nn
 
+from tests.nn.stepping import causal, draw, linear, randomised, weights_of, whole
 from ziggurat.config import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.init import Role, assign_roles

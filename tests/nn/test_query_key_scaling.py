@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from stepping import assert_steps_equal_whole, attend_to_self, causal, draw, linear, randomised, weights_of
 from torch import Tensor
 
+from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, causal, draw, linear, randomised, weights_of
 from ziggurat.init import Role, assign_roles
 from ziggurat.nn.attention import CrossAttention, QueryKeyScaling, RelativeAttention, SelfAttention, padding_mask
 from ziggurat.nn.dropout import Dropout

@@ -6,10 +6,10 @@ import math
 
 import pytest
 import torch
-from stepping import assert_steps_equal_whole, causal, draw, linear, randomised, weights_of
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from tests.nn.stepping import assert_steps_equal_whole, causal, draw, linear, randomised, weights_of
 from ziggurat.init import Role, assign_roles
 from ziggurat.models.build import count_parameters as count
 from ziggurat.nn.attention import RelativeAttention, SelfAttention, base, padding_mask

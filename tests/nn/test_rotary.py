@@ -7,10 +7,10 @@ import math
 
 import pytest
 import torch
-from stepping import assert_steps_equal_whole, attend_to_self, causal, draw, randomised
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter
 
+from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, causal, draw, randomised
 from ziggurat.nn.attention import Rotary, SelfAttention
 from ziggurat.nn.dropout import Dropout
 

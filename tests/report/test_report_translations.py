@@ -96,6 +96,17 @@ def test_groups_hold_the_sentences_where_runs_differ_most() -> None:
     ]
 
 
+def test_in_between_are_those_of_middling_scores() -> None:
+    reference = "one two three four five six seven eight nine ten"
+    words = reference.split()
+    outputs = [" ".join(words[:kept]) for kept in (6, 10, 1, 9, 2, 8, 3, 7, 4, 5, 0)]  # in no order
+    groups = sample_groups(["a"], [outputs], ["x"] * len(outputs), [reference] * len(outputs))
+    shown = {group.title: [len(outputs[sample.line - 1].split()) for sample in group.samples] for group in groups}
+    assert shown["It does best here"] == [10, 9, 8]
+    assert shown["It does worst here"] == [0, 1, 2]
+    assert sorted(shown["In between"]) == [4, 5, 6]
+
+
 def test_words_that_the_reference_lacks_are_marked_one_by_one() -> None:
     (group, *_) = sample_groups(["a"], [["A dog, a cat a ."]], ["x"], ["a cat and a dog"])
     assert group.samples[0].outputs[0].words == (

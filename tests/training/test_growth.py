@@ -19,7 +19,7 @@ from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import OptimiserConfig, ScheduleConfig, TrainingConfig
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, stack_residuals
 from ziggurat.models.directory import open_model, read_tensors
 from ziggurat.models.grow import at_depth
@@ -31,6 +31,7 @@ from ziggurat.training.loop import train
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.run import reopen_run
 from ziggurat.training.schedule import learning_rate
+from ziggurat.training.store_check import StoreCheck
 
 STAGES = {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 6}]}
 
@@ -78,6 +79,20 @@ def test_stages_that_are_not_to_be_kept_leave_nothing(tiny_folder: Path, tmp_pat
         train(run, growing(tiny_folder, {**growth, "keep_stages": keep}, stop={"updates": 2}))
         assert open_model(run, which="last").experiment.model.encoder.layers == 4
         assert (run / "stages").exists() == keep
+
+
+def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
+    tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def damaged(_: StoreCheck) -> None:
+        raise DataError("damaged")
+
+    monkeypatch.setattr(StoreCheck, "poll", lambda _: None)
+    monkeypatch.setattr(StoreCheck, "confirm", damaged)  # known only when it is asked for
+    growth = {"stages": [{"layers": 2, "updates": 1}], "keep_stages": True}
+    with pytest.raises(DataError, match="damaged"):
+        train(tmp_path / "run", growing(tiny_folder, growth, stop={"updates": 2}))
+    assert not (tmp_path / "run" / "stages").exists()
 
 
 def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None:

@@ -33,11 +33,13 @@ from ziggurat.training.checkpoint import (
     load_checkpoint,
     read_progress,
 )
+from ziggurat.training.depth_records import DepthProbe
 from ziggurat.training.divergence import Fault
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.growth import after_growth
 from ziggurat.training.learner import Learner
 from ziggurat.training.loop import TrainingResult, train
+from ziggurat.training.recovery import Recovery
 from ziggurat.training.schedule import learning_rate
 from ziggurat.training.update import UpdateResult, train_update
 
@@ -139,6 +141,23 @@ def test_rolling_back_is_the_old_weights_on_the_data_that_comes_next_at_a_lower_
         train_update(learner.parallel, batches, learner.optimiser, rate=rate, clip_norm=None)
     found = weights_of(run, UPDATES)
     assert all(torch.equal(found[name], p) for name, p in learner.model.state_dict().items() if name in found)
+
+
+def test_depth_is_measured_after_a_roll_back(
+    diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The figures are of the weights that go on."""
+    done: list[str] = []
+    for owner, name in ((Recovery, "roll_back"), (DepthProbe, "after")):
+        original = getattr(owner, name)
+
+        def noted(self: Any, progress: Progress, *rest: Any, name: str = name, original: Any = original) -> None:
+            done.append(f"{name} {progress.update}")
+            original(self, progress, *rest)
+
+        monkeypatch.setattr(owner, name, noted)
+    go(tmp_path / "run", diverging)
+    assert done.index("after 9") == done.index("roll_back 9") + 1
 
 
 def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experiment: Experiment) -> None:

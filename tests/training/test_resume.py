@@ -141,7 +141,7 @@ def test_sigkill_at_random_moments(
     seed = random.SystemRandom().randrange(10**6)  # another one every time; test_kills.py has recorded ones
     moments = random.Random(seed)
     kills = 0
-    for number in range(2 * wanted):
+    for number in range(4 * wanted):  # many end before the moment: the run that was timed may have been slow
         run = tmp_path / f"run-{number}"
         moment = moments.uniform(0.0, 0.9 * length)
         kills += killed_after(moment, run, experiment)
@@ -151,7 +151,7 @@ def test_sigkill_at_random_moments(
         same_records(uninterrupted[1], run)
         if kills == wanted:
             return
-    pytest.fail(f"only {kills} of {2 * wanted} processes were alive when they were killed")
+    pytest.fail(f"only {kills} of {4 * wanted} processes were alive when they were killed")
 
 
 def test_stopping_at_every_kind_of_place_changes_nothing(

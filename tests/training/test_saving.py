@@ -164,7 +164,9 @@ def test_one_write_at_a_time(tiny_folder: Path, tmp_path: Path, held: Event, mon
     assert trainee.kept == [1, 2]
 
 
-@pytest.mark.parametrize("growth", [None, {"stages": [{"layers": 1, "updates": 5}], "moments": "copy"}])
+@pytest.mark.parametrize(
+    "growth", [pytest.param(None, marks=pytest.mark.slow), {"stages": [{"layers": 1, "updates": 5}], "moments": "copy"}]
+)
 def test_asynchronous_runs_leave_what_synchronous_ones_do(
     growth: dict[str, Any] | None, tiny_folder: Path, tmp_path: Path
 ) -> None:

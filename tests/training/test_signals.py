@@ -78,7 +78,7 @@ def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> t
     return outcome(run), asked[0]
 
 
-@pytest.mark.parametrize("share", [0.0, 0.2, 0.45, 0.6, 0.8, 1.0])
+@pytest.mark.parametrize("share", [0.0, 0.45, *(pytest.param(x, marks=pytest.mark.slow) for x in (0.2, 0.6, 0.8, 1.0))])
 def test_a_validation_left_is_done_first_by_the_resumed_run(
     share: float,
     experiment: Experiment,

@@ -19,7 +19,7 @@ from ziggurat.data.files import atomic_file, write_atomically
 from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 
-__all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "merge", "merged", "write_snippet"]
+__all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "dropped_text", "merge", "merged", "write_snippet"]
 
 CORPUS_FILE = "corpus.yaml"
 MANIFEST_FILE = "manifest.json"
@@ -83,7 +83,7 @@ def merge(out: Path, plan: Plan) -> Report:
             read, kept = read + manifest.read, kept + manifest.kept
             dropped.update(manifest.dropped)
         if not kept:
-            raise DataError(f"{out}: no pair is left of {read:,} lines; dropped: {shown(dropped)}")
+            raise DataError(f"{out}: no pair is left of {read:,} lines; dropped: {dropped_text(dropped)}")
     checksums = [digest.hexdigest() for digest in digests]
     names = zip(_SIDES, sizes, checksums, strict=True)
     described = {name: {"bytes": size, "xxh3_128": checksum} for name, size, checksum in names}
@@ -94,7 +94,7 @@ def merge(out: Path, plan: Plan) -> Report:
     return report
 
 
-def shown(dropped: Mapping[str, int]) -> str:
+def dropped_text(dropped: Mapping[str, int]) -> str:
     """Return the counts of dropped lines as text."""
     return ", ".join(f"{count:,} {reason}" for reason, count in sorted(dropped.items())) or "none"
 

@@ -17,6 +17,7 @@ import xxhash
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.shards import count_lines
+from ziggurat.config.experiment import shown
 from ziggurat.config.load import change_section
 from ziggurat.data.files import find_files, fingerprint, write_atomically
 from ziggurat.data.sides import named_language
@@ -153,9 +154,9 @@ def make_plan(job: Job) -> Plan:
     opened = [open_model(model, which=job.which, device=job.device) for model in job.models]
     settings = _settings(job, opened, files)
     if known is not None and (changed := differences(known["settings"], settings, "backtranslate")):
-        shown = "; ".join(name.removeprefix("backtranslate.") for name in changed[:6])
+        names = shown([name.removeprefix("backtranslate.") for name in changed])
         raise DataError(
-            f"{job.out}: was begun with other settings or files (there -> now): {shown}. Continue with the same ones, "
+            f"{job.out}: was begun with other settings or files (there -> now): {names}. Continue with the same ones, "
             "or give `--out` another folder"
         )
     # Counting takes a pass over the text, which the plan saves: the fingerprints say that the text is the same.

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from types import FrameType
 
@@ -60,7 +59,7 @@ def back_translate(
         workers: Number of processes; each loads the models and has `job.threads` threads.
         part: (i, n): do only every n-th shard, from shard i, and do not merge; other calls can do the rest.
         only_merge: Only merge the shards, all of which must be complete.
-        progress: Called after each shard.
+        progress: Called once before the first shard, and after each.
 
     SIGINT, SIGTERM and SIGHUP end the call within a second; the next call starts unfinished shards again.
 
@@ -93,7 +92,8 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
     progress(before, 0, total)
     if not missing:
         return
-    with _pool(min(workers, len(missing))) as submit:
+    # Workers may be ended at any time: a shard is complete or absent.
+    with worker_pool(min(workers, len(missing)), when_killed=". What was done is kept") as submit:
         pending: set[Future[Manifest]] = set()
         shards, left = cut(plan.files, plan.shard_lines, missing.__contains__), len(missing)
         while (left or pending) and signals.received is None:
@@ -102,7 +102,7 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
                 shard = next(shards, None)
                 if shard is None:
                     raise DataError("--input: the files became shorter while they were read")
-                pending.add(submit(job, plan.fingerprint, shard))
+                pending.add(submit(make_shard, job, plan.fingerprint, shard))
                 left -= 1
                 continue
             # With a timeout, since a signal does not end the wait.
@@ -110,14 +110,6 @@ def _work(job: Job, plan: Plan, workers: int, part: tuple[int, int], progress: P
             for future in ended:
                 done += future.result().read
                 progress(before, done - before, total)
-
-
-@contextlib.contextmanager
-def _pool(workers: int) -> Iterator[Callable[..., Future[Manifest]]]:
-    """Yield a function that runs `make_shard` in one of some new processes, which end with the block."""
-    # Workers may be ended at any time: a shard is complete or absent.
-    with worker_pool(workers, when_killed=". What was done is kept") as submit:
-        yield partial(submit, make_shard)
 
 
 class _Signals:
@@ -150,8 +142,9 @@ class _Signals:
 
 @contextlib.contextmanager
 def _at_work(folder: Path, *, alone: bool) -> Iterator[None]:
-    """Hold a lock on `folder`: calls for parts share it, a call that merges holds it alone."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    """Hold the lock of `folder`: calls for parts share it, a call that merges holds it alone."""
+    # A file, since on NFS the lock of a folder does not reach other machines.
+    descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
     except BlockingIOError:

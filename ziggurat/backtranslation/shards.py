@@ -130,13 +130,13 @@ class StageFiles:
         return self.folder / f"{index:08d}.tsv"
 
     def complete(self, index: int) -> Manifest | None:
-        """Return the manifest of a complete shard, else None. Raises DataError when it exists and cannot be read."""
+        """Return the manifest of a complete shard, else None. Raises DataError, MachineError when it cannot be read."""
         try:
             content = read_bounded(self.path(index).with_suffix(".json"))
             size = self.path(index).stat().st_size
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except OSError as error:  # such as too many open files: no reason to do the shard again
+        except OSError as error:  # a folder that cannot be searched, for example: no reason to do the shard again
             where = error.filename or self.path(index)
             raise DataError(f"{where}: cannot be read: {error.strerror or error}") from None
         try:

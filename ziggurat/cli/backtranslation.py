@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from ziggurat.cli.engine import warnings_shown
+from ziggurat.cli.options import Ensemble, Json, Which, decoding_settings, is_setting
 from ziggurat.cli.output import OUT, counted, print_json, say
-from ziggurat.cli.preparation import Json
-from ziggurat.cli.translation import Ensemble, Which, decoding_settings
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
 from ziggurat.duration import duration
@@ -123,11 +122,10 @@ def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str
 
     `--input *` reaches us as `--input a b c`, so arguments that are no settings are input files, too.
     """
-    is_setting = {text: "=" in text and not Path(text).exists() for text in given or []}
-    inputs = (*(named or []), *(text for text, setting in is_setting.items() if not setting))
+    inputs = (*(named or []), *(text for text in given or [] if not is_setting(text)))
     if not named:
         raise ConfigError("`--input FILE` is missing: which text should be translated?")
-    return inputs, decoding_settings([text for text, setting in is_setting.items() if setting], "--input")
+    return inputs, decoding_settings([text for text in given or [] if is_setting(text)], "--input")
 
 
 def _part(shard: str | None) -> tuple[int, int]:
@@ -156,7 +154,7 @@ class _Progress:
     def show(self, before: int, now: int, total: int) -> None:
         """Take the number of lines done by earlier calls of the verb, by this one, and of all."""
         clock = time.monotonic()
-        if now == 0:  # the rate counts from here: loading the models is over
+        if now == 0:  # the rate counts from here, the time in which workers load the models included
             self._start = self._last_message = clock
             if before:
                 say(f"{before:,} of {counted(total, 'line')} were done before")
@@ -171,7 +169,7 @@ def _print(outcome: BackTranslationOutcome, out: Path, shard: str | None, snippe
     """Print the result, or what to do next where there is none yet."""
     report = outcome.report
     if outcome.signal is not None:
-        say("stopped; the same command goes on")
+        say("stopped; run the same command to continue")
     elif report is None:
         say(
             f"part {shard} of {outcome.plan.shards:,} shards is complete; when all parts are, run the same command "
@@ -180,7 +178,9 @@ def _print(outcome: BackTranslationOutcome, out: Path, shard: str | None, snippe
     elif json:
         print_json({"out": str(out), "read": report.read, "kept": report.kept, "dropped": report.dropped})
     else:
-        from ziggurat.backtranslation.merge import shown
+        from ziggurat.backtranslation.merge import CORPUS_FILE, dropped_text
 
-        print(f"{out}: {report.kept:,} pairs of {counted(report.read, 'line')}; dropped: {shown(report.dropped)}")
-        print(f"{out}/corpus.yaml, for the configuration:\n{snippet}", end="")
+        print(
+            f"{out}: {report.kept:,} pairs of {counted(report.read, 'line')}; dropped: {dropped_text(report.dropped)}"
+        )
+        print(f"{out / CORPUS_FILE}, for the configuration:\n{snippet}", end="")

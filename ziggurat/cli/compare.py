@@ -8,9 +8,9 @@ from pathlib import Path
 
 from ziggurat.cli.compare_tables import comparison_text
 from ziggurat.cli.engine import ModelOptions, open_model, warnings_shown
-from ziggurat.cli.output import check_input, input_stream, print_json, say
+from ziggurat.cli.options import is_setting
+from ziggurat.cli.output import check_input, input_stream, pair_up, print_json, read_text, refuse_overwriting, say
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
-from ziggurat.cli.translation import pair_up, read_text
 from ziggurat.errors import ConfigError, printable
 
 __all__ = ["CompareOptions", "compare_systems", "parse_systems"]
@@ -59,6 +59,10 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
     if language_known:
         check_test_set(test_set, needed, scoring.comet, compare=True)
     folder = _output_folder(options.output)
+    inputs = [options.source, *options.references, *options.train_target, *files]
+    for name, of_system in systems:
+        for seed in range(1, len(of_system) + 1):
+            refuse_overwriting(_kept(folder, name, seed), *inputs)
     # (2) Outputs are collected, one for each path. The first model names the language where no option did.
     found = []
     for name, of_system in systems:
@@ -75,8 +79,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
                     test_set = scoring.test_set(references, sources, translator.target_language)
                     check_test_set(test_set, needed, scoring.comet, compare=True)
                     language_known = True
-                kept = None if folder is None else str(folder / f"{name}.{seed}.txt")
-                outputs.append(translated(translator, sources, kept))
+                outputs.append(translated(translator, sources, _kept(folder, name, seed)))
             origins.append(translator.origin)
         warn_of_sides(outputs[0], test_set, f"the output of {printable(name)}")
         found.append(System(name, outputs, origins))
@@ -94,6 +97,11 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
         say=say,
     )
     print_json(comparison.as_record()) if json else print(comparison_text(comparison))
+
+
+def _kept(folder: Path | None, name: str, seed: int) -> str | None:
+    """Return the path of the translations that a model of a system makes; None where none are to be kept."""
+    return None if folder is None else str(folder / f"{name}.{seed}.txt")
 
 
 def _read(
@@ -127,7 +135,7 @@ def parse_systems(given: Sequence[str]) -> list[tuple[str, list[str]]]:
     """
     systems: list[tuple[str, list[str]]] = []
     for system in given:
-        named = "=" in system and not Path(system).exists()
+        named = is_setting(system)
         name, _, listed = system.partition("=") if named else ("", "", system)
         paths = [listed] if listed and Path(listed).exists() else listed.split(",")
         if not all(paths) or (named and not name):

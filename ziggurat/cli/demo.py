@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ziggurat.cli.options import Json
 from ziggurat.cli.output import console, print_json, say
-from ziggurat.cli.preparation import Json
 from ziggurat.config import dump
 from ziggurat.config.recipes import load_named
 from ziggurat.data.files import write_atomically
@@ -60,7 +60,7 @@ def demo(
         paths += [f"data.{split}.0.source={source}", f"data.{split}.0.target={target}"]
     experiment = load_named("demo", [*paths, *(overrides or [])])
     config = folder / "demo.yaml"
-    config.write_text(dump(experiment), encoding="utf-8")
+    write_atomically(config, dump(experiment).encode())
 
     say_with_time(f"2/6 prepare: cleaning, {experiment.data.subword.vocabulary_size:,} BPE pieces, memory-mapped store")
     report = prepare(experiment.data)

@@ -9,8 +9,17 @@ import typer
 
 from ziggurat.cli.compare import CompareOptions, compare_systems
 from ziggurat.cli.engine import ModelOptions, open_model, warnings_shown
-from ziggurat.cli.output import OUT, check_output, print_json, refuse_overwriting
-from ziggurat.cli.preparation import Json
+from ziggurat.cli.options import (
+    DecodingOverrides,
+    Device,
+    Ensemble,
+    Json,
+    Threads,
+    Which,
+    decoding_settings,
+    is_setting,
+)
+from ziggurat.cli.output import OUT, check_output, pair_up, print_json, read_text, refuse_overwriting
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     ScoreOptions,
@@ -21,16 +30,6 @@ from ziggurat.cli.scoring import (
     translated,
     warn_of_sides,
 )
-from ziggurat.cli.translation import (
-    Device,
-    Ensemble,
-    Overrides,
-    Threads,
-    Which,
-    decoding_settings,
-    pair_up,
-    read_text,
-)
 from ziggurat.errors import ConfigError
 
 __all__ = ["evaluate"]
@@ -40,7 +39,7 @@ def evaluate(
     model: Annotated[
         str | None, typer.Argument(help="Run or model directory; leave out with --hypothesis and --compare.")
     ] = None,
-    overrides: Overrides = None,
+    overrides: DecodingOverrides = None,
     source: Annotated[str | None, typer.Option("--source", help="Source text to translate.")] = None,
     hypothesis: Annotated[str | None, typer.Option("--hypothesis", help="Existing translations to score.")] = None,
     reference: Annotated[
@@ -101,7 +100,7 @@ def evaluate(
 
     if language is not None:
         check_language_code(language, "--language")
-    if model is not None and "=" in model:  # no model is named: this is the first setting
+    if model is not None and is_setting(model):  # no model is named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"))
     if not reference:

@@ -8,8 +8,8 @@ from typing import Annotated, Any
 import typer
 
 from ziggurat.cli.engine import warnings_shown
+from ziggurat.cli.options import Json
 from ziggurat.cli.output import OUT, check_input, print_json, say
-from ziggurat.cli.preparation import Json
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.checksums import check_file

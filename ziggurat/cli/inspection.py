@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import check_output, print_json, say
-from ziggurat.cli.preparation import Json, Overrides
+from ziggurat.cli.options import Json, Overrides
+from ziggurat.cli.output import check_output, counted, print_json, refuse_overwriting, say
 from ziggurat.cli.trainability import check_text, run_check, suggest
 from ziggurat.config import Experiment, TrainingConfig, load_experiment
 from ziggurat.config.compatibility import unheeded
@@ -82,6 +82,7 @@ def inspect(
         if not wanted:
             raise ConfigError("`--suggest` needs the depth check; leave out `--no-check`, or add `--check`")
         check_output(str(suggested))
+        refuse_overwriting(str(suggested), config, str(saved))
     # Each part is printed as soon as it is known: the depth check takes minutes.
     inspection = inspect_experiment(experiment, folder)
     if not json:
@@ -229,7 +230,7 @@ def _mebibytes(size: int) -> str:
 
 def _time(cost: Cost, training: TrainingConfig) -> list[str]:
     time, batches = cost.time, cost.batches
-    threads = f", {cost.threads} thread{'s' * (cost.threads > 1)}" if cost.device == "cpu" else ""
+    threads = f", {counted(cost.threads, 'thread')}" if cost.device == "cpu" else ""
     names = {
         "layers": "encoder and decoder",
         "loss": "output layer and loss",

@@ -36,8 +36,10 @@ __all__ = [
     "line_count",
     "line_progress",
     "output_stream",
+    "pair_up",
     "print_json",
     "progress_bars",
+    "read_text",
     "refuse_overwriting",
     "say",
     "shell_paths",
@@ -225,4 +227,23 @@ def refuse_overwriting(output: str | None, *inputs: str | None) -> None:
         return
     for path in inputs:
         if path and path != "-" and os.path.isfile(path) and os.path.samefile(output, path):
-            raise ConfigError(f"{output}: is an input; write the translations to another file")
+            raise ConfigError(f"{output}: is an input; write to another file")
+
+
+def read_text(path: str) -> list[str]:
+    """Return the lines of a text file, `-` for standard input. Raises DataError when it cannot be read."""
+    from ziggurat.decoding.lines import read_lines
+
+    stream, name = input_stream(path)
+    return list(read_lines(stream, name))
+
+
+def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) -> None:
+    """Raise DataError unless all texts have the same number of lines; each is given with its path."""
+    name, lines = first
+    for other_name, other_lines in others:
+        if len(other_lines) != len(lines):
+            raise DataError(
+                f"{name} has {counted(len(lines), 'line')}, but {other_name} has {counted(len(other_lines), 'line')}: "
+                "they must pair up line by line"
+            )

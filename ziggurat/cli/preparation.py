@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, print_json, progress_bars, say
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
@@ -25,11 +26,6 @@ __all__ = [
     "recipes",
     "shortlist",
 ]
-
-
-ConfigArgument = Annotated[str, typer.Argument(help="YAML file, or the name of a built-in recipe.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 
 
 def recipes(

@@ -7,9 +7,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ziggurat.cli.output import OUT, check_input, check_output, counted, output_stream, print_json, say
-from ziggurat.cli.preparation import Json
-from ziggurat.cli.translation import pair_up, read_text
+from ziggurat.cli.options import Json
+from ziggurat.cli.output import (
+    OUT,
+    check_input,
+    check_output,
+    counted,
+    output_stream,
+    pair_up,
+    print_json,
+    read_text,
+    refuse_overwriting,
+    say,
+)
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
 from ziggurat.models.run_folder import refuse_missing
@@ -26,7 +36,7 @@ __all__ = ["diagnose", "report"]
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="Run, of which all kept checkpoints are measured, or model directory.")],
+    run: Annotated[Path, typer.Argument(help="Run (all its kept checkpoints are measured) or model directory.")],
     store: Annotated[
         Path | None, typer.Option("--store", help="Prepared data; default: data.store of the configuration.")
     ] = None,
@@ -115,6 +125,7 @@ def report(
     read = read_runs(runs)
     target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
     check_output(str(target))
+    refuse_overwriting(str(target), source, reference)
     content = gather(read, _sentences(read, translations, source, reference), say)
     with output_stream(str(target)) as file:
         file.write(page(content).encode())

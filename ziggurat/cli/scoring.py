@@ -79,7 +79,7 @@ def metric_names(listed: str) -> list[str]:
 
 
 def comet_environment(python: str | None, model: str | None, device: str) -> CometEnvironment:
-    """Return where COMET runs. Raises ConfigError when no Python is named for it."""
+    """Return the environment that COMET runs in. Raises ConfigError when no Python is named for it."""
     from ziggurat.evaluation.comet import DEFAULT_MODEL, CometEnvironment
 
     python = python or os.environ.get(COMET_PYTHON)

@@ -11,8 +11,8 @@ from typing import Annotated, Any, cast, get_args
 import typer
 
 from ziggurat.cli import leaving_at_once
+from ziggurat.cli.options import Json, Overrides, is_setting
 from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
-from ziggurat.cli.preparation import Json
 from ziggurat.config.growth import CopyStrategy
 from ziggurat.config.recipes import load_named
 from ziggurat.errors import ConfigError, printable
@@ -26,9 +26,7 @@ def train(
     config: Annotated[
         str | None, typer.Argument(help="YAML file or recipe; not with --resume, since the run has its configuration.")
     ] = None,
-    overrides: Annotated[
-        list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")
-    ] = None,
+    overrides: Overrides = None,
     run: Annotated[Path | None, typer.Option("--run", "-r", help="Folder of the run (-r under torchrun).")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on from the newest complete checkpoint.")] = False,
     device: Annotated[
@@ -45,15 +43,15 @@ def train(
     """
     if run is None:
         if resume:
-            which = printable(config) if config and "=" not in config else "FOLDER"
+            which = printable(config) if config and not is_setting(config) else "FOLDER"
             raise ConfigError(f"which run should be resumed? Write `ziggurat train --run {which} --resume`")
         raise ConfigError("`--run FOLDER` is missing: where should the run go?")
     given = [a for a in (config, *(overrides or [])) if a is not None]
     options = {"device": device, "threads": threads}
     given += [f"training.{key}={value}" for key, value in options.items() if value is not None]
-    if resume and given and "=" not in given[0]:
+    if resume and given and not is_setting(given[0]):
         raise ConfigError(f"`--resume` takes its configuration from {run}; leave out `{given[0]}`")
-    if not resume and (not given or "=" in given[0]):
+    if not resume and (not given or is_setting(given[0])):
         raise ConfigError("name a configuration file or recipe first (or use `--resume`)")
     # Mistakes in the configuration are reported before PyTorch is imported, which takes seconds.
     named = None if resume else load_named(given[0], given[1:])

@@ -1,11 +1,11 @@
-"""The verbs that use a model: translate, score; and the options and texts they share with other verbs."""
+"""The verbs that use a model: translate, score."""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +18,15 @@ from ziggurat.cli.engine import (
     text_form,
     warnings_shown,
 )
+from ziggurat.cli.options import (
+    HOW,
+    DecodingOverrides,
+    Device,
+    Ensemble,
+    Threads,
+    Which,
+    decoding_settings,
+)
 from ziggurat.cli.output import (
     OUT,
     check_input,
@@ -27,12 +36,13 @@ from ziggurat.cli.output import (
     line_count,
     line_progress,
     output_stream,
+    pair_up,
+    read_text,
     refuse_overwriting,
     say,
 )
-from ziggurat.config.load import apply_override
 from ziggurat.duration import duration
-from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
@@ -40,45 +50,12 @@ if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
 
-__all__ = [
-    "Device",
-    "Ensemble",
-    "Overrides",
-    "Threads",
-    "Which",
-    "decoding_settings",
-    "pair_up",
-    "read_text",
-    "score",
-    "translate",
-]
+__all__ = ["score", "translate"]
 
-# Groups of options in the help of verbs
-_WHAT, _FORM, _WHO, _HOW = "What to translate", "Form of the output", "Which model", "Speed"
+# Groups of options in the help, beside those of ziggurat.cli.options
+_WHAT, _FORM = "What to translate", "Form of the output"
 
 Model = Annotated[str, typer.Argument(help="Run or model directory.")]
-Overrides = Annotated[list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")]
-Ensemble = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--ensemble",
-        metavar="RUN",
-        help="Another model with the same vocabularies, of any architecture; repeat for more. Their probabilities are "
-        "averaged.",
-        rich_help_panel=_WHO,
-    ),
-]
-Which = Annotated[
-    str | None,
-    typer.Option(
-        "--which", help="Checkpoint of a run: averaged, best, last or an update's number.", rich_help_panel=_WHO
-    ),
-]
-Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=_HOW)]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", min=1, max=1024, help="CPU threads; default: PyTorch's.", rich_help_panel=_HOW),
-]
 Tag = Annotated[
     str | None,
     typer.Option(
@@ -89,7 +66,7 @@ Tag = Annotated[
 
 def translate(
     model: Model,
-    overrides: Overrides = None,
+    overrides: DecodingOverrides = None,
     input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
     json: Annotated[
@@ -101,7 +78,7 @@ def translate(
             "--window",
             min=1,
             help="Lines to read before translating; 1 answers each line at once.",
-            rich_help_panel=_HOW,
+            rich_help_panel=HOW,
         ),
     ] = None,
     tag: Tag = None,
@@ -146,11 +123,11 @@ def translate(
             min=1,
             max=1024,
             help="Parallel processes, each with the model and its share of the threads.",
-            rich_help_panel=_HOW,
+            rich_help_panel=HOW,
         ),
     ] = 1,
     engine: Annotated[
-        str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=_HOW)
+        str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=HOW)
     ] = "auto",
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
@@ -246,36 +223,3 @@ def score(
     translator = open_model([model, *(ensemble or [])], ModelOptions(which, device, threads))
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
-
-
-def decoding_settings(overrides: list[str] | None, text_option: str) -> dict[str, Any]:
-    """Return decoding settings from `key=value`; `text_option` is the verb's option for the text, for the message."""
-    settings: dict[str, Any] = {}
-    for override in overrides or []:
-        if "=" not in override:
-            shown = printable(override, 4096)  # in full, so that it can be copied
-            raise ConfigError(
-                f"`{shown}` is not a decoding setting such as beam_size=8; to translate a file, write "
-                f"`{text_option} {shown}`"
-            )
-        apply_override(settings, override.removeprefix("decoding."))
-    return settings
-
-
-def read_text(path: str) -> list[str]:
-    """Return the lines of a text file, `-` for standard input. Raises DataError when it cannot be read."""
-    from ziggurat.decoding.lines import read_lines
-
-    stream, name = input_stream(path)
-    return list(read_lines(stream, name))
-
-
-def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) -> None:
-    """Raise DataError unless all texts have the same number of lines; each is given with its path."""
-    name, lines = first
-    for other_name, other_lines in others:
-        if len(other_lines) != len(lines):
-            raise DataError(
-                f"{name} has {counted(len(lines), 'line')}, but {other_name} has {counted(len(other_lines), 'line')}: "
-                "they must pair up line by line"
-            )

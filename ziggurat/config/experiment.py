@@ -63,7 +63,7 @@ class Experiment(Section):
 
 def changed(before: Any, after: Any) -> list[str]:
     """Return `key: old -> new` for every dotted key whose value differs or that only one of the two has."""
-    old, new = _flattened(before), _flattened(after)
+    old, new = settings_by_key(before, items=True), settings_by_key(after, items=True)
     keys = [*old, *(key for key in new if key not in old)]
     return [
         f"{key}: {_said(old, key)} -> {_said(new, key)}"
@@ -79,19 +79,19 @@ def shown(changes: list[str], most: int = 6) -> str:
     return "; ".join(changes[:most]) + more
 
 
-def _flattened(content: Any, prefix: str = "") -> dict[str, Any]:
-    """Return the values of nested mappings and lists by dotted key, list items by number from 0."""
-    # An empty mapping or list counts as a value: a list that lost its last item differs from a missing one.
+def settings_by_key(content: Any, prefix: str = "", *, items: bool = False) -> dict[str, Any]:
+    """Return the values of nested sections by dotted key; `items`: those of lists too, by number from 0."""
+    # An empty section or list counts as a value: a list that lost its last item differs from a missing one.
     if isinstance(content, Mapping) and content:
-        items = [(str(key), value) for key, value in content.items()]
-    elif isinstance(content, list) and content:
-        items = [(str(number), value) for number, value in enumerate(content)]
+        inner = [(str(key), value) for key, value in content.items()]
+    elif items and isinstance(content, list) and content:
+        inner = [(str(number), value) for number, value in enumerate(content)]
     else:
         return {prefix: content}
     return {
         key: value
-        for name, inner in items
-        for key, value in _flattened(inner, f"{prefix}.{name}" if prefix else name).items()
+        for name, part in inner
+        for key, value in settings_by_key(part, f"{prefix}.{name}" if prefix else name, items=items).items()
     }
 
 

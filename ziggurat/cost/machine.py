@@ -96,7 +96,7 @@ def with_threads(threads: int | None) -> Iterator[None]:
 
 
 def seconds_of(work: Callable[[], object], device: torch.device) -> float:
-    """Return the shortest time of `work` in several calls.
+    """Return the shortest time of `work` in the calls that fit into `_SECONDS`, at least one.
 
     A single CPU thread is timed by its processor time, which other programs do not disturb.
     """

@@ -20,6 +20,7 @@ from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import assemble, parameter_roles, set_recompute
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import random_state_kept
 from ziggurat.training.objective import every_branch_present
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
@@ -76,7 +77,7 @@ def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch
 
     `sizes` are those of the source and target vocabularies. Raises the ConfigError of build_model.
     """
-    with FakeTensorMode(), torch.random.fork_rng(devices=[]):
+    with FakeTensorMode(), random_state_kept(torch.device("cpu")):
         with torch.device(device):
             model = assemble(experiment.model, *sizes, exact_dropout=experiment.training.exact_dropout)
         set_recompute(model, experiment.training.recompute)

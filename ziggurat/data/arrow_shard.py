@@ -1,4 +1,4 @@
-"""One Arrow file of a store, memory-mapped: its checksum is compared before it is parsed, and offsets before use.
+"""One Arrow file of a store, memory-mapped; its checksum is compared before it is parsed, its offsets are checked too.
 
 Arrow trusts the offsets in a file: one beyond its buffer is a crash, not an error.
 """
@@ -16,7 +16,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from ziggurat.data.checksums import is_intact
-from ziggurat.errors import DataError, printable
+from ziggurat.errors import DataError, printable, refuse_passing
 
 __all__ = ["Shard", "ShardBatch", "refuse_damaged"]
 
@@ -50,6 +50,7 @@ class Shard:
             # Kept open to compare this very file later: the name may belong to another file by then.
             self._opened = path.open("rb") if checksum is not None else None
         except (pa.ArrowException, OSError) as error:
+            refuse_passing(path, error)
             raise refuse_damaged(path, f"cannot be read: {error}") from None
 
     def verify(self) -> None:

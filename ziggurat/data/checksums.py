@@ -163,7 +163,9 @@ def _listed(folder: Path) -> dict[str, Any]:
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         whole = newer = False
     if newer:
-        raise CheckpointError(f"{path}: format {document['format']!r}, this version of ziggurat reads 1; update it")
+        raise CheckpointError(
+            f"{path}: format {document['format']!r}, this version of ziggurat reads {CHECKSUMS_FORMAT}; update it"
+        )
     if not whole:
         raise CheckpointError(
             f"{path}: damaged, so nothing says whether the files beside it are whole; write the folder again, or "

@@ -20,15 +20,14 @@ import pyarrow as pa
 
 from ziggurat.errors import DataError, is_full_disk
 
-__all__ = ["COMPRESSIONS", "MAX_RATIO", "byte_blocks", "byte_stream", "compression_of", "uncompressed_file"]
+__all__ = ["MAX_RATIO", "byte_blocks", "byte_stream", "compression_of", "uncompressed_file"]
 
 
 _BLOCK_BYTES = 1 << 18
 # Memory of one xz decompressor: `xz -9` needs 65 MiB. zstd has such a limit itself, a window of 128 MiB (`--long=27`).
 _XZ_MEMORY = 1 << 27
 _MAGIC = {".gz": b"\x1f\x8b", ".xz": b"\xfd7zXZ\x00", ".zst": b"\x28\xb5\x2f\xfd"}
-COMPRESSIONS = tuple(_MAGIC)
-"""File name endings that mean a compressed stream."""
+"""First bytes of a compressed stream, by the ending of the file's name."""
 
 MAX_RATIO = 200
 """Most bytes that one byte of a compressed file may expand to, checked from 16 MiB of output on.
@@ -91,7 +90,8 @@ def byte_blocks(path: Path) -> Iterator[bytes]:
 def uncompressed_file(path: Path) -> Iterator[BinaryIO]:
     """Open `path` for random access; a compressed file is first unpacked to a temporary file (in `TMPDIR`).
 
-    Raises DataError: as byte_blocks, or the disk has too little room.
+    Raises DataError for a compressed file: as byte_blocks, or the disk has too little room; OSError where a plain one
+    cannot be opened.
     """
     if compression_of(path) is None:
         with path.open("rb") as file:

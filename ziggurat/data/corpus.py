@@ -19,12 +19,12 @@ from ziggurat.data.arrow_shard import refuse_damaged
 from ziggurat.data.checksums import has_checksum, is_intact
 from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.data.table import PairTable, TableWriter
+from ziggurat.data.table import PairTable
 from ziggurat.data.workspace import recover
 from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
 
-__all__ = ["MANIFEST", "STORE_FORMAT", "PairTable", "Store", "TableWriter", "read_manifest"]
+__all__ = ["MANIFEST", "STORE_FORMAT", "Store", "read_manifest"]
 
 STORE_FORMAT = 1
 """Version of all files in the folder; other versions are refused."""
@@ -36,21 +36,22 @@ MANIFEST = "manifest.json"
 class Store:
     """A prepared data set. `Store.open(path)` compares its files with their checksums before they are used."""
 
-    def __init__(self, path: Path, manifest: Mapping[str, Any]) -> None:
+    def __init__(self, path: Path, manifest: Mapping[str, Any], *, verified: bool = False) -> None:
+        """`verified`: no file is to be compared with its checksum any more; else none but the training pairs'."""
         self.path = path
         self.manifest = manifest
         self.fingerprint = str(manifest["fingerprint"])
         """Identity of the content (pairs, vocabularies, weights, tags), independent of the folder's path."""
         self.source, self.target = load_tokenizers(path)
         tables, corpora = manifest["tables"], manifest["corpora"]
-        checksums = {name: str(entry["xxh3_128"]) for name, entry in manifest["files"].items()}
+        checksums = {} if verified else {name: str(entry["xxh3_128"]) for name, entry in manifest["files"].items()}
 
-        def table(split: str) -> PairTable:
+        def table(split: str, known: Mapping[str, str]) -> PairTable:
             sizes = self.source.size, self.target.size
-            return PairTable(path, split, tables[split], corpora[split], checksums=checksums, vocabulary=sizes)
+            return PairTable(path, split, tables[split], corpora[split], checksums=known, vocabulary=sizes)
 
-        self.train = table("train")
-        self.dev = table("dev") if tables.get("dev") else None
+        self.train = table("train", checksums)
+        self.dev = table("dev", {}) if tables.get("dev") else None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle as a path: another process maps the files itself. They are not verified a second time."""
@@ -77,10 +78,7 @@ class Store:
                 _check_size(path / name, entry["bytes"])
             for name in manifest["files"].keys() - later:
                 _check_content(path / name, manifest["files"][name]["xxh3_128"])
-            store = cls(path, manifest)
-        for shard in store.dev.shards if store.dev is not None else []:
-            shard.checked_elsewhere = True  # by _check_content just now
-        return store
+            return cls(path, manifest)
 
     def verify(self) -> None:
         """Compare every file with its checksum.
@@ -94,11 +92,7 @@ class Store:
 
 def _reopened(path: str) -> Store:
     """Open a store that the process it was pickled in has verified."""
-    store = Store(Path(path), read_manifest(Path(path)))
-    for table in (store.train, store.dev):
-        for shard in table.shards if table is not None else []:
-            shard.checked_elsewhere = True
-    return store
+    return Store(Path(path), read_manifest(Path(path)), verified=True)
 
 
 @contextlib.contextmanager

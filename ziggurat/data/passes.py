@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Cleaner
-from ziggurat.data.corpus import TableWriter
 from ziggurat.data.inputs import Corpus, Progress, nothing_left
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import Tokenizer
+from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 

@@ -6,6 +6,7 @@ made from the same settings and inputs is reused. The reports come first, then `
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -19,14 +20,17 @@ from typing import Any
 import xxhash
 
 from ziggurat.config.data import DataConfig
+from ziggurat.config.experiment import shown
 from ziggurat.data.checksums import content_checksum
-from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, TableWriter
+from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, nothing_left, side_notices
 from ziggurat.data.passes import encode_corpora, sample_sentences
+from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
+from ziggurat.data.table import TableWriter
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
@@ -154,10 +158,9 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
         return manifest
     if force:
         return None
-    shown = "; ".join(changed[:4]) + (f"; and {len(changed) - 4} more" if len(changed) > 4 else "")
     raise DataError(
-        f"{store}: was prepared from other settings or files: {shown}. Set data.store to another folder, or rebuild "
-        "it with `--force`"
+        f"{store}: was prepared from other settings or files: {shown(changed, 4)}. Set data.store to another folder, "
+        "or rebuild it with `--force`"
     )
 
 
@@ -255,8 +258,11 @@ def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
 def _with_labels(
     store: Path, manifest: dict[str, Any], config: DataConfig, corpora: Sequence[Corpus]
 ) -> dict[str, Any]:
-    """Update weights and names of the corpora in the manifest; they change no stored pair."""
-    changed = False
+    """Update weights and names of the corpora in the manifest; they change no stored pair.
+
+    Raises DataError when another process is building the store, or has built it since `manifest` was read.
+    """
+    changed, known = False, manifest["fingerprint"]
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         for entry, corpus in zip(manifest["corpora"][split], chosen, strict=True):
@@ -265,7 +271,11 @@ def _with_labels(
             entry.update(labels)
     if changed:
         manifest["config"] = config.model_dump(mode="json")
-        _write_manifest(store, manifest)
+        # With the right to build: a store that another process puts in place now would get this one's manifest.
+        with contextlib.closing(Staging(store)):
+            if read_manifest(store)["fingerprint"] != known:
+                raise DataError(f"{store}: another process has just prepared it anew; run this again")
+            _write_manifest(store, manifest)
     return manifest
 
 

@@ -21,7 +21,8 @@ from safetensors.numpy import save
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import Tokenizer
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.documents import check_opens
+from ziggurat.errors import ConfigError, DataError, refuse_passing
 
 __all__ = [
     "Row",
@@ -110,10 +111,12 @@ def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> Sh
     if not Path(path).is_file():
         raise DataError(f"{path}: no such file; this makes a shortlist: `ziggurat shortlist STORE -o {path}`")
     try:
+        check_opens(path)
         with safe_open(path, framework="numpy") as file:
             metadata: Mapping[str, str] = file.metadata() or {}
             tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, OSError) as error:
+        refuse_passing(path, error)
         raise DataError(f"{path}: damaged, or no shortlist ({error}); make it again") from None
     if metadata.get("format") != _FORMAT:
         raise DataError(f"{path}: no shortlist that this version of ziggurat reads ({_FORMAT}); make it again")

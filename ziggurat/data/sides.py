@@ -2,7 +2,7 @@
 
 Texts are compared by their character trigrams (Cavnar and Trenkle 1994), with the Bhattacharyya coefficient of the two
 distributions: 1 for equal ones, 0 where they share no trigram. No language is identified, so this works for all of
-them. Text module: `prepare` samples both sides while it counts them (ziggurat.data.inputs).
+them. `prepare` samples both sides while it counts them (ziggurat.data.inputs).
 """
 
 from __future__ import annotations

@@ -220,9 +220,14 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
         for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
             for key in ("source", "target", "path"):
                 before, after = (corpus[key] for corpus in pair)
-                if before and after and os.path.abspath(before) != os.path.abspath(after):
+                if before and after and _absolute(before) != _absolute(after):
                     found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
     return found
+
+
+def _absolute(path: str) -> str:
+    """Return `path` as find_files takes it."""
+    return os.path.abspath(os.path.expanduser(path))
 
 
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:

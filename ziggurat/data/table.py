@@ -181,8 +181,6 @@ class PairTable:
         """Number of each pair's corpus, uint16 [pairs]."""
         self.corpus_names = [str(corpus["name"]) for corpus in corpora]
         self.corpus_weights = [float(corpus["weight"]) for corpus in corpora]
-        self.corpus_pairs = [int(corpus["kept"]) for corpus in corpora]
-        """Pairs of each corpus in this table."""
         self._pairs = int(entry["pairs"])
         self._vocabulary = vocabulary
         self.shards = [

@@ -17,6 +17,7 @@ from pathlib import Path
 from ziggurat.data.staging import (
     BUILDING,
     DELETING,
+    BeingBuiltError,
     Staging,
     beside,
     cannot_be_made,
@@ -70,7 +71,7 @@ def recover(target: str | Path) -> None:
             return
         try:
             Staging(path).close()
-        except DataError:  # a living process is between its two renames just now
+        except BeingBuiltError:  # a living process is between its two renames just now
             if time.monotonic() > end:
                 raise
             time.sleep(0.01)
@@ -110,13 +111,11 @@ def discard(folder: Path) -> None:
     shutil.rmtree(doomed, ignore_errors=True)
 
 
-def sweep(folder: Path, name: str | None = None, *, deep: bool = False) -> None:
+def sweep(folder: Path, *, deep: bool = False) -> None:
     """Remove temporary files and folders of dead processes; those of living ones stay.
 
     Args:
-        folder: a folder that only ziggurat writes; with `name`, any folder.
-        name: remove only what was on its way to the file or folder of this name, since other programs use such names
-            for temporary files as well; None: remove all.
+        folder: a folder that only ziggurat writes: other programs use such names for temporary files as well.
         deep: also in all folders under it.
 
     Raises nothing: what cannot be removed does no harm.
@@ -126,7 +125,7 @@ def sweep(folder: Path, name: str | None = None, *, deep: bool = False) -> None:
         folders[:] = [other for other in folders if deep and not TEMPORARY.fullmatch(other)]
         for entry in found:
             match = TEMPORARY.fullmatch(entry)
-            if match is None or name not in (None, match["name"]):
+            if match is None:
                 continue
             path = Path(place, entry)
             if path.is_symlink():  # it cannot be locked

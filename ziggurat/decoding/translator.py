@@ -28,13 +28,13 @@ from ziggurat.decoding.lines import (
     windows,
     without_nul,
 )
-from ziggurat.decoding.precision import make_fast
 from ziggurat.decoding.results import TargetScore, Translation
 from ziggurat.decoding.scorers import Scorer, force_score, open_members, scorer_of
 from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.packed import make_fast
 from ziggurat.threads import share_cores
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]

@@ -75,7 +75,7 @@ class Comet(MeanMetric):
                 f"{printable(environment.python, 4096)}: no such program; COMET needs the Python of a separate "
                 "environment: python3 -m venv comet-env && comet-env/bin/pip install unbabel-comet"
             )
-        check_lines(sources, references)
+        check_lines(sources, references, "the source text")
         self._references, self._sources, self._environment = references, sources, environment
         self._version = "comet-unknown"
 

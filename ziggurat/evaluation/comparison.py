@@ -174,7 +174,7 @@ def _check(systems: Sequence[System], references: Sequence[Sequence[str]], sourc
         for output in system.outputs:
             check_lines(output, references)
     if sources is not None:
-        check_lines(sources, references)
+        check_lines(sources, references, "the source text")
 
 
 @dataclass(frozen=True)

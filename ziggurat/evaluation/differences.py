@@ -1,7 +1,7 @@
 """Differences between systems, in three tables.
 
-Sentences that one of two systems translates better, n-grams that one gets right more often, and counts of outputs with
-faults that scores hide: empty, copied, untranslated, repeated; also of perfect ones.
+They show sentences that one of two systems translates better, n-grams that one gets right more often, and how many
+outputs have faults that scores hide (empty, copied, untranslated, repeated) or are perfect.
 """
 
 from __future__ import annotations

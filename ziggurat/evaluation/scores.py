@@ -88,7 +88,7 @@ def evaluate(
         references: one list of lines per reference translation, each as long as `hypotheses`.
         metrics: any of METRICS.
         confidence: also give 95 % confidence intervals (bootstrap, 1,000 resamplings, sacreBLEU's seed).
-        target_language: lets sacreBLEU choose BLEU's tokenizer for languages that need their own (zh, ja, ko).
+        target_language: chooses BLEU's tokenizer for languages that need their own (zh, ja, ko).
         tokenize: BLEU's tokenizer by sacreBLEU's name; default: by `target_language`, else by the references where
             they are written without blanks (ziggurat.evaluation.splitting), else 13a.
         lowercase: ignore case in BLEU and chrF (TER always does, as in the command).
@@ -156,19 +156,21 @@ def sacrebleu_metric(
         ) from None
 
 
-def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]]) -> None:
-    """Raise DataError unless there are references, each with as many lines as `hypotheses`, at least one."""
+def check_lines(hypotheses: Sequence[str], references: Sequence[Sequence[str]], what: str = "hypotheses") -> None:
+    """Raise DataError unless there are references, each with as many lines as `hypotheses`, at least one.
+
+    `what` is what messages call the hypotheses, which may be the lines of a source text.
+    """
     if isinstance(hypotheses, str) or not references or any(isinstance(r, str) for r in references):
-        raise DataError("needs a list of lines as hypotheses, and a list of lists of lines as references")
+        raise DataError(f"needs a list of lines as {what}, and a list of lists of lines as references")
     for number, reference in enumerate(references, start=1):
         if len(reference) != len(hypotheses):
             which = f"reference {number}" if len(references) > 1 else "the reference"
             raise DataError(
-                f"unequal numbers of lines: {len(hypotheses)} of hypotheses, {len(reference)} of {which}; "
-                "they must pair up"
+                f"unequal numbers of lines: {len(hypotheses)} of {what}, {len(reference)} of {which}; they must pair up"
             )
     if not hypotheses:
-        raise DataError("nothing to score: 0 lines in hypotheses and references")
+        raise DataError(f"nothing to score: 0 lines in {what} and references")
 
 
 def corpus_score(

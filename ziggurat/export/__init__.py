@@ -1,1 +1,1 @@
-"""Models handed to other toolkits, checked against the original, and theirs taken in."""
+"""Export of models to other toolkits, verified against the original, and import of theirs."""

@@ -94,6 +94,10 @@ class StackMatrices:
     positions: Tensor | None
     zero_start: bool = False
 
+    def position_table(self, count: int) -> Tensor:
+        """Return the vectors added to the embeddings, [P, D]; [count, D] of zeros where nothing is added."""
+        return self.embedding.new_zeros(count, self.embedding.shape[1]) if self.positions is None else self.positions
+
 
 @dataclass(frozen=True)
 class Anatomy:

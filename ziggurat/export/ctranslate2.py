@@ -34,7 +34,7 @@ def ctranslate2_reasons(config: ModelConfig) -> Iterator[str]:
 
 
 def write_ctranslate2(
-    folder: Path, anatomy: Anatomy, tokenizers: Sequence[Tokenizer], quantization: str | None = None
+    folder: Path, anatomy: Anatomy, tokenizers: Sequence[Tokenizer], positions: int, quantization: str | None = None
 ) -> None:
     """Write `model.bin`, `config.json` and the vocabularies into `folder`.
 
@@ -45,6 +45,7 @@ def write_ctranslate2(
         folder: an existing folder.
         anatomy: the model's matrices.
         tokenizers: tokenizers of source and target.
+        positions: rows of the tables of positions, where the model adds none itself.
         quantization: one of QUANTIZATIONS; None: fp32.
 
     Raises ConfigError when ctranslate2 is not installed.
@@ -69,7 +70,7 @@ def write_ctranslate2(
             ffn_glu=anatomy.activation == "swiglu",
             rms_norm=anatomy.norm == "rms",
         )
-        _fill_stack(side, stack)
+        _fill_stack(side, stack, positions)
         sides.append(side)
     _fill(sides[1].projection, anatomy.output)
     sides[1].start_from_zero_embedding = decoder.zero_start
@@ -106,16 +107,13 @@ def _register(spec: Any, tokenizers: Sequence[Tokenizer], anatomy: Anatomy) -> N
     spec.config.add_source_eos = True
 
 
-def _fill_stack(side: Any, stack: StackMatrices) -> None:
+def _fill_stack(side: Any, stack: StackMatrices, positions: int) -> None:
     embedding = side.embeddings[0] if isinstance(side.embeddings, list) else side.embeddings
     embedding.weight = _array(stack.embedding)
     side.scale_embeddings = np.dtype("float32").type(stack.scale) if stack.scale != 1 else False
     if stack.layers[0].self_attn.key_table is None:
         # CTranslate2 always adds positions, if only zeros.
-        positions = stack.positions
-        side.position_encodings.encodings = _array(
-            torch.zeros_like(stack.embedding) if positions is None else positions
-        )
+        side.position_encodings.encodings = _array(stack.position_table(positions))
     if stack.final_norm is not None:
         _fill_norm(side.layer_norm, stack.final_norm)
     for spec, layer in zip(side.layer, stack.layers, strict=True):

@@ -1,4 +1,4 @@
-"""Export of a model: write it for a target, compare its translations with the model's, measure a loss of BLEU.
+"""Export of a model: write it for a target, compare its translations with the model's, measure how far BLEU falls.
 
 The folder appears only when all of that has succeeded.
 """
@@ -106,9 +106,8 @@ def export_model(
     model = ExportedModel.of(opened)
     ours = _translator(opened, model, opened.experiment)
     checked = _translator(opened, model, model.searching_as_others()) if target.own_search else ours
-    if gate is not None:  # to learn now, not after the export, that BLEU's tokenizer is not installed
-        how = splitting([_read(gate.reference)], ours.target_language)
-        sacrebleu_metric("bleu", tokenize=how.bleu)
+    # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
+    judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     texts, origin = _texts(opened.experiment, verify, lines)
     report = _report_head(opened, model, to, quantization)
     with building(out) as folder, warnings.catch_warnings():
@@ -127,8 +126,8 @@ def export_model(
             _write_report(folder, report)
             report["quantized"] = _unchanged(ours, target.translator(folder), texts)
         # (5) Compare BLEU, and finish the folder; checksums come last, since they are of everything else.
-        if gate is not None:
-            report["gate"] = _passed(ours, target.translator(folder), gate)
+        if judged is not None:
+            report["gate"] = _passed(ours, target.translator(folder), *judged)
         _write_report(folder, report)
         chosen = ["--which", which] if which is not None else []
         chosen += ["--quantization", quantization] if quantization is not None else []
@@ -235,13 +234,21 @@ def _unchanged(ours: Translator, theirs: ExportTranslator, texts: Sequence[str])
     return {"lines": len(texts), "identical": same}
 
 
-def _passed(ours: Translator, theirs: ExportTranslator, gate: Gate) -> dict[str, Any]:
-    """Return BLEU before and after. Raises ExportError when it falls by more than the tolerance."""
+def _test_set(gate: Gate, language: str | None) -> tuple[list[str], list[str]]:
+    """Return the lines of source and reference. Raises DataError, or ConfigError where BLEU's tokenizer is missing."""
     sources, references = _read(gate.source), _read(gate.reference)
     if len(sources) != len(references):
         raise DataError(
             f"{gate.source} has {len(sources):,} lines, but {gate.reference} has {len(references):,}: they must pair up"
         )
+    sacrebleu_metric("bleu", tokenize=splitting([references], language).bleu)
+    return sources, references
+
+
+def _passed(
+    ours: Translator, theirs: ExportTranslator, gate: Gate, sources: list[str], references: list[str]
+) -> dict[str, Any]:
+    """Return BLEU before and after. Raises ExportError when it falls by more than the tolerance."""
     scores = []
     for translator in (ours, theirs):
         hypotheses = [translation.text for translation in translator.translate_stream(sources)]

@@ -20,7 +20,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.config.model import ModelConfig
 from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
 from ziggurat.errors import ConfigError, ExportError
-from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.anatomy import Affine, Anatomy
 from ziggurat.export.imported import NORM_EPSILON, layer_names
 from ziggurat.export.plain import with_epsilon
 from ziggurat.models.kinds import RESIDUAL
@@ -63,7 +63,12 @@ def transformers() -> Any:
 
 
 def write_huggingface(
-    folder: Path, anatomy: Anatomy, tokenizers: Sequence[Tokenizer], languages: Sequence[str], decoding: DecodingConfig
+    folder: Path,
+    anatomy: Anatomy,
+    tokenizers: Sequence[Tokenizer],
+    positions: int,
+    languages: Sequence[str],
+    decoding: DecodingConfig,
 ) -> None:
     """Write `config.json`, `model.safetensors`, `generation_config.json` and the tokenizer into `folder`.
 
@@ -71,6 +76,7 @@ def write_huggingface(
         folder: an existing folder.
         anatomy: the model's matrices.
         tokenizers: tokenizers of source and target, SentencePiece models.
+        positions: rows of the tables of positions, where the model adds none itself.
         languages: codes of source and target.
         decoding: search settings for `generate`; a length penalty of another kind than `power` counts as none.
 
@@ -83,8 +89,8 @@ def write_huggingface(
         decoder=with_epsilon(anatomy.decoder, NORM_EPSILON),
     )
     model_class = "Pegasus" if anatomy.encoder.pre_norm else "Marian"
-    tensors, options = _weights(anatomy, tokenizers[1])
-    options |= _sizes(anatomy) | _tokens(tokenizers[1])
+    tensors, options = _weights(anatomy, tokenizers[1], positions)
+    options |= _sizes(anatomy, positions) | _tokens(tokenizers[1])
     if model_class == "Pegasus":
         # Pegasus has one vocabulary size for both sides.
         rows = max(options["vocab_size"], options.pop("decoder_vocab_size"))
@@ -101,11 +107,11 @@ def write_huggingface(
     _write_tokenizer(folder, tokenizers, languages, options["max_position_embeddings"])
 
 
-def _sizes(anatomy: Anatomy) -> dict[str, Any]:
+def _sizes(anatomy: Anatomy, positions: int) -> dict[str, Any]:
     options: dict[str, Any] = {
         "activation_function": anatomy.activation,
         "d_model": anatomy.encoder.embedding.shape[1],
-        "max_position_embeddings": _position_table(anatomy.encoder).shape[0],
+        "max_position_embeddings": anatomy.encoder.position_table(positions).shape[0],
         "dropout": 0.0,
     }
     for name, stack in (("encoder", anatomy.encoder), ("decoder", anatomy.decoder)):
@@ -125,11 +131,7 @@ def _tokens(tokenizer: Tokenizer) -> dict[str, Any]:
     }
 
 
-def _position_table(stack: StackMatrices) -> Tensor:
-    return stack.embedding.new_zeros(1024, stack.embedding.shape[1]) if stack.positions is None else stack.positions
-
-
-def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def _weights(anatomy: Anatomy, target: Tokenizer, positions: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return the parameters by their names there, and the options for the scale and the sharing of embeddings.
 
     The classes scale embeddings by sqrt(D) or not at all. Any other factor is multiplied into the embeddings; then they
@@ -138,7 +140,7 @@ def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], di
     encoder, decoder, root = anatomy.encoder, anatomy.decoder, math.sqrt(anatomy.encoder.embedding.shape[1])
     tables, scale = [encoder.embedding, decoder.embedding], encoder.scale
     if encoder.scale != decoder.scale or scale not in (1.0, root):
-        # The scale goes into the tables, which are then no longer the matrix of the output: `tied` is asked below.
+        # The scale goes into the tables, which are then no longer the matrix of the output: `tied` below is False.
         tables, scale = [stack.embedding * stack.scale for stack in (encoder, decoder)], 1.0
     if decoder.zero_start:
         tables[1] = tables[1].clone()
@@ -155,7 +157,7 @@ def _weights(anatomy: Anatomy, target: Tokenizer) -> tuple[dict[str, Tensor], di
         for key, tensor in layer_names(layer)
     }
     for name, stack, table in (("encoder", encoder, tables[0]), ("decoder", decoder, tables[1])):
-        tensors[f"model.{name}.embed_positions.weight"] = _position_table(stack)
+        tensors[f"model.{name}.embed_positions.weight"] = stack.position_table(positions)
         tensors[f"model.{name}.embed_tokens.weight"] = table
         if stack.final_norm is not None:
             tensors |= {f"model.{name}.layer_norm.{k}": t for k, t in _named(stack.final_norm)}

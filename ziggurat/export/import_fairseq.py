@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import re
-import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from torch import Tensor
 
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.documents import Form, check_regular, read_bounded, shaped
+from ziggurat.documents import Form, read_bounded, shaped
 from ziggurat.errors import DataError, ExportError, printable
 from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.export.imported import (
@@ -31,7 +30,7 @@ from ziggurat.export.imported import (
     take,
     width_of,
 )
-from ziggurat.export.pickled import load_pickled
+from ziggurat.export.pickled import load_pickled, tensors_of
 
 __all__ = ["read_fairseq"]
 
@@ -69,7 +68,6 @@ def read_fairseq(
     """
     if not dictionaries:
         raise DataError(f"{path}: name its dictionaries, dict.XX.txt of source and target, by `--dictionary`")
-    _refuse_packed(path)
     options, tensors = _load(path)
     shaped(options, _Options, f"{path}: its options have")
     if reasons := _reasons(options, tensors):
@@ -96,21 +94,6 @@ def read_fairseq(
     ).checked(str(path))
 
 
-def _refuse_packed(path: Path) -> None:
-    """Raise DataError if there is no such file, or if it is a compressed zip file: torch writes none.
-
-    A few kilobytes of a compressed file could unpack to all of the memory.
-    """
-    try:
-        size = check_regular(path)
-        if zipfile.is_zipfile(path):
-            with zipfile.ZipFile(path) as packed:
-                if sum(entry.file_size for entry in packed.infolist()) > size:
-                    raise DataError(f"{path}: a compressed zip file, not a checkpoint as torch writes it")
-    except (FileNotFoundError, zipfile.BadZipFile, NotImplementedError, ValueError) as error:  # ValueError: bad names
-        raise DataError(f"{path}: not a checkpoint of fairseq ({error})") from None
-
-
 def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the options of the model and its parameters. Raises DataError."""
     content = load_pickled(path, "weights and options", classes=[argparse.Namespace])
@@ -122,13 +105,9 @@ def _load(path: Path) -> tuple[dict[str, Any], dict[str, Tensor]]:
     except (AttributeError, KeyError, TypeError) as error:
         raise DataError(f"{path}: not a checkpoint of fairseq ({type(error).__name__}: {error})") from None
     named = options if isinstance(options, dict) else vars(options)
-    if not isinstance(tensors, dict) or not all(isinstance(key, str) for key in (*named, *tensors)):
-        raise DataError(f"{path}: not a checkpoint of fairseq (options or parameters without names)")
-    for key, tensor in tensors.items():
-        # A view may repeat one number a thousand million times, and a copy of it would fill the memory.
-        if not isinstance(tensor, Tensor) or tensor.nbytes > tensor.untyped_storage().nbytes():
-            raise DataError(f"{path}: parameter {printable(key)} is not a tensor that the file holds")
-    return named, tensors
+    if not all(isinstance(key, str) for key in named):
+        raise DataError(f"{path}: not a checkpoint of fairseq (options without names)")
+    return named, tensors_of(path, tensors)
 
 
 class _Options(Form):

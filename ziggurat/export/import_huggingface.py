@@ -16,8 +16,8 @@ from torch import Tensor
 
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
-from ziggurat.documents import Form, inside, read_bounded, read_json
-from ziggurat.errors import DataError, ExportError
+from ziggurat.documents import Form, check_opens, inside, read_bounded, read_json
+from ziggurat.errors import DataError, ExportError, refuse_passing
 from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.export.imported import (
     ACTIVATIONS,
@@ -30,7 +30,7 @@ from ziggurat.export.imported import (
     take,
     width_of,
 )
-from ziggurat.export.pickled import load_pickled
+from ziggurat.export.pickled import load_pickled, tensors_of
 
 __all__ = ["read_huggingface"]
 
@@ -51,7 +51,8 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
         models: SentencePiece models of source and target, if they are not `source.spm` and `target.spm` in the folder.
         languages: codes of source and target; None: those of the tokenizer's configuration.
 
-    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged.
+    Raises ExportError with all reasons why the model is not a plain Transformer; DataError: files missing or damaged;
+    CheckpointError: a file differs from its checksum.
     """
     # An index from elsewhere in a folder of ours would lead to other weights than those that were verified.
     listed = check_folder(folder)
@@ -166,17 +167,16 @@ def _tensors(folder: Path) -> dict[str, Tensor]:
 
 def _safetensors(path: Path) -> dict[str, Tensor]:
     try:
+        check_opens(path)
         with safe_open(path, framework="pt", device="cpu") as file:
             return {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118 - not a mapping
     except (SafetensorError, OSError) as error:
+        refuse_passing(path, error)
         raise DataError(f"{path}: damaged or not a safetensors file ({error})") from None
 
 
 def _pickled(path: Path) -> dict[str, Tensor]:
-    content = load_pickled(path, "weights")
-    if not isinstance(content, Mapping) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise DataError(f"{path}: not the weights of a model (names and tensors)")
-    return dict(content)
+    return tensors_of(path, load_pickled(path, "weights"))
 
 
 def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:

@@ -37,7 +37,7 @@ _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj
 
 
 def layer_names(layer: LayerMatrices) -> Iterator[tuple[str, Tensor]]:
-    """Yield the parameters of a layer by those names; the classes need biases, so a missing one becomes zeros."""
+    """Yield the parameters of a layer by fairseq's names, which the BART family shares; missing biases become zeros."""
     attentions = [("self_attn", layer.self_attn)]
     if layer.cross_attn is not None:
         attentions.append(("encoder_attn", layer.cross_attn))

@@ -20,7 +20,7 @@ from ziggurat.export.imported import ForeignModel
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, refuse_replacing, write_tensors
 
-__all__ = ["import_checkpoint", "write_imported"]
+__all__ = ["import_checkpoint"]
 
 
 def import_checkpoint(
@@ -64,10 +64,10 @@ def import_checkpoint(
     given += [word for path in models for word in ("--sentencepiece", path)]
     given += ["--languages", languages] if languages is not None else []
     again = made_by("import", checkpoint, *given, "--out", out, "--force")
-    return {"out": str(out), "kind": model.kind, "parameters": write_imported(model, out, again)}
+    return {"out": str(out), "kind": model.kind, "parameters": _write_imported(model, out, again)}
 
 
-def write_imported(model: ForeignModel, out: Path, again: str) -> int:
+def _write_imported(model: ForeignModel, out: Path, again: str) -> int:
     """Write the model directory; return the number of parameters.
 
     `again` is the command that writes the folder again (ziggurat.data.checksums.write_checksums).

@@ -28,7 +28,6 @@ from ziggurat.models.seq2seq import Seq2Seq
 
 __all__ = [
     "ExportedModel",
-    "fold_to_plain",
     "not_plain",
     "unlike_plain",
     "with_epsilon",
@@ -42,7 +41,7 @@ def with_epsilon(stack: StackMatrices, epsilon: float) -> StackMatrices:
     positions) and the outputs of sub-layers. Post-norm: the norms, except for the last, also multiply by c, and the
     maps that read them divide by c. Pre-norm: the norms remove c themselves.
     """
-    # c scales the embedding by `scale`, not by the table, which may be shared with the output.
+    # c goes into the factor `scale`, not into the table, which may be shared with the output.
     c = math.sqrt(epsilon / stack.epsilon)
     if epsilon == stack.epsilon:
         return stack
@@ -124,7 +123,7 @@ class ExportedModel:
 
     def plain(self) -> ExportedModel:
         """Return the plain Transformer that computes the same. Raises NotPlainError with all reasons."""
-        config, tensors = fold_to_plain(self.experiment.model, self.tensors)
+        config, tensors = _fold_to_plain(self.experiment.model, self.tensors)
         return dataclasses.replace(
             self, experiment=self.experiment.model_copy(update={"model": config}), tensors=tensors
         )
@@ -132,7 +131,7 @@ class ExportedModel:
     def anatomy(self) -> Anatomy:
         """Return the matrices of the plain model. Raises NotPlainError."""
         entries: dict[str, Tensor] = {}
-        config, tensors = fold_to_plain(self.experiment.model, self.tensors, entries)
+        config, tensors = _fold_to_plain(self.experiment.model, self.tensors, entries)
         return dissect(config, tensors, self.positions, entries)
 
     def searching_as_others(self) -> Experiment:
@@ -181,7 +180,7 @@ def unlike_plain(config: ModelConfig) -> Iterator[str]:
         yield "`embedding.positions: rotary`: other toolkits add positions to embeddings"
 
 
-def fold_to_plain(
+def _fold_to_plain(
     config: ModelConfig, tensors: Mapping[str, Tensor], entries: dict[str, Tensor] | None = None
 ) -> tuple[ModelConfig, dict[str, Tensor]]:
     """Return configuration and weights of the plain model; the arguments are those of ziggurat.models.fold.fold.

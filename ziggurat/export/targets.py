@@ -37,7 +37,6 @@ class ExportTarget:
     """Format that a model can be exported to.
 
     Attributes:
-        summary: a few words about the result.
         reasons: experiment -> all reasons why its models do not reach the target; none: they do.
         write: (folder, model, quantization) -> None; writes the result into an empty folder.
         translator: folder -> a translator that uses the result, for the check.
@@ -45,7 +44,6 @@ class ExportTarget:
         own_search: the result is searched with its toolkit's search, not with ours.
     """
 
-    summary: str
     reasons: Callable[[Experiment], list[str]]
     write: Callable[[Path, ExportedModel, str | None], None]
     translator: Callable[[Path], ExportTranslator]
@@ -80,14 +78,14 @@ def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -
 def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     copy_tokenizers(model.directory, folder)
     write_atomically(folder / CONFIG_FILE, dump(model.searching_as_others()).encode())
-    write_ctranslate2(folder, model.anatomy(), (model.source, model.target), quantization)
+    write_ctranslate2(folder, model.anatomy(), (model.source, model.target), model.positions, quantization)
 
 
 def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     data = model.experiment.data
     languages = (data.source_language, data.target_language)
     decoding = model.searching_as_others().decoding
-    write_huggingface(folder, model.anatomy(), (model.source, model.target), languages, decoding)
+    write_huggingface(folder, model.anatomy(), (model.source, model.target), model.positions, languages, decoding)
 
 
 def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) -> None:
@@ -97,24 +95,20 @@ def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) ->
 
 
 TARGETS: dict[str, ExportTarget] = {
-    "ziggurat": ExportTarget("model directory of this package", lambda _: [], _write_ziggurat, load_translator),
+    "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, load_translator),
     "plain": ExportTarget(
-        "ADMIN, DeepNorm or LayerScale folded into a plain Transformer of this package",
         lambda experiment: not_plain(experiment.model),
         _write_plain,
         load_translator,
     ),
-    "ctranslate2": ExportTarget(
-        "directory for CTranslate2", _ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS, True
-    ),
+    "ctranslate2": ExportTarget(_ctranslate2_reasons, _write_ctranslate2, ServedTranslator, QUANTIZATIONS, True),
     "huggingface": ExportTarget(
-        "directory for transformers",
         _huggingface_reasons,
         _write_huggingface,
         HuggingFaceTranslator,
         own_search=True,
     ),
-    "onnx": ExportTarget("encoder and decoding step as ONNX graphs", lambda _: [], _write_onnx, load_onnx),
+    "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx),
 }
 """Targets by name."""
 

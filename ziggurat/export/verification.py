@@ -18,6 +18,7 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.scorers import force_score
 from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ExportError, printable
+from ziggurat.export.huggingface import MAX_NEW_TOKENS
 from ziggurat.export.targets import ExportTranslator
 
 __all__ = ["BEAM", "ExportVerification", "compare", "search_settings"]
@@ -72,9 +73,9 @@ class ExportVerification:
 def search_settings(positions: int, limit: int) -> dict[str, Any]:
     """Return settings under which all toolkits search alike: no penalty, one limit for all lines, `endings: beam`.
 
-    `limit` is the model's own, in tokens; at most 255 are used.
+    `limit` is the model's own, in tokens; at most MAX_NEW_TOKENS - 1 are used.
     """
-    limit = min(255, positions - 1, limit)
+    limit = min(MAX_NEW_TOKENS - 1, positions - 1, limit)
     return {
         "beam_size": BEAM,
         "n_best": 1,

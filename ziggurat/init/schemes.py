@@ -139,8 +139,21 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
             return Uniform(math.sqrt(3.0 / slot.values.shape[-1]))
         case Role.WIRING:
             return AsBuilt()
-        case _:
+        case (
+            Role.ATTENTION_QUERY
+            | Role.ATTENTION_KEY
+            | Role.ATTENTION_VALUE
+            | Role.ATTENTION_OUT
+            | Role.RELATIVE
+            | Role.GATE
+            | Role.FFN_IN
+            | Role.FFN_OUT
+            | Role.LSTM
+            | Role.PROJECTION
+        ):
             return Uniform(xavier_bound(slot, fused=_is_fused(slot, config)))
+        case _:
+            assert_never(slot.role)
 
 
 def _is_fused(slot: Slot, config: InitConfig) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import cast
+from typing import assert_never, cast
 
 import torch
 from torch import Tensor
@@ -43,6 +43,8 @@ def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None
             return kept + [None] * added
         case "copy_all" | "interpolate":
             return kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)]
+        case _:
+            assert_never(strategy)
 
 
 def added_layers(sources: Sequence[int | None]) -> list[int]:

@@ -133,7 +133,7 @@ class Seq2Seq(nn.Module):
 
     @property
     def device(self) -> torch.device:
-        """Where the parameters are."""
+        """The device of the parameters."""
         return self.output.weight.device
 
     def encode(self, source: Tensor, source_mask: Tensor, outputs: list[Tensor] | None = None) -> Memory:

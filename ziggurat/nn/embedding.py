@@ -41,7 +41,10 @@ class SinusoidalPositions(nn.Module):
     def __init__(self, d_model: int, length: int = 256) -> None:
         super().__init__()
         self.d_model = d_model
-        self.register_buffer("table", sinusoids(length, d_model).float(), persistent=False)
+        # Not computed where only shapes count: sines on the meta device make torch import its compiler (over a second).
+        on_meta = torch.get_default_device().type == "meta"
+        table = torch.empty(length, d_model) if on_meta else sinusoids(length, d_model).float()
+        self.register_buffer("table", table, persistent=False)
 
     def forward(self, start: int, length: int) -> Tensor:
         """Return [length, d_model]: positions start, start + 1, ..."""

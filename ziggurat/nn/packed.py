@@ -1,6 +1,7 @@
 """Linear maps for inference on CPUs: weights laid out once by oneDNN, in fp32, bf16 or int8.
 
-Everything between the maps stays in fp32, scores and norms above all. Nothing here can be trained.
+`make_fast` gives a model the precision of translation that is asked for, on a GPU too. On a CPU everything between the
+maps stays in fp32, scores and norms above all. Nothing here can be trained.
 """
 
 from __future__ import annotations
@@ -11,13 +12,23 @@ from typing import Literal, cast
 import torch
 from torch import Tensor, nn
 
+from ziggurat.errors import ConfigError
 from ziggurat.nn.attention.merged import MergedAverageAttention
 from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
 
-__all__ = ["Int8Linear", "PackedFeedForward", "PackedLinear", "PackedOutput", "Precision", "available", "pack"]
+__all__ = [
+    "Int8Linear",
+    "PackedFeedForward",
+    "PackedLinear",
+    "PackedOutput",
+    "Precision",
+    "available",
+    "make_fast",
+    "pack",
+]
 
 Precision = Literal["float32", "bfloat16", "int8"]
 """Precision of the products; with `int8`, weights and inputs have 8 bits and sums 32."""
@@ -163,6 +174,25 @@ def packed(
     if precision == "int8":
         return Int8Linear(weight, bias, narrow=narrow)
     return PackedLinear(weight.to(getattr(torch, precision)), bias, narrow=narrow)
+
+
+def make_fast(model: nn.Module, precision: Precision) -> None:
+    """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
+
+    On a CPU its linear maps are packed; on a GPU bf16 is the whole model's type.
+
+    Raises ConfigError when the model's device does not compute with `precision`.
+    """
+    if next(model.parameters()).device.type == "cpu":
+        if available(precision):
+            pack(model, precision)
+        elif precision != "float32":
+            needs = "AVX-512-BF16 or AMX" if precision == "bfloat16" else "VNNI"
+            raise ConfigError(f"`decoding.precision: {precision}` needs a CPU with {needs}; use float32")
+    elif precision == "int8":
+        raise ConfigError("`decoding.precision: int8` is for CPUs; on a GPU use bfloat16")
+    elif precision == "bfloat16":
+        model.to(torch.bfloat16)
 
 
 def pack(model: nn.Module, precision: Precision) -> None:

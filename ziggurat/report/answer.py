@@ -57,12 +57,12 @@ def answer(content: Content) -> list[str]:
 def _ahead_in_training(content: Content) -> str | None:
     """Return a sentence on the best dev score in training: BLEU where all runs have it, otherwise the loss."""
     for key, name, sign, digits in (("bleu", "dev BLEU", 1, 1), ("best_nll", "dev loss", -1, 2)):
-        if key == "best_nll" and not _same_tokens(content):
-            return "Dev losses, which are per token, are not ranked: data or vocabulary are not the same."
         values = [standing.figures[key] for standing in content.standings]
         known = [value for value in values if value is not None]
         if len(known) < len(values):
             continue
+        if key == "best_nll" and not _same_tokens(content):
+            return "Dev losses, which are per token, are not ranked: data or vocabulary are not the same."
         if key == "bleu" and max(known) < _TRANSLATES:
             continue
         order = sorted(range(len(known)), key=lambda i: -sign * known[i])
@@ -94,12 +94,14 @@ def _tested(scores: Sequence[Scores]) -> str | None:
         return None
     first = scores[0]
     pair = _best_pair(first)
+    if not pair.difference:
+        return f"On the sentences translated for this report {pair.left} and {pair.right} have equal {first.metric}."
     left_is_better = (pair.difference > 0) == first.higher_is_better
     better, worse = (pair.left, pair.right) if left_is_better else (pair.right, pair.left)
     p = max(pair.bootstrap_adjusted, pair.randomisation_adjusted)
     by = f"{abs(pair.difference):.1f} {first.metric}"
     where = "On the sentences translated for this report"
-    if p < _SIGNIFICANT and pair.difference:
+    if p < _SIGNIFICANT:
         return f"{where} {better} is better than {worse} by {by}, which is not chance (p = {p:.3f})."
     return f"{where} {better} is ahead of {worse} by {by}, which may well be chance (p = {p:.2f})."
 

@@ -165,7 +165,12 @@ def translate_all(
     ]
     if not systems:
         return None, failed
-    comparison = compare(systems, [chosen.references], chosen.sources, target_language=chosen.target_language, say=say)
+    try:
+        comparison = compare(
+            systems, [chosen.references], chosen.sources, target_language=chosen.target_language, say=say
+        )
+    except ConfigError as error:  # BLEU's tokenizer for Japanese or Korean is an extra, which may not be installed
+        return None, [*failed, *(Missing(run.colour, "scores and translations", _sentence(error)) for run in runs)]
     names, outputs = [run.name for run in runs], [None if of_run is None else of_run.outputs for of_run in found]
     groups = sample_groups(names, outputs, chosen.sources, chosen.references)
     return Translations(chosen, tuple(found), comparison, tuple(groups)), failed

@@ -1,4 +1,4 @@
-"""Drawing with matplotlib: one code for the panels of a page and for the figures of a paper.
+"""Drawing with matplotlib; the same code draws the panels of a page and the figures of a paper.
 
 pyplot is not used, and no global setting remains changed. Text is never read as mathematics, so a run named `$x$`
 appears under this name. Sizes are in points: a panel is designed for a width of 340, which fits a phone unscaled.

@@ -143,7 +143,7 @@ SUB_LAYERS = {
 }
 """Type of sub-layer in the records -> its name in figures."""
 
-_SUBLAYERS = "Sub-layers"
+_SUB_LAYER_SECTION = "Sub-layers"
 _MEASURES = {"beta_ln": "β_LN", "beta_rc": "β_RC", "beta": "β", "variance": "Var(r)"}
 
 
@@ -158,7 +158,9 @@ def variance(runs: Sequence[ReportRun]) -> Figure | None:
         f"{_MOMENTS}"
     )
     panels = depth_panels(runs, "variance", SUB_LAYERS, "Var(r)")
-    return described("variance", _SUBLAYERS, "Variance of residual sums", caption, panels, sub_layer_table(runs))
+    return described(
+        "variance", _SUB_LAYER_SECTION, "Variance of residual sums", caption, panels, sub_layer_table(runs)
+    )
 
 
 def backward_ratios(runs: Sequence[ReportRun]) -> list[Figure]:
@@ -172,7 +174,7 @@ def backward_ratios(runs: Sequence[ReportRun]) -> list[Figure]:
     for key, text in meaning.items():
         title = f"{_MEASURES[key]} by layer"
         panels = depth_panels(runs, key, SUB_LAYERS, _MEASURES[key])
-        figures.append(described(key.replace("_", "-"), _SUBLAYERS, title, f"{text} {_MOMENTS}", panels))
+        figures.append(described(key.replace("_", "-"), _SUB_LAYER_SECTION, title, f"{text} {_MOMENTS}", panels))
     return [figure for figure in figures if figure is not None]
 
 
@@ -205,7 +207,7 @@ def residual_dependency(runs: Sequence[ReportRun]) -> Figure | None:
     )
     maps = stack_maps(runs, "residual_dependency", square)
     panels = heat_panels(maps, x_label="branch", y_label="sub-layer", unit="share", first_row=1)
-    return described("residual-dependency", _SUBLAYERS, "Residual dependency", caption, panels)
+    return described("residual-dependency", _SUB_LAYER_SECTION, "Residual dependency", caption, panels)
 
 
 def attention_entropy(runs: Sequence[ReportRun]) -> Figure | None:
@@ -216,7 +218,7 @@ def attention_entropy(runs: Sequence[ReportRun]) -> Figure | None:
     )
     parts = {part: title for part, title in SUB_LAYERS.items() if part.endswith("attn")}
     panels = depth_panels(runs, "attention_entropy", parts, "nats")
-    return described("attention-entropy", _SUBLAYERS, "Entropy of attention", caption, panels)
+    return described("attention-entropy", _SUB_LAYER_SECTION, "Entropy of attention", caption, panels)
 
 
 def _mean(values: Sequence[float | None] | None) -> str:

@@ -147,7 +147,10 @@ def _ending(path: Path) -> Ending:
     lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
     messages = [line.partition("  ")[2] for line in lines]
     for line in reversed(messages):
-        if stopped := re.match(r"stopped after update (\d+): (.+) \(", line):
+        stopped = re.match(r"stopped after update (\d+): (.+) \(", line)
+        # A run that had ended, resumed as it was
+        stopped = stopped or re.match(r"nothing to do after update (\d+): (.+); to go on", line)
+        if stopped:
             by_signal = stopped[2].startswith("SIG")
             reached = f"{'stopped by' if by_signal else 'ended:'} {stopped[2]}, after update {int(stopped[1]):,}"
             return Ending(not by_signal, reached)

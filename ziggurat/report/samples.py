@@ -72,11 +72,12 @@ def sample_groups(
         ahead = {i: own[i] - max(theirs[i] for other, theirs in scores.items() if other != run) for i in lines}
         order = [i for i in sorted(lines, key=lambda i: -ahead[i]) if ahead[i] > 0]
         wanted.append((f"{names[run]} is ahead by most", order))
+    ranked = sorted(lines, key=lambda i: means[i])
     whose = "All do" if len(scores) > 1 else "It does"
     wanted += [
-        (f"{whose} best here", sorted(lines, key=lambda i: -means[i])),
-        (f"{whose} worst here", sorted(lines, key=lambda i: means[i])),
-        ("In between", sorted(lines, key=lambda i: abs(i + 0.5 - len(lines) / 2))),
+        (f"{whose} best here", ranked[::-1]),
+        (f"{whose} worst here", ranked),
+        ("In between", [ranked[n] for n in sorted(range(len(ranked)), key=lambda n: abs(n + 0.5 - len(ranked) / 2))]),
     ]
     groups, taken = [], set[int]()  # a sentence is shown once, in the first group that wants it
     for title, order in wanted:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeGuard
 
 from ziggurat.config import Experiment
+from ziggurat.config.experiment import settings_by_key
 from ziggurat.diagnosis.health import readings
 from ziggurat.duration import duration
 from ziggurat.report.runs import ReportRun
@@ -227,7 +228,7 @@ class Setting:
 
 def differing(experiments: Sequence[Experiment]) -> list[Setting]:
     """Return the settings that differ between `experiments`."""
-    flat = [_flat(experiment.model_dump(mode="json")) for experiment in experiments]
+    flat = [settings_by_key(experiment.model_dump(mode="json")) for experiment in experiments]
     keys = list(dict.fromkeys(key for one in flat for key in one))
     rows = [Setting(key, tuple(_shown(one, key) for one in flat)) for key in keys]
     return [row for row in rows if len(set(row.values)) > 1]
@@ -241,14 +242,6 @@ def set_away(experiment: Experiment) -> list[Setting]:
         if field.is_required()
     }
     return differing([Experiment(data=type(experiment.data)(**required)), experiment])
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values by dotted key."""
-    found: dict[str, Any] = {}
-    for key, value in content.items():
-        found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) and value else {f"{prefix}{key}": value}
-    return found
 
 
 def _shown(flat: Mapping[str, Any], key: str) -> str:

@@ -12,13 +12,14 @@ import queue
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from ziggurat.config import Experiment, TrainingConfig
+from ziggurat.config.experiment import settings_by_key
 from ziggurat.config.lifecycle import MlflowConfig, WandbConfig
 from ziggurat.errors import ConfigError
 from ziggurat.tracking.tracker import FOLDER, Pixels, Tracker, keep, kept
@@ -254,7 +255,7 @@ class Mlflow:
         number = experiment.experiment_id if experiment else self._client.create_experiment(config.experiment)
         self._id = self._client.create_run(number, run_name=run.name).info.run_id
         keep(run, "mlflow", self._id)
-        parameters = [Param(key, str(value)) for key, value in _flat(settings)]
+        parameters = [Param(key, str(value)) for key, value in settings_by_key(settings).items()]
         for first in range(0, len(parameters), _PARAMETERS):
             self._client.log_batch(self._id, params=parameters[first : first + _PARAMETERS])
 
@@ -271,12 +272,3 @@ class Mlflow:
     def close(self) -> None:
         """End the run."""
         self._client.set_terminated(self._id)
-
-
-def _flat(settings: Mapping[str, Any], before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted keys with their values."""
-    for key, value in settings.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{before}{key}.")
-        else:
-            yield f"{before}{key}", value

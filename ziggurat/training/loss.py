@@ -7,7 +7,7 @@ loss of a batch as its part of an update's loss.
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, assert_never
 
 import torch
 from torch import Tensor
@@ -263,6 +263,8 @@ def sequence_loss(
         case "sentence_mean":
             per_sentence = 1.0 / (labels.mask.sum(1).to(rows.dtype) * sentences)
             row_weight = per_sentence.index_select(0, places // labels.mask.shape[1])
+        case _:
+            assert_never(config.normalisation)
     if ruled_out is not None:
         row_weight = row_weight.masked_fill(torch.isin(ids, ruled_out), 0.0)
     objective, nll = linear_cross_entropy(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import assert_never
 
 import torch
 from torch import Tensor, nn
@@ -206,3 +207,5 @@ def _optimisers(
             ]
             others = [group for group in others if group["params"]]
             return [muon, torch.optim.AdamW(others, betas=betas, eps=eps, fused=True)]
+        case _:
+            assert_never(config.kind)
