@@ -141,17 +141,20 @@ def test_sigkill_at_random_moments(
     seed = random.SystemRandom().randrange(10**6)  # another one every time; test_kills.py has recorded ones
     moments = random.Random(seed)
     kills = 0
-    for number in range(4 * wanted):  # many end before the moment: the run that was timed may have been slow
+    for number in range(4 * wanted + 20):
         run = tmp_path / f"run-{number}"
         moment = moments.uniform(0.0, 0.9 * length)
-        kills += killed_after(moment, run, experiment)
+        if killed_after(moment, run, experiment):
+            kills += 1
+        else:
+            length *= 0.7  # the timed run had less of the machine than this one; in the end every moment comes in time
         has_run = (run / "checkpoints").is_dir()
         go(run, experiment, resume=has_run)
         assert final_bytes(run, UPDATES) == uninterrupted[0], f"seed {seed}, kill {number} after {moment:.3f} s"
         same_records(uninterrupted[1], run)
         if kills == wanted:
             return
-    pytest.fail(f"only {kills} of {4 * wanted} processes were alive when they were killed")
+    pytest.fail(f"only {kills} of {4 * wanted + 20} processes were alive when they were killed")
 
 
 def test_stopping_at_every_kind_of_place_changes_nothing(
