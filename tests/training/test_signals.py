@@ -54,14 +54,14 @@ def signal_at(number: int, patch: pytest.MonkeyPatch) -> list[int]:
     """Raise SIGTERM when validations have asked for the `number`-th time whether to go on; return the times asked."""
     real, asked = Validator.measure, [0]
 
-    def measure(self: Validator, model: Any, interrupted: Callable[[], bool]) -> Validation | None:
+    def measure(self: Validator, model: Any, interrupted: Callable[[], bool], **others: bool) -> Validation | None:
         def ask() -> bool:
             asked[0] += 1
             if asked[0] == number:
                 signal.raise_signal(signal.SIGTERM)
             return interrupted()
 
-        return real(self, model, ask)
+        return real(self, model, ask, **others)
 
     patch.setattr(Validator, "measure", measure)
     return asked
@@ -101,7 +101,7 @@ def test_a_validation_left_is_done_first_by_the_resumed_run(
     order: list[str] = []
     with monkeypatch.context() as patch:
         measure = Validator.measure
-        patch.setattr(Validator, "measure", lambda *a: [order.append("validation"), measure(*a)][1])
+        patch.setattr(Validator, "measure", lambda *a, **k: [order.append("validation"), measure(*a, **k)][1])
         update: Callable[..., Any] = lambda *a, **k: [order.append("update"), train_update(*a, **k)][1]  # noqa: E731
         patch.setattr("ziggurat.training.loop.train_update", update)
         resumed = go(run, experiment, resume=True)

@@ -9,7 +9,7 @@ from typing import Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Beams, Count, Minutes, Real, Section, Size
+from ziggurat.config.base import Beams, Count, Length, Minutes, Real, Section, Size
 
 __all__ = [
     "CheckpointConfig",
@@ -17,10 +17,24 @@ __all__ = [
     "DivergenceConfig",
     "MlflowConfig",
     "PatienceConfig",
+    "ReferenceLengthConfig",
     "StopConfig",
     "ValidationConfig",
     "WandbConfig",
 ]
+
+
+class ReferenceLengthConfig(Section):
+    """Longest translation in a validation: ratio * reference tokens + extra, without end-of-sentence.
+
+    It can only lower `decoding.max_length`. A young model ends no sentence by itself: each then costs as many steps as
+    its limit allows.
+    """
+
+    ratio: Real = Field(default=1.5, ge=0)
+    """Factor of the reference's length."""
+    extra: Length = Field(default=10, ge=0)
+    """Tokens added to that."""
 
 
 class ValidationConfig(Section):
@@ -31,7 +45,14 @@ class ValidationConfig(Section):
     decode: bool = True
     """Translate the dev set and score it with sacreBLEU."""
     beam_size: Beams = Field(default=1, ge=1)
-    """Beam of that decoding; 1 is greedy."""
+    """Beam of that decoding; 1 is greedy. A model whose loss is above that of the dev set's word frequencies is decoded
+    greedily."""
+    max_length: ReferenceLengthConfig | None = ReferenceLengthConfig()
+    """Longest output of that decoding, by the length of the reference; null: as `decoding.max_length` says alone."""
+    max_share: float | None = Field(default=0.25, gt=0, lt=1)
+    """`metric: loss`: largest share of the time since training was started that decoding may take. A decoding that
+    would exceed it is left out, and the log says so; the first one after a start, the last one of a run and those of
+    less than 10 s are not. null: no limit."""
     max_sentences: Size | None = Field(default=None, ge=1)
     """Decode only this many dev pairs, the first ones; null: all."""
     metric: Literal["loss", "bleu", "chrf"] = "loss"

@@ -16,8 +16,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import pyarrow as pa
-
 from ziggurat.errors import DataError, is_full_disk
 
 __all__ = ["MAX_RATIO", "byte_blocks", "byte_stream", "compression_of", "uncompressed_file"]
@@ -194,6 +192,8 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
     Arrow reads them, in bounded blocks. The package zstandard would take a truncated frame for the end of the stream
     when its blocks are bounded.
     """
+    import pyarrow as pa  # a tenth of a second, which `ziggurat --version` need not wait for
+
     stream = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
     while True:
         try:

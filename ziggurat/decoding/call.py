@@ -31,6 +31,8 @@ class LineExtras:
     """Beginnings of the translations: none at all, or one for each line."""
     constraints: Sequence[Sequence[str]] = field(default_factory=list)
     """Phrases that the translations must contain: none at all, or a list for each line."""
+    longest: Sequence[int] = field(default_factory=list)
+    """Most tokens of each part of the translations: none at all, or a number for each line."""
 
     def __post_init__(self) -> None:
         """Raise TypeError for a phrase where a list of phrases belongs: it would be taken letter by letter."""
@@ -173,12 +175,13 @@ class TranslationCall:
             # A hash of seed, line and part: samples must not depend on windows, batches or processes.
             digest = blake2b(f"{self.decoding.seed} {line} {number}".encode(), digest_size=8).digest()
             part = SourcePart(source, self.tag, ids, tuple(phrases))
-            yield part, self._sentence(part, prefix, int.from_bytes(digest, "little"), line)
+            limit = extras.longest[place] if extras.longest else self.target_limit
+            yield part, self._sentence(part, prefix, int.from_bytes(digest, "little"), line, limit)
 
-    def _sentence(self, part: SourcePart, prefix: tuple[int, ...], key: int, line: int) -> Sentence:
+    def _sentence(self, part: SourcePart, prefix: tuple[int, ...], key: int, line: int, limit: int) -> Sentence:
         constraints = tuple(ids for ids in phrase_ids(part.constraints, self.target) if ids) if part.constraints else ()
         rule = self.decoding.max_length
-        longest = min(int(rule.ratio * len(part.ids) + rule.extra), self.target_limit)
+        longest = min(int(rule.ratio * len(part.ids) + rule.extra), self.target_limit, limit)
         needed = len(prefix) + sum(map(len, constraints))
         if self._positions is not None and needed >= self._positions:
             raise DataError(

@@ -103,6 +103,7 @@ class Translator:
         prefixes: Sequence[str] | None = None,
         constraints: Sequence[Sequence[str]] | None = None,
         terminology: Mapping[str, str] | None = None,
+        longest: Sequence[int] | None = None,
         **decoding: Any,
     ) -> list[Translation]:
         """Return one Translation per text, in the same order.
@@ -114,18 +115,20 @@ class Translator:
             prefixes: beginning of each translation; an empty one leaves it free.
             constraints: phrases that each translation must contain; the result lists those that it lacks.
             terminology: source terms and their translations, for texts that contain the terms.
+            longest: most tokens of each translation, where `decoding.max_length` allows more; of each part of it, where
+                a text is translated in parts.
             decoding: keys of the `decoding` section in place of the configured ones; None leaves one as it is.
 
         Raises ConfigError for settings that contradict each other or an unknown tag, DataError for more or fewer
-        prefixes or constraints than texts, TypeError for a single string.
+        prefixes, constraints or limits than texts, TypeError for a single string.
         """
         refuse_single(texts=texts, prefixes=prefixes, constraints=constraints)
         texts = list(texts)
-        for name, given in (("prefixes", prefixes), ("constraints", constraints)):
+        for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
         call = self._call(tag, terminology, constraints is not None, **decoding)
-        extras = LineExtras(first, list(prefixes or ()), list(constraints or ()))
+        extras = LineExtras(first, list(prefixes or ()), list(constraints or ()), list(longest or ()))
         return self._translate_window(texts, call, extras)
 
     def translate_stream(

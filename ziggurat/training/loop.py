@@ -248,8 +248,9 @@ class _Loop:
         """Score the dev set; a signal leaves the validation due, to be done first of all by the resumed run."""
         assert self.validator is not None
         p, began = self.progress, time.perf_counter()
+        last = finished(p, self.config) is not None
         with self.learner.parallel.whole() as model:
-            result = self.validator.measure(model, lambda: self.signals.received is not None)
+            result = self.validator.measure(model, lambda: self.signals.received is not None, last=last)
         p.validation_due = result is None
         better = result is not None and result.count(p, self.config.validation.metric)
         self.report.validated(p, result, better, time.perf_counter() - began)

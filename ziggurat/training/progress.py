@@ -45,6 +45,9 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
     ]
 
 
+_TOLD_SHARE = 0.1
+"""From this share of the time on, the log says what validations take."""
+
 # Attributes of a window, and their names in checkpoints (`Progress.window`).
 _SUMS = (
     *("updates", "source_tokens", "target_tokens", "sentences"),
@@ -238,6 +241,7 @@ class Reporter:
         self._new_window = new_window
         self._window = new_window(begun.window)
         self._first, self._seconds_before = True, self._window.seconds
+        self._begun_seconds, self._validating = begun.seconds, 0.0
         # Checkpoints of earlier versions hold no sums, so the first record lacks the updates before such a checkpoint.
         self._lacks_some = not begun.window and begun.update % config.log_every_updates != 0
 
@@ -279,5 +283,8 @@ class Reporter:
             self._log.say(f"update {p.update}: validation left for the resumed run")
             return
         self._metrics.write("validation", p.update, {**result.record(), "seconds": seconds})
-        text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{duration(seconds)}]"
+        self._validating += seconds
+        share = self._validating / max(seconds, p.seconds + seconds - self._begun_seconds)
+        took = duration(seconds) + (f", all validations {share:.0%} of the time" if share >= _TOLD_SHARE else "")
+        text = f"update {p.update}: {result.line()}{'  (best)' if better else ''}  [{took}]"
         self._log.say(text, "bold" if better else None)

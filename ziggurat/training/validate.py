@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
@@ -44,12 +46,14 @@ class Validation:
         bleu: sacreBLEU of the decoded dev set, or None (also where its tokenizer is not installed).
         chrf: chrF of the same, or None.
         unfinished: number of translations cut at the length limit, or None.
+        left_out: why there is no decoding, where `training.validation` asks for one.
     """
 
     nll: float
     bleu: float | None = None
     chrf: float | None = None
     unfinished: int | None = None
+    left_out: str = ""
 
     @property
     def perplexity(self) -> float:
@@ -87,14 +91,51 @@ class Validation:
             text += f"  BLEU {self.bleu:.2f}"
         if self.chrf is not None:
             text += f"  chrF {self.chrf:.2f}"
-        return text + (f"  {self.unfinished} cut at the length limit" if self.unfinished else "")
+        text += f"  {self.unfinished} cut at the length limit" if self.unfinished else ""
+        return text + (f"  {self.left_out}" if self.left_out else "")
 
 
 Result = TypeVar("Result")
 
 
+_SHORT_SECONDS = 10.0
+"""A decoding that takes less is never left out: records of small runs do not depend on the clock."""
+
+
 class _InterruptedError(Exception):
     """Ends a validation early."""
+
+
+class _DecodingClock:
+    """Context that times the decodings of this start of training, and bounds their share of its time.
+
+    Args:
+        share: largest share; None: no limit.
+    """
+
+    def __init__(self, share: float | None) -> None:
+        self._share = share
+        self._started = self._began = time.perf_counter()
+        self._spent = self._latest = 0.0
+
+    @property
+    def excuse(self) -> str:
+        """Why a decoding is left out."""
+        return f"(not translated: more than {self._share:.0%} of the time; see `training.validation.max_share`)"
+
+    def affordable(self) -> bool:
+        """True when one more decoding, as long as the latest, is short or stays within its share."""
+        if self._share is None or self._latest < _SHORT_SECONDS:
+            return True
+        passed = time.perf_counter() - self._started
+        return self._spent + self._latest <= self._share * (passed + self._latest)
+
+    def __enter__(self) -> None:
+        self._began = time.perf_counter()
+
+    def __exit__(self, *error: object) -> None:
+        self._latest = time.perf_counter() - self._began
+        self._spent += self._latest
 
 
 class Validator:
@@ -135,6 +176,11 @@ class Validator:
         # The first ones, always the same: scores of one run must compare.
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
         self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
+        self.longest: list[int] | None = None
+        if (rule := config.validation.max_length) is not None:
+            self.longest = [int(rule.ratio * n + rule.extra) for n in self.dev.target_lengths[:count]]
+        self._clock = _DecodingClock(None if config.validation.metric != "loss" else config.validation.max_share)
+        self._frequencies: float | None = None
         tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
         self._metrics: tuple[Metric, ...] = ("bleu", "chrf")
         self.notices: list[str] = []
@@ -143,10 +189,13 @@ class Validator:
         self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
 
     @torch.inference_mode()
-    def measure(self, model: Seq2Seq, interrupted: Callable[[], bool] = lambda: False) -> Validation | None:
+    def measure(
+        self, model: Seq2Seq, interrupted: Callable[[], bool] = lambda: False, *, last: bool = False
+    ) -> Validation | None:
         """Return the scores of `model`, which is left in evaluation mode.
 
         `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
+        `last`: the decoding is not left out, however long it may take (of several processes the first one's counts).
         """
 
         def go_on() -> None:
@@ -154,18 +203,24 @@ class Validator:
                 raise _InterruptedError
 
         try:
-            return self._measure(model, go_on)
+            return self._measure(model, go_on, last)
         except _InterruptedError:
             return None
 
-    def _measure(self, model: Seq2Seq, go_on: Callable[[], None]) -> Validation:
+    def _measure(self, model: Seq2Seq, go_on: Callable[[], None], last: bool) -> Validation:
         model.eval()
         nll, tokens = self.processes.sums(self._in_all(lambda: self._loss(model, go_on)))
         mean = nll / max(1, tokens)
         if not self.config.validation.decode:
             return Validation(mean)
+        # The clocks of several processes differ: the first one's decides for all.
+        if not self.processes.of_first(last or self._clock.affordable()):
+            return Validation(mean, left_out=self._clock.excuse)
+        # What is drawn from word frequencies alone is not worth a beam.
+        beam = 1 if mean > self._frequencies_nll() else self.decoding.beam_size
         # Process r has translated sentences r, r + count, and so on.
-        mine, unfinished = self._in_all(lambda: self._translations(model, go_on))
+        with self._clock:
+            mine, unfinished = self._in_all(lambda: self._translations(model, beam, go_on))
         outputs = [""] * len(self.tags)
         for rank, texts in enumerate(self.processes.texts(mine)):
             outputs[rank :: self.processes.count] = texts
@@ -199,13 +254,26 @@ class Validator:
             tokens += batch.target_tokens
         return [nll, tokens]
 
-    def _translations(self, model: Seq2Seq, go_on: Callable[[], None]) -> tuple[list[str], int]:
+    def _frequencies_nll(self) -> float:
+        """Return the mean -log p, nats per target token, that the dev set's own word frequencies give it.
+
+        No model that knows nothing but frequencies has less.
+        """
+        if self._frequencies is None:
+            counts: Counter[int] = Counter()
+            for batch in fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch):
+                counts.update(batch.target_out[batch.target_mask].tolist())
+            total = sum(counts.values())
+            self._frequencies = -sum(n * math.log(n / total) for n in counts.values()) / max(1, total)
+        return self._frequencies
+
+    def _translations(self, model: Seq2Seq, beam: int, go_on: Callable[[], None]) -> tuple[list[str], int]:
         """Return this process's part of the translations, and the number of them cut at the length limit."""
         translator = Translator(
             model,
             self.store.source,
             self.store.target,
-            self.decoding,
+            self.decoding.model_copy(update={"beam_size": beam}),
             max_positions=self.max_positions,
             device=model.device,
             before_step=go_on,
@@ -216,7 +284,9 @@ class Validator:
             mine = range(self.processes.rank, len(self.tags), self.processes.count)
             for tag in dict.fromkeys(self.tags):  # a call translates into one language
                 chosen = [i for i in mine if self.tags[i] == tag]
-                found.update(zip(chosen, translator.translate([self.sources[i] for i in chosen], tag=tag), strict=True))
+                texts = [self.sources[i] for i in chosen]
+                longest = None if self.longest is None else [self.longest[i] for i in chosen]
+                found.update(zip(chosen, translator.translate(texts, tag=tag, longest=longest), strict=True))
         return [found[i].text for i in mine], translator.notices["unfinished"]
 
     def _find_tokenizer(self) -> None:
@@ -251,7 +321,7 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
     validation = experiment.training.validation
     now: dict[str, Any] = {"metric": validation.metric}
     if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
-        now |= {"beam_size": validation.beam_size, "max_sentences": validation.max_sentences}
+        now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
         now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
     before, p.best_by = p.best_by, now
     if not before or before == now:  # checkpoints of earlier versions do not say
