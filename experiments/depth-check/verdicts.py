@@ -25,11 +25,10 @@ from configurations import CONFIGURATIONS, Configuration  # noqa: E402
 from outcomes import commit  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
-from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.data.corpus import Store, unigram_entropy  # noqa: E402
 from ziggurat.trainability.trial import (  # noqa: E402
     TrialOptions,
     run_trial,
-    unigram_entropy,
 )
 from ziggurat.trainability.verdict import judge  # noqa: E402
 

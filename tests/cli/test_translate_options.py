@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from ziggurat.cli.engine import warnings_shown
+from ziggurat.cli.engine import warnings_shown, worker_count
 from ziggurat.cli.output import check_output, line_count, line_progress, output_stream
 from ziggurat.decoding.translator import load_translator
+from ziggurat.errors import ConfigError
+from ziggurat.nn import precision
 
 SHORT = ["max_length.limit=4", "min_length=0"]
 
@@ -142,3 +144,42 @@ def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> Non
     os.close(writing)
     with open(reading, "rb") as pipe:
         assert pipe.read() == b"text\n"
+
+
+def test_a_faster_precision_is_named_and_taken_by_auto(
+    ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rates = {"float32": 2e9, "bfloat16": 1e9}
+    monkeypatch.setattr(precision, "decoding_rates", lambda _: rates)
+    _, out, said = ziggurat("translate", trained, *SHORT, "-i", text)
+    assert "times as fast" not in said
+    status, same, said = ziggurat("translate", trained, *SHORT, "precision=auto", "-i", text)
+    assert (status, same) == (0, out)
+    assert "precision: float32, chosen by `auto`" in said
+    rates["bfloat16"] = 5e9
+    said = ziggurat("translate", trained, *SHORT, "-i", text)[2]
+    assert "bfloat16 products are 2.5 times as fast as float32 on this CPU" in said
+    assert "`precision=bfloat16`" in said
+
+
+def test_automatic_workers_follow_threads_text_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "model.safetensors").write_bytes(bytes(1000))
+    free = [1 << 50]
+    monkeypatch.setattr("ziggurat.training.memory.available_memory", lambda: free[0])
+
+    def workers(asked: str = "auto", lines: int | None = 100_000, threads: int | None = 4, device: str = "cpu") -> int:
+        return worker_count(asked, [str(tmp_path)], lines, threads, device=device)
+
+    assert workers() == 4
+    assert workers(threads=None) == len(os.sched_getaffinity(0))
+    assert [workers(lines=n) for n in (None, 0, 999, 2_500, 9_999)] == [1, 1, 1, 2, 4]
+    assert workers(device="cuda:1") == 1
+    free[0] = 3 * 2 * ((1 << 29) + 3 * 1000)
+    assert workers() == 3
+    free[0] = 0
+    assert workers() == 1
+    assert workers("7", lines=None) == 7
+    for wrong in ("0", "1025", "-1", "many", ""):
+        with pytest.raises(ConfigError, match="a number from 1 to 1024, or `auto`"):
+            workers(wrong)

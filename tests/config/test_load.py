@@ -26,7 +26,7 @@ DOCS = Path(__file__).parents[2] / "docs"
         ("model:\n  d_modle: 4\n", "x.yaml, line 3: unknown key `model.d_modle`; did you mean `model.d_model`?"),
         ("training: {warmup: 4}\n", "did you mean `training.schedule.warmup_updates`?"),
         ("model: {layers: 4}\n", "did you mean `model.decoder.layers`?"),
-        ("training: {precision: bf61}\n", "`training.precision`: input should be 'fp32' or 'bf16', not 'bf61'"),
+        ("training: {precision: bf61}\n", "`training.precision`: input should be 'auto', 'fp32' or 'bf16', not 'bf61'"),
         ("training: {batch: {max_tokens: '9'}}\n", "`training.batch.max_tokens`: input should be a valid integer"),
         ("training: {batch: {max_tokens: 1.5}}\n", "`training.batch.max_tokens`"),
         ("model: {d_model: 30, heads: 4}\n", "`d_model` (30) is not a multiple of `heads` (4)"),

@@ -23,6 +23,7 @@ from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.translator import load_translator
 from ziggurat.decoding.workers import open_workers
 from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.nn.packed import available
 
 SHORT: dict[str, Any] = {"max_length": {"limit": 6}, "min_length": 0}
 LINES = ["Su divusim ne gokun.", "Madona dogun.", "", "dogun su " * 9, "Ne madona.", " ", "Gokun!"]
@@ -203,3 +204,21 @@ def test_the_verb_takes_them(ziggurat: Ziggurat, trained: Path, tmp_path: Path) 
     refused = ziggurat("translate", trained, "-i", text, "--window", 1, "--workers", 2)
     assert refused.status == 2
     assert "several `--workers` read ahead" in refused.err
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers that measure find different things."""
+    narrow = "bfloat16" if available("bfloat16") else "float32"
+    monkeypatch.setattr(
+        "ziggurat.decoding.translator.settled",
+        lambda asked, *_: ((narrow if os.getpid() % 2 else "float32") if asked == "auto" else asked, ""),
+    )
+    with open_workers(trained, workers=2, threads=2, device="cpu", precision="auto", **SHORT) as several:
+        chosen = several.decoding.precision
+        assert chosen in ("float32", "bfloat16")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TranslationWarning)
+            found = list(several.translate_stream(LINES, window=1))
+            one = load_translator(trained, device="cpu", precision=chosen, **SHORT)
+            assert found == list(one.translate_stream(LINES, window=1))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.train import ScheduleConfig
-from ziggurat.data.corpus import Store
+from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.loader import LoaderState
 from ziggurat.data.prepare import prepare
 from ziggurat.trainability.trial import (
@@ -25,7 +25,6 @@ from ziggurat.trainability.trial import (
     reduced,
     run_trial,
     trial_experiment,
-    unigram_entropy,
 )
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner

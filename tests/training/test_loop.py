@@ -26,8 +26,9 @@ from ziggurat.training.loop import TrainingResult, train
 from ziggurat.training.progress import UpdateWindow
 from ziggurat.training.retention import prune
 from ziggurat.training.schedule import how_to_go_on, time_left
+from ziggurat.training.setup import position_limit
 from ziggurat.training.update import UpdateResult, train_update
-from ziggurat.training.validate import Validation, position_limit
+from ziggurat.training.validate import Validation
 
 
 def go(folder: Path, run: Path, **training: object) -> TrainingResult:

@@ -129,8 +129,8 @@ def test_a_model_that_does_not_know_word_frequencies_is_decoded_greedily(
 ) -> None:
     seen = seen_by_the_translator(monkeypatch)
     validator, model = untrained(tiny_experiment(tiny_folder, validation={"beam_size": 3, "max_sentences": 2}))
-    texts, tokenizer = validator.dev.texts(np.arange(len(validator.dev)))[1], validator.store.target
-    ids = [i for line in tokenizer.encode(texts) for i in (*line, tokenizer.eos)]
+    train, eos = validator.store.train, validator.store.target.eos
+    ids = [int(i) for target in train.pairs(np.arange(len(train)))[1] for i in (*target, eos)]
     entropy = -sum(math.log(n / len(ids)) * n / len(ids) for n in Counter(ids).values())
     monkeypatch.setattr(validator, "_loss", lambda *_: [entropy * (0.999 if knows else 1.001), 1])
     validator.measure(model)

@@ -187,6 +187,11 @@ def _wrong_way(job: Job, languages: tuple[str, str]) -> str:
 def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> dict[str, Any]:
     """Return all settings that the result depends on, as JSON can represent them without loss."""
     decoding = change_section(opened[0].experiment.decoding, job.settings(), "decoding")
+    if decoding.precision == "auto":
+        raise ConfigError(
+            "`decoding.precision: auto` may mean something else on each machine that takes part: name the precision, "
+            "such as `precision=bfloat16`"
+        )
     return {
         "method": job.method,
         "forward": job.forward,

@@ -17,6 +17,7 @@ from ziggurat.cli.engine import (
     open_model,
     text_form,
     warnings_shown,
+    worker_count,
 )
 from ziggurat.cli.options import (
     HOW,
@@ -117,15 +118,14 @@ def translate(
     device: Device = "auto",
     threads: Threads = None,
     workers: Annotated[
-        int,
+        str,
         typer.Option(
             "--workers",
-            min=1,
-            max=1024,
-            help="Parallel processes, each with the model and its share of the threads.",
+            metavar="N",
+            help="Parallel processes, each with the model and its share of the threads; auto: as is fastest here.",
             rich_help_panel=HOW,
         ),
-    ] = 1,
+    ] = "1",
     engine: Annotated[
         str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=HOW)
     ] = "auto",
@@ -149,15 +149,19 @@ def translate(
     check_output(output)
     interactive = input == "-" and sys.stdin.isatty()
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
-    if workers > 1 and lines_ahead == 1:
+    models, total = [model, *(ensemble or [])], line_count(input)
+    processes = worker_count(workers, models, None if lines_ahead == 1 else total, threads, device=device)
+    if workers == "auto" and processes > 1 and window is None and total is not None:
+        # Several windows for each worker: one that is given the last window would keep the others waiting.
+        lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))
+    if processes > 1 and lines_ahead == 1:
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
     # (2) Files beside the lines are opened; a model is loaded.
     extras = inputs_beside_lines(prefix, constraints, terminology)
-    models = [model, *(ensemble or [])]
     with (
         warnings_shown(),
         open_engine(
-            engine, models, opening, workers=workers, token_scores=json, beside_lines=bool(extras)
+            engine, models, opening, workers=processes, token_scores=json, beside_lines=bool(extras)
         ) as translator,
     ):
         n_best = translator.decoding.n_best
@@ -175,7 +179,7 @@ def translate(
 
         # With a window of 1 somebody waits for each line before writing the next.
         flush = interactive or window == 1
-        count = _write(translator, translations, form, output, total=line_count(input), flush=flush)
+        count = _write(translator, translations, form, output, total=total, flush=flush)
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""

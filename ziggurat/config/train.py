@@ -206,8 +206,9 @@ class TrainingConfig(Section):
     """`auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, `mps`."""
     threads: Threads | None = Field(default=None, ge=1)
     """CPU threads; default: torch's choice."""
-    precision: Literal["fp32", "bf16"] = "fp32"
-    """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32."""
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32. `auto`: the faster of the two on this
+    machine (on a CPU by a product of each), chosen before a new run, whose config.yaml then has the choice."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
     cuda_graphs: Count = Field(default=0, ge=0)

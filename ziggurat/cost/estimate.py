@@ -18,6 +18,8 @@ from ziggurat.cost.machine import Batches, Speed, expected_batches, measure_spee
 from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.errors import ConfigError
 from ziggurat.models.tensors import usable_device
+from ziggurat.nn.precision import precision_notice
+from ziggurat.training.objective import settle_precision
 
 __all__ = ["Cost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
 
@@ -91,15 +93,18 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     Memory is allocated only for timing, on a copy with at most two layers in each stack. Raises the ConfigError and
     DataError of build_model and expected_batches.
     """
+    device, notes = _device(experiment.training.device)
+    experiment = settle_precision(experiment, device)
     training = experiment.training
-    device, notes = _device(training.device)
+    widths = experiment.model.d_model, experiment.model.d_ff
+    notes += [precision_notice(training.precision, device, widths, always=True)] if device.type == "cpu" else []
     batches = expected_batches(experiment)
     shape = _hungriest(experiment, sizes, batches.largest, device)
     update = simulate_update(experiment, sizes, shape, device)
     length = round(batches.source_length), round(batches.target_length)
     forward = forward_flops(experiment, sizes, *length)
     kinds = {kind for work in update.work.values() for kind in work.operations}
-    speed = measure_speed(kinds, (experiment.model.d_model, experiment.model.d_ff), device, training.threads)
+    speed = measure_speed(kinds, widths, device, training.threads)
     copies = sum(update.at_peak.get(purpose, 0) for purpose in ("weights", "moments"))
     return Cost(
         device=str(device),

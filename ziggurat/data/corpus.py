@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any, Self, cast
 
+import numpy as np
 from pydantic import Field, model_validator
 
 from ziggurat.data.arrow_shard import refuse_damaged
@@ -24,13 +25,15 @@ from ziggurat.data.workspace import recover
 from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
 
-__all__ = ["MANIFEST", "STORE_FORMAT", "Store", "read_manifest"]
+__all__ = ["MANIFEST", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
 
 STORE_FORMAT = 1
 """Version of all files in the folder; other versions are refused."""
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a store."""
+
+_SAMPLE = 20_000  # pairs read for word frequencies at most
 
 
 class Store:
@@ -88,6 +91,22 @@ class Store:
         """
         for name, entry in self.manifest["files"].items():
             _check_content(self.path / name, entry["xxh3_128"])
+
+
+def unigram_entropy(store: Store, seed: int = 0) -> float:
+    """Return the entropy of the target tokens' frequencies in nats, end-of-sentence included.
+
+    It is computed over the training pairs, or a random sample of 20,000 of them.
+    """
+    table = store.train
+    pairs = np.arange(len(table))
+    if len(pairs) > _SAMPLE:
+        pairs = np.sort(np.random.Generator(np.random.PCG64(seed)).choice(pairs, _SAMPLE, replace=False))
+    _, targets = table.pairs(pairs)
+    counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=store.target.size)
+    present = np.append(counts[counts > 0], len(pairs))  # the last is end-of-sentence: one per pair
+    shares = present / present.sum()
+    return float(-(shares * np.log(shares)).sum())
 
 
 def _reopened(path: str) -> Store:

@@ -14,6 +14,7 @@ from ziggurat.config import DecodingConfig
 from ziggurat.data.subword import Tokenizer
 from ziggurat.decoding.assembler import SourcePart
 from ziggurat.decoding.length import LengthPenalty
+from ziggurat.decoding.lines import Notices, split_long, without_nul
 from ziggurat.decoding.request import RuleOptions, SamplingOptions, SearchSettings, Sentence
 from ziggurat.decoding.terminology import Terminology, phrase_ids
 from ziggurat.errors import ConfigError, DataError, printable
@@ -153,6 +154,31 @@ class TranslationCall:
     def asked(self, place: int, extras: LineExtras) -> list[str]:
         """Return the constraints of the line at `place` itself, without those of the terminology."""
         return [phrase for phrase in extras.constraints[place] if phrase.strip()] if extras.constraints else []
+
+    def segmented(
+        self, texts: Sequence[str], extras: LineExtras, notices: Notices
+    ) -> tuple[list[range], list[SourcePart], list[Sentence]]:
+        """Return which parts each line has (none: it is blank), all parts, and each as a sentence of a search.
+
+        `notices` counts blank and long lines. Raises the DataError of `sentences`.
+        """
+        owned, parts, sentences = [], list[SourcePart](), list[Sentence]()
+        clean, limit = without_nul(texts), self.source_limit
+        for place, (text, ids) in enumerate(zip(clean, self.source.encode(clean), strict=True)):
+            # str.strip also removes the blanks that normalisation keeps, such as U+3000.
+            new = split_long(text, ids, self.source.encode, limit) if text.strip() and ids else []
+            owned.append(range(len(parts), len(parts) + len(new)))
+            for part, sentence in self.sentences(text, new, place, extras):
+                parts.append(part)
+                sentences.append(sentence)
+            notices["blank_lines"] += not new
+            if len(new) > 1:
+                notices.add(
+                    "long_lines",
+                    f"a line of {len(ids)} pieces is translated in {len(new)} parts of at most "
+                    f"{limit} pieces (`decoding.max_source_pieces`)",
+                )
+        return owned, parts, sentences
 
     def sentences(
         self, text: str, parts: Sequence[list[int]], place: int, extras: LineExtras

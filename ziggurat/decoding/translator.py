@@ -16,7 +16,7 @@ import torch
 from ziggurat.config import DecodingConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.subword import Tokenizer
-from ziggurat.decoding.assembler import Assembler, SourcePart
+from ziggurat.decoding.assembler import Assembler
 from ziggurat.decoding.call import LineExtras, TranslationCall, line_extras
 from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import (
@@ -24,7 +24,6 @@ from ziggurat.decoding.lines import (
     Notices,
     TranslationWarning,
     refuse_single,
-    split_long,
     windows,
     without_nul,
 )
@@ -35,6 +34,7 @@ from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.packed import make_fast
+from ziggurat.nn.precision import settled
 from ziggurat.threads import share_cores
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
@@ -58,6 +58,7 @@ class Translator:
     (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing). The first of each
     kind gives a warning, except for blank lines. `on_finished` is called with the number of sentences that a step of
     the search has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
+    `about_precision`: what is to be said of it (ziggurat.nn.precision.settled).
     """
 
     def __init__(
@@ -88,6 +89,7 @@ class Translator:
         self._scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
+        self.about_precision = ""
 
     @property
     def model(self) -> Seq2Seq:
@@ -222,25 +224,7 @@ class Translator:
     def _translate_window(self, texts: Sequence[str], call: TranslationCall, extras: LineExtras) -> list[Translation]:
         """Translate `texts`, all in memory at once."""
         # (1) Segment the lines; `owned` are the parts of each, none for a blank line.
-        clean = without_nul(texts)
-        limit = call.source_limit
-        parts: list[SourcePart] = []
-        owned: list[range] = []
-        sentences = []
-        for place, (text, ids) in enumerate(zip(clean, self.source_tokenizer.encode(clean), strict=True)):
-            # str.strip also removes the blanks that normalisation keeps, such as U+3000.
-            new = split_long(text, ids, self.source_tokenizer.encode, limit) if text.strip() and ids else []
-            owned.append(range(len(parts), len(parts) + len(new)))
-            for part, sentence in call.sentences(text, new, place, extras):
-                parts.append(part)
-                sentences.append(sentence)
-            self.notices["blank_lines"] += not new
-            if len(new) > 1:
-                self.notices.add(
-                    "long_lines",
-                    f"a line of {len(ids)} pieces is translated in {len(new)} parts of at most "
-                    f"{limit} pieces (`decoding.max_source_pieces`)",
-                )
+        owned, parts, sentences = call.segmented(texts, extras, self.notices)
         # (2) Search, longest first: little padding, and a batch that does not fit into memory fails at once, not after
         # an hour.
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
@@ -281,14 +265,17 @@ def load_translator(
     """
     members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
+    first, shape = members[0], members[0].experiment.model
+    precision, about = settled(settings.precision, first.model.device, (shape.d_model, shape.d_ff))
+    settings = settings.model_copy(update={"precision": precision})
     for member in members:
-        make_fast(member.model, settings.precision)
-    first, origins = members[0], "; ".join(member.origin for member in members)
+        make_fast(member.model, precision)
+    origins = "; ".join(member.origin for member in members)
     source, target = first.tokenizers
     models = [member.model for member in members]
     shortlist = load_shortlist(settings.shortlist, source, target, first.model.device) if settings.shortlist else None
     embeddings = [member.experiment.model.embedding for member in members]
-    return Translator(
+    translator = Translator(
         models,
         source,
         target,
@@ -299,3 +286,5 @@ def load_translator(
         target_language=first.experiment.data.target_language,
         scorer=lambda: scorer_of(models, shortlist),
     )
+    translator.about_precision = about
+    return translator

@@ -9,7 +9,7 @@ import contextlib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import chain
 from pathlib import Path
@@ -39,7 +39,7 @@ class _Opening:
     threads: int | None
     which: str | None
     device: str
-    decoding: Mapping[str, Any] = field(hash=False)
+    decoding: Mapping[str, Any] = field(compare=False)  # of one WorkerTranslator; a worker serves no other
 
 
 class _ModelFacts(NamedTuple):
@@ -48,6 +48,7 @@ class _ModelFacts(NamedTuple):
     decoding: DecodingConfig
     origin: str
     target_language: str
+    about_precision: str
 
 
 class _TranslatedWindow(NamedTuple):
@@ -61,16 +62,19 @@ class _TranslatedWindow(NamedTuple):
 class WorkerTranslator:
     """Translator of streams of text by worker processes; `open_workers` creates one.
 
-    `decoding`, `origin`, `target_language`, `notices` and `on_finished` are as in a Translator; `notices` adds up those
-    of all workers.
+    `decoding`, `origin`, `target_language`, `about_precision`, `notices` and `on_finished` are as in a Translator;
+    `notices` adds up those of all workers.
     """
 
     def __init__(self, submit: Callable[..., Future[Any]], opening: _Opening) -> None:
         self._submit = submit
         self._opening = opening
         model: _ModelFacts = submit(_introduce, opening).result()
+        # Where the precision is `auto`, this worker has chosen: the others might find something else.
+        self._opening = replace(opening, decoding={**opening.decoding, "precision": model.decoding.precision})
         self.decoding = model.decoding
         self.origin = f"{model.origin}; {opening.workers} workers"
+        self.about_precision = model.about_precision
         self.target_language = model.target_language
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
@@ -153,7 +157,7 @@ def _opened(opening: _Opening) -> Translator:
 
 def _introduce(opening: _Opening) -> _ModelFacts:
     translator = _opened(opening)
-    return _ModelFacts(translator.decoding, translator.origin, translator.target_language)
+    return _ModelFacts(translator.decoding, translator.origin, translator.target_language, translator.about_precision)
 
 
 def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _TranslatedWindow:

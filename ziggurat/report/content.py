@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat import __version__
-from ziggurat.data.corpus import Store
+from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.documents import json_safe
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.comparison import Comparison, System, compare
@@ -20,7 +20,6 @@ from ziggurat.report.runs import ReportRun
 from ziggurat.report.samples import SampleGroup, sample_groups
 from ziggurat.report.summary import Setting, Standing, differing, set_away, standings
 from ziggurat.report.translations import Sentences, Translated, translated
-from ziggurat.trainability.trial import unigram_entropy
 
 __all__ = ["Content", "Missing", "Translations", "as_record", "gather", "translate_all"]
 

@@ -87,7 +87,7 @@ def standings(runs: Sequence[ReportRun], floors: Sequence[float | None]) -> list
 def standing(run: ReportRun, floor: float | None) -> Standing:
     """Return the state of `run`.
 
-    `floor` is the loss that word frequencies alone give (ziggurat.trainability.trial.unigram_entropy), None if unknown.
+    `floor` is the loss that word frequencies alone give (ziggurat.data.corpus.unigram_entropy), None if unknown.
     """
     figures = _figures(run)
     verdict, reasons = _judged(run, figures, floor)

@@ -13,10 +13,11 @@ from typing import Any
 
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
+from ziggurat.data.corpus import unigram_entropy
 from ziggurat.documents import json_safe
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
-from ziggurat.trainability.trial import Trial, TrialOptions, open_data, run_trial, unigram_entropy
+from ziggurat.trainability.trial import Trial, TrialOptions, open_data, run_trial
 from ziggurat.trainability.verdict import Verdict, judge
 
 __all__ = [

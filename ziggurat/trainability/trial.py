@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from ziggurat.config import DataConfig, Experiment, ModelConfig
@@ -31,7 +30,7 @@ from ziggurat.models.tensors import random_state_kept, usable_device
 from ziggurat.threads import share_cores
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
-from ziggurat.training.objective import probe_loss
+from ziggurat.training.objective import probe_loss, settle_precision
 from ziggurat.training.profile import profile_batch
 from ziggurat.training.schedule import learning_rate, peak_update
 from ziggurat.training.update import train_update
@@ -44,7 +43,6 @@ __all__ = [
     "peak_rate",
     "reduced",
     "run_trial",
-    "unigram_entropy",
 ]
 
 
@@ -156,8 +154,9 @@ def run_trial(
     Raises ConfigError where the device cannot be used, or a pair of the store does not fit into a batch.
     """
     share_cores(torch.get_num_threads())
-    small = trial_experiment(experiment, settings)
-    learner = Learner(small, store, usable_device(small.training.device, "training.device"))
+    device = usable_device(experiment.training.device, "training.device")
+    small = settle_precision(trial_experiment(experiment, settings), device)
+    learner = Learner(small, store, device)
     learner.profile()  # sets ADMIN's omegas; other kinds need nothing
     loader = loader_of(small, store)
     batch = profile_batch(store, settings.measured_tokens, seed=settings.seed + 1)
@@ -201,7 +200,6 @@ def _measured(learner: Learner, batch: Batch) -> dict[str, Any]:
 
 _EMBEDDED_PAIRS = 4000
 _EMBEDDED_PIECES = 1200
-_SAMPLE = 20_000  # pairs read for word frequencies at most
 
 
 @contextmanager
@@ -228,19 +226,3 @@ def open_data(experiment: Experiment) -> Iterator[tuple[Store, str]]:
         data = DataConfig.model_validate(changes)
         prepare(data)
         yield Store.open(data.store), f"the embedded language pair, since {store} is not prepared"
-
-
-def unigram_entropy(store: Store, seed: int = 0) -> float:
-    """Return the entropy of the target tokens' frequencies in nats, end-of-sentence included.
-
-    It is computed over the training pairs, or a random sample of 20,000 of them.
-    """
-    table = store.train
-    pairs = np.arange(len(table))
-    if len(pairs) > _SAMPLE:
-        pairs = np.sort(np.random.Generator(np.random.PCG64(seed)).choice(pairs, _SAMPLE, replace=False))
-    _, targets = table.pairs(pairs)
-    counts = np.bincount(np.concatenate([np.asarray(ids) for ids in targets]), minlength=store.target.size)
-    present = np.append(counts[counts > 0], len(pairs))  # the last is end-of-sentence: one per pair
-    shares = present / present.sum()
-    return float(-(shares * np.log(shares)).sum())

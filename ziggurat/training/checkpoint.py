@@ -81,7 +81,7 @@ class Progress:
         gradient_norms: running sums of their logarithms (ziggurat.training.update).
         best: best value of the validation metric so far.
         best_update: its update.
-        best_by: settings by which it is measured (ziggurat.training.validate.rank_anew).
+        best_by: settings by which it is measured (ziggurat.training.setup.rank_anew).
         validations_since_best: number of validations since the best one.
         validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.

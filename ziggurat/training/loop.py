@@ -17,6 +17,7 @@ from ziggurat.data.workspace import discard
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import count_parameters
+from ziggurat.nn.precision import precision_notice
 from ziggurat.terminal import safe
 from ziggurat.tracking.trackers import open_trackers
 from ziggurat.training.average import average_newest
@@ -33,10 +34,9 @@ from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import other_files_notice
 from ziggurat.training.saving import Saver
 from ziggurat.training.schedule import TrainingResult, finished, how_to_go_on
-from ziggurat.training.setup import Setup, StartingPoint, set_up, starting_point
+from ziggurat.training.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
-from ziggurat.training.validate import rank_anew
 
 __all__ = ["TrainingResult", "train"]
 
@@ -78,8 +78,11 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     validator = setup.validator
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
     about = [*notices(setup.experiment), *other_files_notice(setup.experiment.data, setup.store)]
+    if setup.processes.first:
+        model, precision = setup.experiment.model, setup.experiment.training.precision
+        about.append(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)))
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
-    for notice in about:
+    for notice in filter(None, about):
         log.say(notice, "yellow")
 
 

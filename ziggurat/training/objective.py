@@ -21,12 +21,14 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from ziggurat.config import Experiment
 from ziggurat.config.train import LossConfig
 from ziggurat.data.collate import Batch
 from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
+from ziggurat.nn.precision import training_precision
 from ziggurat.training.loss import Labels, LossSums, sequence_loss
 
 __all__ = [
@@ -134,8 +136,20 @@ def add_gradients(
     return LossSums(sums.objective.detach(), sums.nll)  # detached, or the sum over batches would keep every graph
 
 
+def settle_precision(experiment: Experiment, device: torch.device) -> Experiment:
+    """Return `experiment` with the precision that `training.precision: auto` stands for on `device`."""
+    if experiment.training.precision != "auto":
+        return experiment
+    model = experiment.model
+    training = experiment.training.model_copy(
+        update={"precision": training_precision(device, (model.d_model, model.d_ff))}
+    )
+    return experiment.model_copy(update={"training": training})
+
+
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return the context of forward passes: bf16 matrix products, or nothing for fp32."""
+    assert precision != "auto", "settle_precision comes first"
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 

@@ -9,13 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.tensors import usable_device
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
@@ -26,14 +27,15 @@ from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.metrics import RunLog
+from ziggurat.training.objective import settle_precision
 from ziggurat.training.processes import Processes
 from ziggurat.training.retention import set_aside
 from ziggurat.training.run import create_run, refuse_existing, refuse_idle, refuse_other_store
 from ziggurat.training.schedule import refuse_endless
 from ziggurat.training.store_check import StoreCheck
-from ziggurat.training.validate import Validator, position_limit
+from ziggurat.training.validate import Validator
 
-__all__ = ["Setup", "StartingPoint", "set_up", "starting_point"]
+__all__ = ["Setup", "StartingPoint", "position_limit", "rank_anew", "set_up", "starting_point"]
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,11 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     # As early as possible: it reads every file of the store, beside all that follows.
     store_check = StoreCheck(store, processes)
     device = _usable_device(experiment)
+    if experiment.training.precision == "auto":
+        # The first process decides for all: what they measure may differ.
+        bf16 = processes.of_first(settle_precision(experiment, device).training.precision == "bf16")
+        training = experiment.training.model_copy(update={"precision": "bf16" if bf16 else "fp32"})
+        experiment = experiment.model_copy(update={"training": training})
     learner = Learner(experiment, store, device, processes)
     # Before the search for a batch size, which can take minutes, although that makes the validator once more.
     validator = _validator(experiment, store, processes)
@@ -143,6 +150,25 @@ def _validator(experiment: Experiment, store: Store, processes: Processes) -> Va
     return Validator(store, experiment.training, experiment.decoding, limit, processes)
 
 
+def position_limit(experiment: Experiment, store: Store) -> int | None:
+    """Return the longest sequence that the model can read, in tokens; None: there is no limit.
+
+    Raises ConfigError when a pair of the training or the dev set is longer.
+    """
+    embedding = experiment.model.embedding
+    if embedding.positions != "learned":
+        return None
+    tables = [table for table in (store.train, store.dev) if table is not None and len(table)]
+    longest = 1 + max(int(lengths.max()) for t in tables for lengths in (t.source_lengths, t.target_lengths))
+    if longest > embedding.max_positions:
+        raise ConfigError(
+            f"the longest sentence of the training and dev sets has {longest} tokens, "
+            f"`model.embedding.max_positions` is {embedding.max_positions}; raise it, or lower "
+            "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
+        )
+    return embedding.max_positions
+
+
 def _initial_weights(learner: Learner, experiment: Experiment) -> str:
     """Take the weights of `training.start_from`; return whose they are, for people, or "" for initialised ones."""
     path = experiment.training.start_from
@@ -183,3 +209,22 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     first = ", before its validation" if progress.validation_due else ""
     log.say(f"resumed after update {progress.update}{first}")
     return StartingPoint(progress, initialised=False, origin="")
+
+
+def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
+    """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
+
+    Scores of other sentences or of another search cannot be compared. The link `best` stays until the next validation.
+    """
+    validation = experiment.training.validation
+    now: dict[str, Any] = {"metric": validation.metric}
+    if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
+        now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
+        now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
+    before, p.best_by = p.best_by, now
+    if not before or before == now:  # checkpoints of earlier versions do not say
+        return []
+    p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
+    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
+    names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
+    return [f"{names} changed: earlier scores cannot be compared with later ones, so `best` and patience start again"]

@@ -10,18 +10,17 @@ import contextlib
 import math
 import time
 import warnings
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
 
-from ziggurat.config import DecodingConfig, Experiment, TrainingConfig
+from ziggurat.config import DecodingConfig, TrainingConfig
 from ziggurat.config.train import LossConfig
-from ziggurat.data.corpus import Store
+from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.loader import fixed_batches
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import TranslationWarning, Translator
@@ -34,7 +33,7 @@ from ziggurat.training.checkpoint import Progress
 from ziggurat.training.objective import autocast, batch_loss
 from ziggurat.training.processes import Processes
 
-__all__ = ["Validation", "Validator", "position_limit", "rank_anew"]
+__all__ = ["Validation", "Validator"]
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,6 @@ class _DecodingClock:
 
     @property
     def excuse(self) -> str:
-        """Why a decoding is left out."""
         return f"(not translated: more than {self._share:.0%} of the time; see `training.validation.max_share`)"
 
     def affordable(self) -> bool:
@@ -216,8 +214,10 @@ class Validator:
         # The clocks of several processes differ: the first one's decides for all.
         if not self.processes.of_first(last or self._clock.affordable()):
             return Validation(mean, left_out=self._clock.excuse)
-        # What is drawn from word frequencies alone is not worth a beam.
-        beam = 1 if mean > self._frequencies_nll() else self.decoding.beam_size
+        beam = self.decoding.beam_size
+        if beam > 1:  # a model that knows word frequencies at most is not worth it
+            self._frequencies = self._frequencies or unigram_entropy(self.store)
+            beam = 1 if mean > self._frequencies else beam
         # Process r has translated sentences r, r + count, and so on.
         with self._clock:
             mine, unfinished = self._in_all(lambda: self._translations(model, beam, go_on))
@@ -253,19 +253,6 @@ class Validator:
                 nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
             tokens += batch.target_tokens
         return [nll, tokens]
-
-    def _frequencies_nll(self) -> float:
-        """Return the mean -log p, nats per target token, that the dev set's own word frequencies give it.
-
-        No model that knows nothing but frequencies has less.
-        """
-        if self._frequencies is None:
-            counts: Counter[int] = Counter()
-            for batch in fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch):
-                counts.update(batch.target_out[batch.target_mask].tolist())
-            total = sum(counts.values())
-            self._frequencies = -sum(n * math.log(n / total) for n in counts.values()) / max(1, total)
-        return self._frequencies
 
     def _translations(self, model: Seq2Seq, beam: int, go_on: Callable[[], None]) -> tuple[list[str], int]:
         """Return this process's part of the translations, and the number of them cut at the length limit."""
@@ -311,41 +298,3 @@ class Validator:
         language = self.store.manifest["config"]["target_language"]
         scores = evaluate(outputs, [self.references], metrics=self._metrics, target_language=language)
         return {name: score.value for name, score in zip(self._metrics, scores, strict=True)}
-
-
-def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
-    """Forget the best validation when a resumed run measures scores in another way; return a notice of it.
-
-    Scores of other sentences or of another search cannot be compared. The link `best` stays until the next validation.
-    """
-    validation = experiment.training.validation
-    now: dict[str, Any] = {"metric": validation.metric}
-    if validation.metric != "loss":  # the loss is of the whole dev set, and does not depend on decoding
-        now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
-        now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
-    before, p.best_by = p.best_by, now
-    if not before or before == now:  # checkpoints of earlier versions do not say
-        return []
-    p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
-    keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
-    names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
-    return [f"{names} changed: earlier scores cannot be compared with later ones, so `best` and patience start again"]
-
-
-def position_limit(experiment: Experiment, store: Store) -> int | None:
-    """Return the longest sequence that the model can read, in tokens; None: there is no limit.
-
-    Raises ConfigError when a pair of the training or the dev set is longer.
-    """
-    embedding = experiment.model.embedding
-    if embedding.positions != "learned":
-        return None
-    tables = [table for table in (store.train, store.dev) if table is not None and len(table)]
-    longest = 1 + max(int(lengths.max()) for t in tables for lengths in (t.source_lengths, t.target_lengths))
-    if longest > embedding.max_positions:
-        raise ConfigError(
-            f"the longest sentence of the training and dev sets has {longest} tokens, "
-            f"`model.embedding.max_positions` is {embedding.max_positions}; raise it, or lower "
-            "`data.filters.max_pieces` (which leaves the dev set as it is) and prepare again"
-        )
-    return embedding.max_positions

@@ -1,0 +1,158 @@
+"""The fastest precision of this machine, told by the time of one product of each; CPUs differ in which it is.
+
+A flag does not tell: processors with AVX-512-BF16 and no AMX have the instructions, and some of Intel's run bf16 at
+half the speed of fp32, AMD's at twice. Rates are measured in a tenth of a second, once in a process; they choose
+nothing by themselves but where a setting is `auto`.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import torch
+
+from ziggurat.nn.linear import linear
+from ziggurat.nn.packed import PackedLinear, Precision, available
+
+__all__ = [
+    "decoding_rates",
+    "faster",
+    "precision_notice",
+    "settled",
+    "speeds",
+    "training_precision",
+    "training_rates",
+]
+
+Widths = tuple[int, int]
+
+_WORTH = 1.15
+"""How many times as fast a precision must be to count as faster: rates vary by a tenth from one look to the next."""
+_SECONDS = 0.05
+_ROWS = 256  # few, so that a call takes milliseconds
+
+
+@functools.cache
+def training_rates(widths: Widths) -> Mapping[str, float]:
+    """Return the operations per second of one CPU thread, in a linear map forward and backward, in fp32 and bf16.
+
+    `widths`: input and output of the map, d_model and d_ff of the model; in narrow ones bf16 gains nothing.
+    """
+
+    def update(dtype: torch.dtype) -> Callable[[], object]:
+        x, w = (_like(n, widths[0]).to(dtype).requires_grad_() for n in (_ROWS, widths[1]))
+        gradient = _like(_ROWS, widths[1]).to(dtype)
+
+        def work() -> None:
+            with torch.enable_grad():
+                y = linear(x, w)
+            torch.autograd.grad(y, (x, w), gradient)
+
+        return work
+
+    return _rates({"fp32": update(torch.float32), "bf16": update(torch.bfloat16)}, 6 * _ROWS * math.prod(widths))
+
+
+@functools.cache
+def decoding_rates(widths: Widths) -> Mapping[str, float]:
+    """Return the operations per second of one CPU thread in a packed linear map of `widths`, by precision.
+
+    int8 is not tried: it is chosen by whoever accepts that it changes translations, never for its speed alone.
+    """
+    x, weight = _like(_ROWS, widths[0]), _like(widths[1], widths[0])
+    types: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+    maps = {str(name): PackedLinear(weight.to(dtype), None) for name, dtype in types.items() if available(name)}
+    return _rates({name: functools.partial(each, x) for name, each in maps.items()}, 2 * _ROWS * math.prod(widths))
+
+
+def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", "bf16"]:
+    """Return what `training.precision: auto` stands for: bf16 where it is faster, else fp32, which is more exact.
+
+    On a GPU it is bf16 where the hardware has it; nothing is measured there.
+    """
+    if device.type == "cpu":
+        return "bf16" if faster(training_rates(widths), "fp32") == "bf16" else "fp32"
+    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+
+
+def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Widths) -> tuple[Precision, str]:
+    """Return the precision of translation that `asked` stands for, and what is to be said of it, if anything.
+
+    `auto` is bfloat16 where it is faster, else float32. Where another than the one asked for is faster, int8 apart, it
+    is named.
+    """
+    if device.type == "cpu":
+        rates = decoding_rates(widths)
+        other = faster(rates, "float32" if asked == "auto" else asked)
+    else:
+        rates = {}
+        bf16 = asked == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
+        other = "bfloat16" if bf16 else None
+    if asked == "auto":
+        return ("bfloat16" if other else "float32"), f"precision: {other or 'float32'}, chosen by `auto`"
+    if other is None:
+        return asked, ""
+    times, told = rates[other] / rates[asked], speeds(rates)
+    return asked, f"{other} products are {times:.1f} times as fast as {asked} on this CPU ({told}): `precision={other}`"
+
+
+def faster(rates: Mapping[str, float], than: str) -> str | None:
+    """Return the precision with the highest rate if it is clearly faster than the one called `than`; else None."""
+    best = max(rates, key=lambda name: rates[name])
+    return best if than in rates and rates[best] > _WORTH * rates[than] else None
+
+
+def precision_notice(chosen: str, device: torch.device, widths: Widths, *, always: bool = False) -> str:
+    """Return a sentence where the other precision of training is faster on `device`; "" where it is not, or on a GPU.
+
+    `always`: the speeds are told in any case.
+    """
+    if device.type != "cpu":
+        return ""
+    rates = training_rates(widths)
+    other, told = faster(rates, chosen), speeds(rates)
+    if other is None:
+        return f"products on this CPU: {told}; `training.precision: {chosen}`" if always else ""
+    times = rates[other] / rates[chosen]
+    if chosen == "bf16":
+        return f"WARNING: this CPU is slower in bf16 than in fp32 ({told}); choose `training.precision=fp32` or `auto`"
+    return (
+        f"{other} products are {times:.1f} times as fast on this CPU ({told}): `training.precision={other}` or `auto`"
+    )
+
+
+def speeds(rates: Mapping[str, float]) -> str:
+    """Return rates for people, such as `fp32 138, bf16 69 GFLOP/s a thread`."""
+    return ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in rates.items()) + " GFLOP/s a thread"
+
+
+def _like(rows: int, width: int) -> torch.Tensor:
+    """Return numbers of the size of activations, [rows, width], without drawing any: training's must not change."""
+    return torch.linspace(-1.0, 1.0, rows * width).view(rows, width)
+
+
+def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[str, float]:
+    """Return the operations per second of each work in its fastest call; a call takes `operations`.
+
+    In turns, by the fastest call, and with one thread, which waits for no other: on a machine that other programs use
+    too, threads that share a product take ten times as long now and then, whatever the precision.
+    """
+    fastest = dict.fromkeys(works, float("inf"))
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        for work in works.values():
+            work()  # not timed: the first call allocates memory and chooses kernels
+        until = time.perf_counter() + _SECONDS
+        while time.perf_counter() < until or float("inf") in fastest.values():
+            for name, work in works.items():
+                began = time.perf_counter()
+                work()
+                fastest[name] = min(fastest[name], time.perf_counter() - began)
+    finally:
+        torch.set_num_threads(threads)
+    return {name: operations / seconds for name, seconds in fastest.items()}
