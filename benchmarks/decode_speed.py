@@ -3,6 +3,7 @@
     python -m benchmarks.decode_speed [--shape T3 ...] [--beam 4 1] [--peer ctranslate2 hf ...] [--rounds 2] [--json]
     python -m benchmarks.decode_speed --latency
     python -m benchmarks.decode_speed --depth
+    python -m benchmarks.decode_speed --cold [--data FOLDER]
 
 1,000 sentences of random tokens, as long as those of Multi30k's test set (`$BENCH_DATA`; of log-normal lengths without
 it), 64 at a time, every output 15 tokens long, untrained weights (speed does not
@@ -14,6 +15,9 @@ Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, 
 `$BENCH/venv/<environment>/bin/python`; those whose environment is there are taken. `2x1` are two workers of one thread
 each in place of one of two threads. Every run is a process of its own; each round runs every system once, so that a
 disturbance of the machine hits all; figures are medians, ratios are of these.
+
+`--cold` measures whole processes, from their start to their end: `ziggurat --version` and `--help`, and the translation
+of one sentence with an untrained T3 whose vocabulary is of Multi30k, beside one with CTranslate2 and SentencePiece.
 """
 
 from __future__ import annotations
@@ -51,6 +55,15 @@ if kind == "latency":
 else:
     translator.translate_batch(source, max_batch_size=64, batch_type="examples", **options)
     print("RESULT", len(source) * int(length) / (time.perf_counter() - began))
+"""
+
+
+_COLD_CTRANSLATE2 = """
+import sys, ctranslate2, sentencepiece
+path, pieces, line, dtype = sys.argv[1:]
+source = sentencepiece.SentencePieceProcessor(model_file=pieces).encode(line, out_type=str)
+translator = ctranslate2.Translator(path, compute_type=dtype, intra_threads=2)
+translator.translate_batch([source + ["</s>"]], beam_size=4, max_decoding_length=15, min_decoding_length=15)
 """
 
 
@@ -181,6 +194,45 @@ def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
     return {name: 1000 * seconds for name, seconds in in_turns(systems, rounds).items()}
 
 
+def cold(data: Path, peers: Sequence[str], rounds: int) -> dict[str, float]:
+    """Return the seconds of whole processes: showing version and help, and translating one sentence."""
+    from benchmarks.train_speed import prepared
+    from ziggurat.config.recipes import load_named
+    from ziggurat.data.corpus import Store
+    from ziggurat.models.build import build_model
+    from ziggurat.models.directory import write_model_directory
+    from ziggurat.models.tensors import weights
+
+    store = prepared(data)
+    d, ff, heads, encoder, decoder = SHAPES["T3"]
+    values = (
+        f"{{d_model: {d}, d_ff: {ff}, heads: {heads}, encoder: {{layers: {encoder}}}, decoder: {{layers: {decoder}}}}}"
+    )
+    experiment = load_named("multi30k-en-de", [f"model={values}", f"data.store={store}"])
+    opened, folder = Store.open(store), store.parent / "model"
+    model = build_model(experiment.model, opened.source.size, opened.target.size)
+    write_model_directory(folder, weights(model), experiment, store)
+    line = "a man in a blue shirt is standing on a ladder cleaning a window"
+    (store.parent / "line").write_text(line + "\n", encoding="utf-8")
+    ours = [sys.executable, "-m", "ziggurat"]
+    one = [*ours, "translate", str(folder), "-i", str(store.parent / "line"), "max_length.limit=14", "min_length=14"]
+    commands = {"ziggurat --version": [*ours, "--version"], "ziggurat --help": [*ours, "--help"]}
+    commands |= {f"ours {p}": [*one, f"precision={p}"] for p in ("float32", "bfloat16", "int8")}
+    if "ctranslate2" in peers:
+        path, pieces = Path(os.environ["BENCH_RUNS"]) / "ct2-T3-fp32", Path(os.environ["BENCH_DATA"]) / "spm.model"
+        theirs = [str(python_of("ctranslate2")), "-c", _COLD_CTRANSLATE2, str(path), str(pieces), line]
+        commands |= {f"ctranslate2 {dtype}": [*theirs, dtype] for dtype in ("float32", "int8")}
+
+    def seconds(command: Sequence[str]) -> float:
+        began = time.perf_counter()
+        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
+        return time.perf_counter() - began
+
+    for command in commands.values():
+        seconds(command)  # not counted: files come into memory
+    return in_turns({name: lambda c=command: seconds(c) for name, command in commands.items()}, rounds)
+
+
 def depth(precision: str = "float32") -> None:
     """Print output tokens/s by depth, attention and target length: d_model 256, beam 4, 32 sentences at a time."""
     lengths = (16, 64, 256)
@@ -207,6 +259,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--latency", action="store_true")
     parser.add_argument("--depth", action="store_true")
+    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -221,7 +275,9 @@ def main() -> None:
         depth()
         return
     peers = [peer for peer in options.peer if python_of(peer).is_file()]
-    if options.latency:
+    if options.cold:
+        results = {"whole processes, seconds": cold(options.data, peers, max(5, options.rounds))}
+    elif options.latency:
         results = {"latency, ms": latency(peers, options.rounds)}
     else:
         results = {
@@ -233,7 +289,9 @@ def main() -> None:
         print(json.dumps(results))
         return
     for title, figures in results.items():
-        print(f"{title}\n" + "\n".join(f"  {name:<28}{value:10,.1f}" for name, value in figures.items()))
+        print(title)
+        for name, value in figures.items():
+            print(f"  {name:<28}{value:10,.{1 if value >= 10 else 3}f}")
 
 
 if __name__ == "__main__":

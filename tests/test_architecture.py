@@ -93,6 +93,18 @@ def test_config_and_data_need_no_torch() -> None:
     assert result.stdout.strip() == "False"
 
 
+def test_translating_waits_for_no_library_that_it_does_not_use() -> None:
+    """Each of these takes a tenth of a second or more to import, torch's compiler and its parts a second and more."""
+    unused = ["pyarrow", "matplotlib", "transformers", "ctranslate2", "sacrebleu", "torch._dynamo", "torch._inductor"]
+    program = f"""
+import sys, ziggurat.cli.app, ziggurat.cli.translation
+print(*(name for name in ["torch", "pyarrow"] if name in sys.modules))
+import ziggurat.decoding.translator
+print(*(name for name in {unused} if name in sys.modules))"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "\n\n"
+
+
 def test_nothing_loads_pickles() -> None:
     for path in MODULES:
         text = path.read_text(encoding="utf-8")

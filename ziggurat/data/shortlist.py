@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import xxhash
@@ -18,11 +18,13 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
-from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import Tokenizer
 from ziggurat.documents import check_opens
 from ziggurat.errors import ConfigError, DataError, refuse_passing
+
+if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
+    from ziggurat.data.corpus import Store
 
 __all__ = [
     "Row",
