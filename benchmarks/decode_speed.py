@@ -3,7 +3,7 @@
     python -m benchmarks.decode_speed [--shape T3 ...] [--beam 4 1] [--peer ctranslate2 hf ...] [--rounds 2] [--json]
     python -m benchmarks.decode_speed --latency
     python -m benchmarks.decode_speed --depth
-    python -m benchmarks.decode_speed --cold [--data FOLDER]
+    python -m benchmarks.decode_speed --whole [--data FOLDER]
 
 1,000 sentences of random tokens, as long as those of Multi30k's test set (`$BENCH_DATA`; of log-normal lengths without
 it), 64 at a time, every output 15 tokens long, untrained weights (speed does not
@@ -16,13 +16,15 @@ Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, 
 each in place of one of two threads. Every run is a process of its own; each round runs every system once, so that a
 disturbance of the machine hits all; figures are medians, ratios are of these.
 
-`--cold` measures whole processes, from their start to their end: `ziggurat --version` and `--help`, and the translation
-of one sentence with an untrained T3 whose vocabulary is of Multi30k, beside one with CTranslate2 and SentencePiece.
+`--whole` measures whole processes, from their start to their end: `ziggurat --version` and `--help`, the translation of
+one sentence with an untrained T3 whose vocabulary is of Multi30k, beside one with CTranslate2 and SentencePiece, and
+the peak memory of those that translate 1,000 sentences.
 """
 
 from __future__ import annotations
 
 import argparse
+import gzip
 import json
 import os
 import random
@@ -58,12 +60,14 @@ else:
 """
 
 
-_COLD_CTRANSLATE2 = """
+_WHOLE_CTRANSLATE2 = """
 import sys, ctranslate2, sentencepiece
-path, pieces, line, dtype = sys.argv[1:]
-source = sentencepiece.SentencePieceProcessor(model_file=pieces).encode(line, out_type=str)
+path, pieces, lines, dtype = sys.argv[1:]
+encode = sentencepiece.SentencePieceProcessor(model_file=pieces).encode
+source = [encode(line.strip(), out_type=str) + ["</s>"] for line in open(lines, encoding="utf8")]
 translator = ctranslate2.Translator(path, compute_type=dtype, intra_threads=2)
-translator.translate_batch([source + ["</s>"]], beam_size=4, max_decoding_length=15, min_decoding_length=15)
+options = dict(beam_size=4, max_decoding_length=15, min_decoding_length=15)
+translator.translate_batch(source, max_batch_size=64, **options)
 """
 
 
@@ -194,8 +198,8 @@ def latency(peers: Sequence[str], rounds: int) -> dict[str, float]:
     return {name: 1000 * seconds for name, seconds in in_turns(systems, rounds).items()}
 
 
-def cold(data: Path, peers: Sequence[str], rounds: int) -> dict[str, float]:
-    """Return the seconds of whole processes: showing version and help, and translating one sentence."""
+def whole(data: Path, peers: Sequence[str], rounds: int) -> dict[str, dict[str, float]]:
+    """Return the seconds of whole processes that do little, and the peak memory of those that translate 1,000 lines."""
     from benchmarks.train_speed import prepared
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
@@ -205,32 +209,46 @@ def cold(data: Path, peers: Sequence[str], rounds: int) -> dict[str, float]:
 
     store = prepared(data)
     d, ff, heads, encoder, decoder = SHAPES["T3"]
-    values = (
-        f"{{d_model: {d}, d_ff: {ff}, heads: {heads}, encoder: {{layers: {encoder}}}, decoder: {{layers: {decoder}}}}}"
-    )
-    experiment = load_named("multi30k-en-de", [f"model={values}", f"data.store={store}"])
+    sizes = f"d_model: {d}, d_ff: {ff}, heads: {heads}, encoder: {{layers: {encoder}}}, decoder: {{layers: {decoder}}}"
+    experiment = load_named("multi30k-en-de", [f"model={{{sizes}}}", f"data.store={store}"])
     opened, folder = Store.open(store), store.parent / "model"
     model = build_model(experiment.model, opened.source.size, opened.target.size)
     write_model_directory(folder, weights(model), experiment, store)
-    line = "a man in a blue shirt is standing on a ladder cleaning a window"
-    (store.parent / "line").write_text(line + "\n", encoding="utf-8")
-    ours = [sys.executable, "-m", "ziggurat"]
-    one = [*ours, "translate", str(folder), "-i", str(store.parent / "line"), "max_length.limit=14", "min_length=14"]
-    commands = {"ziggurat --version": [*ours, "--version"], "ziggurat --help": [*ours, "--help"]}
-    commands |= {f"ours {p}": [*one, f"precision={p}"] for p in ("float32", "bfloat16", "int8")}
-    if "ctranslate2" in peers:
-        path, pieces = Path(os.environ["BENCH_RUNS"]) / "ct2-T3-fp32", Path(os.environ["BENCH_DATA"]) / "spm.model"
-        theirs = [str(python_of("ctranslate2")), "-c", _COLD_CTRANSLATE2, str(path), str(pieces), line]
-        commands |= {f"ctranslate2 {dtype}": [*theirs, dtype] for dtype in ("float32", "int8")}
+    with gzip.open(data / "test_2016_flickr.en.gz", "rt", encoding="utf-8") as file:
+        text = file.read().splitlines()
+    one, many = store.parent / "one", store.parent / "many"
+    one.write_text(text[0] + "\n", encoding="utf-8")
+    many.write_text("".join(line + "\n" for line in text), encoding="utf-8")
 
-    def seconds(command: Sequence[str]) -> float:
-        began = time.perf_counter()
-        subprocess.run(command, check=True, capture_output=True, env={**os.environ, "OMP_NUM_THREADS": "2"})
-        return time.perf_counter() - began
+    def translating(lines: Path) -> dict[str, list[str]]:
+        ours = [sys.executable, "-m", "ziggurat", "translate", str(folder), "-i", str(lines), "--threads", "2"]
+        ours += ["max_length.limit=14", "min_length=14", "batch_sentences=64"]
+        commands = {f"ours {p}": [*ours, f"precision={p}"] for p in ("float32", "bfloat16", "int8")}
+        if "ctranslate2" in peers:
+            path, pieces = Path(os.environ["BENCH_RUNS"]) / "ct2-T3-fp32", Path(os.environ["BENCH_DATA"]) / "spm.model"
+            theirs = [str(python_of("ctranslate2")), "-c", _WHOLE_CTRANSLATE2, str(path), str(pieces), str(lines)]
+            commands |= {f"ctranslate2 {dtype}": [*theirs, dtype] for dtype in ("float32", "int8")}
+        return commands
 
-    for command in commands.values():
-        seconds(command)  # not counted: files come into memory
-    return in_turns({name: lambda c=command: seconds(c) for name, command in commands.items()}, rounds)
+    little = {f"ziggurat {o}": [sys.executable, "-m", "ziggurat", o] for o in ("--version", "--help")}
+    short = {**little, **translating(one)}
+    for command in short.values():
+        _process(command)  # not counted: files come into memory
+    seconds = in_turns({name: lambda c=command: _process(c)[0] for name, command in short.items()}, rounds)
+    peaks = {name: _process(command)[1] for name, command in translating(many).items()}
+    return {"whole processes, one sentence, seconds": seconds, "peak memory of 1,000 lines, MiB": peaks}
+
+
+def _process(command: Sequence[str]) -> tuple[float, float]:
+    """Return the seconds of a process from its start to its end, and its peak memory in MiB."""
+    began = time.perf_counter()
+    quiet = subprocess.DEVNULL
+    with subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, "OMP_NUM_THREADS": "2"}) as process:
+        _, status, used = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise SystemExit(f"{' '.join(command)} failed")
+    return time.perf_counter() - began, used.ru_maxrss / 1024
 
 
 def depth(precision: str = "float32") -> None:
@@ -259,7 +277,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--latency", action="store_true")
     parser.add_argument("--depth", action="store_true")
-    parser.add_argument("--cold", action="store_true")
+    parser.add_argument("--whole", action="store_true")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=5, help=argparse.SUPPRESS)
@@ -275,8 +293,8 @@ def main() -> None:
         depth()
         return
     peers = [peer for peer in options.peer if python_of(peer).is_file()]
-    if options.cold:
-        results = {"whole processes, seconds": cold(options.data, peers, max(5, options.rounds))}
+    if options.whole:
+        results = whole(options.data, peers, max(5, options.rounds))
     elif options.latency:
         results = {"latency, ms": latency(peers, options.rounds)}
     else:

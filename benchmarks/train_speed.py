@@ -13,7 +13,7 @@ too). Those that are there are taken.
 Every run is a process of its own: 8 s of warm-up, then updates for at least `--seconds`. Tokens are real ones,
 end-of-sentence counted. Each round runs ours and then every peer, so that a disturbance of the machine hits all;
 figures are medians of the rounds. The share of the peak divides 6 operations per weight and token, and 12 d L L per
-attention, by torch's fastest 2048 x 2048 product of that precision, measured first.
+attention, by torch's fastest 2048 x 2048 product of that precision, measured first. Memory is the peak of the process.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ import argparse
 import json
 import os
 import re
+import resource
 import statistics
 import subprocess
 import sys
@@ -115,6 +116,7 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
         "gflops": work / passed / 1e9,
         "other_cores": round(max(0.0, others), 2),
         "threads": threads,
+        "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
 
 
@@ -158,6 +160,7 @@ def theirs(peer: str, shape: str, precision: str, seconds: float) -> dict[str, A
         "tokens_per_second": float(said["tgt_tok_s"]),
         "gflops": float(said["useful_gflops"]),
         "other_cores": said["other_cores"],
+        "peak_gib": float(said["peak_rss_gib"]),
     }
 
 
@@ -178,9 +181,11 @@ def table(shape: str, precision: str, runs: dict[str, list[dict[str, Any]]], lim
         others = max(r["other_cores"] for r in figures)
         each = [r["tokens_per_second"] for r in figures]
         spread = f"{min(each):,.0f} to {max(each):,.0f}"
+        memory = statistics.median(r["peak_gib"] for r in figures)
         ratio = "" if name == "ziggurat" else f"   ziggurat / {name} {speed['ziggurat'] / speed[name]:.2f}"
         lines.append(
-            f"  {name:<9} {speed[name]:8,.0f} target tokens/s ({spread})  {share:4.0%} of peak  others {others}{ratio}"
+            f"  {name:<9} {speed[name]:8,.0f} target tokens/s ({spread})  {share:4.0%} of peak  "
+            f"{memory:.2f} GiB  others {others}{ratio}"
         )
     return "\n".join(lines)
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import pytest
 import torch
@@ -82,3 +83,35 @@ def test_the_seed_fixes_the_mask() -> None:
     first = Dropout(0.4)(x)
     torch.manual_seed(4)
     assert torch.equal(Dropout(0.4)(x), first)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_dropout_of_relu_is_relu_then_dropout(dtype: torch.dtype) -> None:
+    """Bit for bit, gradients too; NaN stays NaN, and where the gradient of 0 is asked for it is 0."""
+    dropout = Dropout(0.3)
+    x = torch.randn(40, 60).to(dtype)
+    x[0, :3] = torch.tensor([0.0, -0.0, float("nan")])
+    gradient = torch.randn(40, 60).to(dtype)
+    found = []
+    for work in (lambda t: dropout(torch.relu(t)), partial(dropout, relu=True)):
+        torch.manual_seed(3)
+        inner = x.clone().requires_grad_()
+        y = work(inner)
+        y.backward(gradient)
+        assert inner.grad is not None
+        inner.grad[0, 2] = 0.0  # that of NaN means nothing
+        found.append((y.detach(), inner.grad))
+    kept = found[1][0].nan_to_num() > 0
+    assert 0.25 < float(kept.float().mean()) < 0.45  # half of it is positive, seven tenths of that are kept
+    for apart, fused in zip(*found, strict=True):
+        torch.testing.assert_close(fused, apart, rtol=0, atol=0, equal_nan=True)
+    dropout.eval()
+    assert torch.equal(dropout(x[1:], relu=True), torch.relu(x[1:]))
+
+
+def test_dropout_of_relu_saves_its_result_alone() -> None:
+    """The linear map that reads the result saves it too, so that nothing is saved twice."""
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):  # type: ignore[func-returns-value]
+        y = Dropout(0.1)(torch.randn(8, 8, requires_grad=True), relu=True)
+    assert [t.data_ptr() for t in saved] == [y.data_ptr()]

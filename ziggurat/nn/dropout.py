@@ -40,6 +40,11 @@ torch.library.register_fake(
 )
 
 
+def _threshold(p: float) -> int:
+    """Return the number of the 256 bytes that drop an element."""
+    return min(255, max(1, round(p * 256)))
+
+
 def _kept(noise: Tensor, threshold: int, dtype: torch.dtype) -> Tensor:
     """Return 1 where an element is kept, else 0, as numbers: products with booleans are far slower."""
     if torch.compiler.is_compiling():
@@ -71,6 +76,26 @@ class _ByteDropout(torch.autograd.Function):
         return into_x, gradient if ctx.needs_input_grad[1] else None, None
 
 
+class _ByteDropoutOfRelu(torch.autograd.Function):
+    """relu(x) * kept / share kept, in fewer passes than one after the other, with the same numbers.
+
+    The result alone is saved, which the next linear map saves anyway: it is positive exactly where x is and was kept.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
+        ctx.scale = 256.0 / (256 - threshold)
+        # Dropped before negative numbers become 0, so that all passes are over one tensor; NaN stays NaN.
+        y = _kept(random_bytes(x), threshold, x.dtype).mul_(x).mul_(ctx.scale).clamp_min_(0)
+        ctx.save_for_backward(y)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        (y,) = ctx.saved_tensors
+        return torch.ops.aten.threshold_backward(gradients[0], y, 0).mul_(ctx.scale), None
+
+
 class Dropout(nn.Module):
     """Zero elements with probability `p` in training and scale the rest by 1/(1-p).
 
@@ -85,15 +110,23 @@ class Dropout(nn.Module):
         self.p = p
         self.exact = exact
 
-    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        """Return `x` of any shape with dropout applied; with `residual`, of that shape too, their sum in one pass."""
+    def forward(self, x: Tensor, residual: Tensor | None = None, *, relu: bool = False) -> Tensor:
+        """Return `x` of any shape with dropout applied; with `residual`, of that shape too, their sum in one pass.
+
+        `relu`: dropout of the positive part of `x`.
+        """
+        if relu:
+            fused = self.training and self.p > 0.0 and not self.exact and x.device.type == "cpu" and residual is None
+            if fused and not torch.compiler.is_compiling():
+                y: Tensor = _ByteDropoutOfRelu.apply(x, _threshold(self.p))  # type: ignore[no-untyped-call]
+                return y
+            x = nn.functional.relu(x)
         if not self.training or self.p == 0.0:
             return x if residual is None else residual + x
         if self.exact or x.device.type != "cpu":
             dropped = nn.functional.dropout(x, self.p)
             return dropped if residual is None else residual + dropped
-        threshold = min(255, max(1, round(self.p * 256)))
-        result: Tensor = _ByteDropout.apply(x, residual, threshold)  # type: ignore[no-untyped-call]
+        result: Tensor = _ByteDropout.apply(x, residual, _threshold(self.p))  # type: ignore[no-untyped-call]
         return result
 
     def extra_repr(self) -> str:

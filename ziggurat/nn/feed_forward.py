@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
@@ -75,7 +76,11 @@ class FeedForward(_TwoMaps):
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""
         inner = self._shifted(self.in_proj(x))
-        y: Tensor = self.out_proj(self.dropout(self.activation(inner)))
+        if self.activation is F.relu and isinstance(self.dropout, Dropout):
+            active = self.dropout(inner, relu=True)
+        else:
+            active = self.dropout(self.activation(inner))
+        y: Tensor = self.out_proj(active)
         return y
 
     def slots(self) -> Iterator[Slot]:
