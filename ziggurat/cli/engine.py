@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ziggurat.cli import importing
 from ziggurat.cli.output import input_stream, say
 from ziggurat.errors import ConfigError, printable
 from ziggurat.models.run_folder import MODEL_FILE, refuse_missing
@@ -68,9 +69,10 @@ class ModelOptions:
 def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
     """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used."""
     _refuse_missing(paths)
-    import torch
+    with importing():
+        import torch
 
-    from ziggurat.decoding.translator import load_translator
+        from ziggurat.decoding.translator import load_translator
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
@@ -113,7 +115,8 @@ def open_engine(
     elif workers == 1:
         yield open_model(paths, options)
     else:
-        from ziggurat.decoding.workers import open_workers
+        with importing():
+            from ziggurat.decoding.workers import open_workers
 
         with open_workers(
             paths,

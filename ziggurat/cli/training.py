@@ -10,7 +10,7 @@ from typing import Annotated, Any, cast, get_args
 
 import typer
 
-from ziggurat.cli import leaving_at_once
+from ziggurat.cli import importing
 from ziggurat.cli.options import Json, Overrides, is_setting
 from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
 from ziggurat.config.growth import CopyStrategy
@@ -56,7 +56,7 @@ def train(
     # Mistakes in the configuration are reported before PyTorch is imported, which takes seconds.
     named = None if resume else load_named(given[0], given[1:])
     leave_with_launcher()
-    with leaving_at_once():
+    with importing():
         from ziggurat.training.loop import train as train_run
         from ziggurat.training.ownership import restarted
         from ziggurat.training.run import reopen_run

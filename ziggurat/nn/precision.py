@@ -32,7 +32,7 @@ Widths = tuple[int, int]
 
 _WORTH = 1.15
 """How many times as fast a precision must be to count as faster: rates vary by a tenth from one look to the next."""
-_SECONDS = 0.05
+_SECONDS = 0.03
 _ROWS = 256  # few, so that a call takes milliseconds
 
 
