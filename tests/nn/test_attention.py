@@ -90,6 +90,25 @@ def test_attention_dropout_acts_only_in_training(explicit: bool, monkeypatch: py
     torch.testing.assert_close(attend(query, key, value, None, dropout).context, plain)
 
 
+def test_long_sequences_leave_the_explicit_products_only_without_dropout(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a CPU torch has no kernel with dropout but the slow one that writes everything out."""
+    monkeypatch.setattr(base, "EXPLICIT_MAX_LENGTH", 5)
+    taken: list[float] = []
+    genuine = torch.nn.functional.scaled_dot_product_attention
+
+    def watched(*given: torch.Tensor, **options: float) -> torch.Tensor:
+        taken.append(options["dropout_p"])
+        return genuine(*given, **options)  # type: ignore[arg-type]
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", watched)
+    query, key, value = (torch.randn(1, 2, 6, 4) for _ in range(3))
+    for dropout in (Dropout(0.5).train(), Dropout(0.5).eval(), Dropout(0.0).train()):
+        attend(query, key, value, None, dropout)  # type: ignore[arg-type]
+    assert taken == [0.0, 0.0], "evaluation, and a probability of 0"
+    attend(*(each[:, :, :5] for each in (query, key, value)), None, Dropout(0.0))
+    assert len(taken) == 2, "short ones"
+
+
 def test_self_attention_is_the_written_out_sum_with_and_without_the_future() -> None:
     module, x = randomised(SelfAttention(6, 2, NO_DROPOUT)), draw(2, 4, 6)
     mask = torch.tensor([[True] * 4, [True] * 2 + [False] * 2])

@@ -27,7 +27,8 @@ __all__ = [
 ]
 
 EXPLICIT_MAX_LENGTH = 256
-"""On CPU, sequences up to this long are attended to by explicit products (benchmarks/attention_kernel.py)."""
+"""On CPU, sequences up to this long are attended to by explicit products, with dropout longer ones too
+(benchmarks/attention_kernel.py)."""
 
 _wanted_explicit = False
 
@@ -70,12 +71,13 @@ def attend(
         need_weights: also return the weights before dropout.
 
     The kernel is chosen by device and length: on CPU the backward pass of scaled_dot_product_attention costs more
-    than explicit products at sentence length; elsewhere, and for long inputs, its memory use wins. On a GPU flash
+    than explicit products at sentence length, and with dropout, for which it has no kernel, at any; elsewhere, and for
+    long inputs, its memory use wins. On a GPU flash
     attention hides the future itself and, in half types without dropout, padding; it takes no bias.
     """
     bias = None if mask is None else mask.bias
-    if not need_weights and not _explicit_is_faster(query, key):
-        p = dropout.p if dropout.training else 0.0
+    p = dropout.p if dropout.training else 0.0
+    if not need_weights and not _explicit_is_faster(query, key, p):
         if mask is not None and mask.bounds is not None and _flash_takes(query, p):
             return AttentionResult(_attend_between(query, key, value, mask.bounds), None)
         causal = mask is not None and mask.causal and _hides_the_future_itself(query)
@@ -111,11 +113,11 @@ def attend_to_blocks(
     return torch.stack(contexts).sum(0), dropped
 
 
-def _explicit_is_faster(query: Tensor, key: Tensor) -> bool:
+def _explicit_is_faster(query: Tensor, key: Tensor, dropout: float) -> bool:
     # A choice by length would fix the exported graph to the lengths it was traced with.
     if _wanted_explicit or torch.compiler.is_exporting():
         return True
-    return query.device.type == "cpu" and max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH
+    return query.device.type == "cpu" and (dropout > 0 or max(query.shape[-2], key.shape[-2]) <= EXPLICIT_MAX_LENGTH)
 
 
 def _hides_the_future_itself(query: Tensor) -> bool:
