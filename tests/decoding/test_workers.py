@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.cli.conftest import trained as trained
 from tests.cli.conftest import ziggurat as ziggurat
+from ziggurat.config import DecodingConfig
+from ziggurat.decoding import workers
 from ziggurat.decoding.lines import TranslationWarning
 from ziggurat.decoding.pool import in_order, worker_pool
 from ziggurat.decoding.translator import load_translator
 from ziggurat.decoding.workers import open_workers
 from ziggurat.errors import CheckpointError, ConfigError, DataError
-from ziggurat.nn.packed import available
 
 SHORT: dict[str, Any] = {"max_length": {"limit": 6}, "min_length": 0}
 LINES = ["Su divusim ne gokun.", "Madona dogun.", "", "dogun su " * 9, "Ne madona.", " ", "Gokun!"]
@@ -206,19 +208,25 @@ def test_the_verb_takes_them(ziggurat: Ziggurat, trained: Path, tmp_path: Path) 
     assert "several `--workers` read ahead" in refused.err
 
 
-@pytest.mark.usefixtures("forked_workers")
-def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers that measure find different things."""
-    narrow = "bfloat16" if available("bfloat16") else "float32"
-    monkeypatch.setattr(
-        "ziggurat.decoding.translator.settled",
-        lambda asked, *_: ((narrow if os.getpid() % 2 else "float32") if asked == "auto" else asked, ""),
-    )
-    with open_workers(trained, workers=2, threads=2, device="cpu", precision="auto", **SHORT) as several:
-        chosen = several.decoding.precision
-        assert chosen in ("float32", "bfloat16")
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", TranslationWarning)
-            found = list(several.translate_stream(LINES, window=1))
-            one = load_translator(trained, device="cpu", precision=chosen, **SHORT)
-            assert found == list(one.translate_stream(LINES, window=1))
+def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) -> None:
+    """Workers that measure could find different things, so later ones are told what the first one found."""
+    asked: list[dict[str, Any]] = []
+
+    def submit(function: Callable[..., Any], opening: workers._Opening, *arguments: Any) -> Future[Any]:
+        asked.append(dict(opening.decoding))
+        done: Future[Any] = Future()
+        if function is workers._introduce:
+            done.set_result(workers._ModelFacts(DecodingConfig(precision="bfloat16"), "a model", "en", "chosen"))
+        else:
+            done.set_result(workers._TranslatedWindow([], {}, {}))
+        return done
+
+    opening = workers._Opening((str(trained),), 2, 2, None, "cpu", {"precision": "auto", "beam_size": 2})
+    several = workers.WorkerTranslator(submit, opening)
+    assert list(several.translate_stream(["Su."])) == []
+    assert several.about_precision == "chosen"
+    assert asked[0] == {"precision": "auto", "beam_size": 2}
+    assert asked[1:] == [{"precision": "bfloat16", "beam_size": 2}] * 2
+    # The first worker finds its model by all the rest, and does not load it again.
+    assert replace(opening, decoding={"precision": "bfloat16"}) == opening
+    assert hash(replace(opening, decoding={"precision": "bfloat16"})) == hash(opening)
