@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 import warnings
 from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import Ziggurat
-from ziggurat.cli.engine import warnings_shown, worker_count
+from ziggurat.cli.engine import ModelOptions, warnings_shown, worker_count
 from ziggurat.cli.output import check_output, line_count, line_progress, output_stream
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError
@@ -162,24 +163,29 @@ def test_a_faster_precision_is_named_and_taken_by_auto(
     assert "`precision=bfloat16`" in said
 
 
-def test_automatic_workers_follow_threads_text_and_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "checkpoints").mkdir()
-    (tmp_path / "checkpoints" / "model.safetensors").write_bytes(bytes(1000))
+def test_automatic_workers_follow_threads_text_and_memory(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     free = [1 << 50]
     monkeypatch.setattr("ziggurat.training.memory.available_memory", lambda: free[0])
 
     def workers(asked: str = "auto", lines: int | None = 100_000, threads: int | None = 4, device: str = "cpu") -> int:
-        return worker_count(asked, [str(tmp_path)], lines, threads, device=device)
+        return worker_count(asked, [str(trained)], ModelOptions(None, device, threads), lines)
 
     assert workers() == 4
     assert workers(threads=None) == len(os.sched_getaffinity(0))
-    assert [workers(lines=n) for n in (None, 0, 999, 2_500, 9_999)] == [1, 1, 1, 2, 4]
+    assert [workers(lines=n) for n in (None, 0, 1_999, 2_000, 3_999, 9_999)] == [1, 1, 1, 2, 3, 4]
     assert workers(device="cuda:1") == 1
-    free[0] = 3 * 2 * ((1 << 29) + 3 * 1000)
+    size = next((trained / "checkpoints").glob("*/model.safetensors")).stat().st_size
+    free[0] = 3 * 2 * ((1 << 29) + 3 * size)
     assert workers() == 3
     free[0] = 0
     assert workers() == 1
     assert workers("7", lines=None) == 7
-    for wrong in ("0", "1025", "-1", "many", ""):
+    for wrong in ("0", "1025", "-1", "many", "", "\u0663", "9" * 5000):
         with pytest.raises(ConfigError, match="a number from 1 to 1024, or `auto`"):
             workers(wrong)
+
+
+def test_automatic_workers_of_an_exported_model_need_no_torch(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("ziggurat.decoding.served.is_served", lambda path: True)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert worker_count("auto", [str(tmp_path)], ModelOptions(None, "auto", 2), 5_000) == 2

@@ -93,7 +93,25 @@ def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_fact
 
 
 def test_nothing_is_trained_in_a_precision_that_nobody_chose(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with pytest.raises(AssertionError, match="settle_precision"):
+    with pytest.raises(ValueError, match="settle_precision"):
         autocast(CPU, "auto")
     experiment = tiny_experiment(tmp_path_factory.mktemp("settled"))
     assert settle_precision(experiment, CPU) is experiment
+
+
+def test_what_is_measured_stays_small_in_wide_models() -> None:
+    for widths in ((16, 32), (512, 2048), (1024, 4096), (4096, 16384), (8, 10**6)):
+        rows, (narrow, wide) = precision._shape(widths)
+        assert rows * narrow * wide <= 1 << 28
+        assert min(rows, narrow, wide) >= 1
+
+
+def test_processes_that_measure_different_things_take_the_first_ones_answer(
+    rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    experiment = tiny_experiment(tmp_path_factory.mktemp("agreed"), precision="auto")
+    asked: list[int] = []
+    for of_first in (1, 0):
+        agreed = settle_precision(experiment, CPU, lambda mine, answer=of_first: asked.append(mine) or answer)  # type: ignore[misc]
+        assert agreed.training.precision == ("bf16" if of_first else "fp32")
+    assert asked == [0, 0], f"what this process has measured: {rates}"

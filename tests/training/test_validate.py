@@ -20,8 +20,10 @@ from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.training.checkpoint import Progress
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
+from ziggurat.training.setup import rank_anew
 from ziggurat.training.validate import Validation, Validator, _DecodingClock
 
 
@@ -166,6 +168,47 @@ def test_a_decoding_that_takes_too_long_is_left_out_but_for_the_last(
     train(tmp_path / "run", experiment, console=Console(file=log, width=1000))
     decoded = [record["update"] for record in records(tmp_path / "run", "validation") if "chrf" in record]
     assert decoded == ([2, 7] if metric == "loss" else [2, 4, 6, 7])
-    said = log.getvalue().count("not translated: more than 0% of the time; see `training.validation.max_share`")
+    said = log.getvalue().count("not translated: over 0% of the time; see `training.validation.max_share`")
     assert said == (2 if metric == "loss" else 0)
     assert "% of the time]" in log.getvalue(), "tiny trainings spend most of it on validation"
+
+
+@pytest.mark.parametrize("stop", [{"patience": 1}, {"updates": 4}])
+def test_the_last_validation_of_a_run_translates_whatever_ends_it(
+    stop: dict[str, int], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.training.validate._SHORT_SECONDS", 0.0)
+    losses = iter([[3.0, 1], [2.0, 1], [2.5, 1]])
+    monkeypatch.setattr(Validator, "_loss", lambda *_: next(losses))
+    validation = {"every_updates": 2, "max_share": 1e-6, "max_sentences": 2}
+    train(tmp_path / "run", tiny_experiment(tiny_folder, validation=validation, stop=stop), console=QUIET)
+    decoded = {record["update"]: "chrf" in record for record in records(tmp_path / "run", "validation")}
+    assert decoded == ({2: True, 4: False, 6: True} if "patience" in stop else {2: True, 4: True})
+
+
+def test_groups_of_the_search_do_not_stop_a_greedy_validation(tiny_folder: Path) -> None:
+    """`decoding.diverse_groups` is of a beam that validation may not have, or not yet."""
+    experiment = tiny_experiment(tiny_folder, validation={"beam_size": 4, "max_sentences": 2})
+    decoding = experiment.decoding.model_copy(update={"beam_size": 4, "diverse_groups": 2})
+    for beam, nll in ((4, 0.1), (4, 99.0), (1, 0.1)):
+        validation = experiment.training.validation.model_copy(update={"beam_size": beam})
+        changed = experiment.training.model_copy(update={"validation": validation})
+        validator, model = untrained(experiment.model_copy(update={"training": changed, "decoding": decoding}))
+        validator._loss = lambda *_, nll=nll: [nll, 1]  # type: ignore[method-assign]
+        result = validator.measure(model)
+        assert result is not None
+        assert result.chrf is not None
+
+
+def test_a_run_of_the_version_before_is_told_why_its_scores_do_not_compare(tiny_folder: Path) -> None:
+    experiment = tiny_experiment(tiny_folder, validation={"metric": "chrf"})
+    now = Progress()
+    assert rank_anew(now, experiment) == []
+    before = {key: value for key, value in now.best_by.items() if key != "max_length"}
+    (said,) = rank_anew(Progress(best=5.0, best_by=dict(before)), experiment)
+    assert "had no such limit: `training.validation.max_length=null`" in said
+    validation = experiment.training.validation.model_copy(update={"max_length": None})
+    training = experiment.training.model_copy(update={"validation": validation})
+    same = Progress(best=5.0, best_by=dict(before))
+    assert rank_anew(same, experiment.model_copy(update={"training": training})) == []
+    assert same.best == 5.0

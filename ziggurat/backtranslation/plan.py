@@ -190,7 +190,7 @@ def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> d
     if decoding.precision == "auto":
         raise ConfigError(
             "`decoding.precision: auto` may mean something else on each machine that takes part: name the precision, "
-            "such as `precision=bfloat16`"
+            "`precision=float32` or `bfloat16`"
         )
     return {
         "method": job.method,

@@ -162,7 +162,7 @@ def importing() -> Iterator[None]:
 
     Raised inside an import, a KeyboardInterrupt would show a traceback of half-loaded modules, or get lost in them.
 
-    No garbage is collected meanwhile: modules leave none, and looking for it takes an eighth of the time that PyTorch
+    No garbage is collected meanwhile: modules leave none, and looking for it takes a sixth of the time that PyTorch
     needs to be imported.
     """
     if threading.current_thread() is not threading.main_thread():

@@ -6,11 +6,12 @@ other verbs use PyTorch.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
+import re
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from ziggurat.cli import importing
 from ziggurat.cli.output import input_stream, say
 from ziggurat.errors import ConfigError, printable
-from ziggurat.models.run_folder import MODEL_FILE, refuse_missing
+from ziggurat.models.run_folder import refuse_missing
 
 if TYPE_CHECKING:
     from ziggurat.decoding.results import Translation
@@ -88,7 +89,7 @@ def _introduce(translator: Translator | WorkerTranslator) -> None:
         say(translator.about_precision)
 
 
-@contextmanager
+@contextlib.contextmanager
 def open_engine(
     name: str, paths: Sequence[str], options: ModelOptions, *, workers: int, token_scores: bool, beside_lines: bool
 ) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
@@ -130,7 +131,7 @@ def open_engine(
             yield translator
 
 
-def worker_count(asked: str, paths: Sequence[str], lines: int | None, threads: int | None, *, device: str) -> int:
+def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines: int | None) -> int:
     """Return the number of processes that `--workers` asks for.
 
     `auto` on a CPU is one for each thread: two workers of one thread were 12 to 26 % faster than one of two. It is
@@ -138,23 +139,31 @@ def worker_count(asked: str, paths: Sequence[str], lines: int | None, threads: i
     stream, whose length is not known. Raises ConfigError for anything but `auto` or a number from 1 to 1024.
     """
     if asked != "auto":
-        if not (asked.isdecimal() and 1 <= int(asked) <= 1024):
+        if not (re.fullmatch("[0-9]{1,4}", asked) and 1 <= int(asked) <= 1024):
             raise ConfigError(f"`--workers {printable(asked)}`: give a number from 1 to 1024, or `auto`")
         return int(asked)
-    from ziggurat.training.memory import available_memory
-
-    if lines is None or device.partition(":")[0] not in ("auto", "cpu"):
+    _refuse_missing(paths)
+    most = min(options.threads or len(os.sched_getaffinity(0)), (lines or 0) // _LINES_PER_WORKER)
+    if most < 2 or options.device.partition(":")[0] not in ("auto", "cpu"):
         return 1
-    if device == "auto":
+    from ziggurat.decoding.served import is_served
+
+    if any(is_served(path) for path in paths):  # its workers share one model, and may not need PyTorch
+        return most
+    with importing():
         import torch
 
-        if torch.cuda.is_available():
-            return 1
-    files = [next(Path(path).glob(f"**/{MODEL_FILE}"), None) for path in paths]
-    each = _WORKER_BYTES + sum(3 * file.stat().st_size for file in files if file is not None)
-    free = available_memory()
-    fits = lines if free is None else free // (2 * each)
-    return max(1, min(threads or len(os.sched_getaffinity(0)), lines // _LINES_PER_WORKER, fits))
+        from ziggurat.models.directory import CHECKPOINTS, locate_weights
+        from ziggurat.training.memory import available_memory
+
+    if options.device == "auto" and torch.cuda.is_available():
+        return 1
+    each, free = _WORKER_BYTES, available_memory()
+    for path in map(Path, paths):
+        weights, _ = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
+        with contextlib.suppress(OSError):  # a run in training may just have deleted this checkpoint
+            each += 3 * weights.stat().st_size
+    return most if free is None else max(1, min(most, free // (2 * each)))
 
 
 def _open_served(
@@ -207,7 +216,7 @@ def _refuse_missing(paths: Sequence[str]) -> None:
         refuse_missing(Path(path))
 
 
-@contextmanager
+@contextlib.contextmanager
 def warnings_shown() -> Iterator[None]:
     """Context that prints Python warnings as messages, without file and line number."""
     with warnings.catch_warnings():

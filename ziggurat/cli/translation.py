@@ -150,7 +150,7 @@ def translate(
     interactive = input == "-" and sys.stdin.isatty()
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
     models, total = [model, *(ensemble or [])], line_count(input)
-    processes = worker_count(workers, models, None if lines_ahead == 1 else total, threads, device=device)
+    processes = worker_count(workers, models, opening, None if lines_ahead == 1 else total)
     if workers == "auto" and processes > 1 and window is None and total is not None:
         # Several windows for each worker: one that is given the last window would keep the others waiting.
         lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))

@@ -94,7 +94,8 @@ class DecodingConfig(Section):
     """Most sentences in the search at a time."""
     precision: Literal["auto", "float32", "bfloat16", "int8"] = "float32"
     """Precision of matrix products when a model is loaded for translation; validation uses that of training. `auto`:
-    the faster of float32 and bfloat16 on this machine, by a product of each."""
+    the faster of float32 and bfloat16 on this machine, by a product of each; `backtranslate`, which several machines
+    may share, needs one by name."""
     shortlist: PathText | None = Field(default=None, min_length=1)
     """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
     sentence allows get a score. Cannot be combined with prefixes or words that must appear; not used in validation."""

@@ -94,8 +94,9 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     DataError of build_model and expected_batches.
     """
     device, notes = _device(experiment.training.device)
-    experiment = settle_precision(experiment, device)
+    auto, experiment = experiment.training.precision == "auto", settle_precision(experiment, device)
     training = experiment.training
+    notes += [f"`training.precision: auto` is {training.precision} here"] if auto else []
     widths = experiment.model.d_model, experiment.model.d_ff
     notes += [precision_notice(training.precision, device, widths, always=True)] if device.type == "cpu" else []
     batches = expected_batches(experiment)

@@ -85,8 +85,8 @@ class _ByteDropoutOfRelu(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, threshold: int) -> Tensor:
         ctx.scale = 256.0 / (256 - threshold)
-        # Dropped before negative numbers become 0, so that all passes are over one tensor; NaN stays NaN.
-        y = _kept(random_bytes(x), threshold, x.dtype).mul_(x).mul_(ctx.scale).clamp_min_(0)
+        # The positive part first, or a dropped -inf would become NaN.
+        y = x.clamp_min(0).mul_(_kept(random_bytes(x), threshold, x.dtype)).mul_(ctx.scale)
         ctx.save_for_backward(y)
         return y
 

@@ -1,8 +1,8 @@
 """The fastest precision of this machine, told by the time of one product of each; CPUs differ in which it is.
 
 A flag does not tell: processors with AVX-512-BF16 and no AMX have the instructions, and some of Intel's run bf16 at
-half the speed of fp32, AMD's at twice. Rates are measured in a tenth of a second, once in a process; they choose
-nothing by themselves but where a setting is `auto`.
+half the speed of fp32, AMD's at twice. Rates are measured once in a process, in a tenth of a second, or up to some
+seconds on a processor that has to emulate bf16; they choose nothing but where a setting is `auto`.
 """
 
 from __future__ import annotations
@@ -33,7 +33,10 @@ Widths = tuple[int, int]
 _WORTH = 1.15
 """How many times as fast a precision must be to count as faster: rates vary by a tenth from one look to the next."""
 _SECONDS = 0.03
-_ROWS = 256  # few, so that a call takes milliseconds
+_ROWS = 256
+_MOST = 1 << 22
+"""Largest matrix: those of wider models are made smaller, in both widths, and have a quarter of the rows. A call then
+takes milliseconds."""
 
 
 @functools.cache
@@ -42,10 +45,11 @@ def training_rates(widths: Widths) -> Mapping[str, float]:
 
     `widths`: input and output of the map, d_model and d_ff of the model; in narrow ones bf16 gains nothing.
     """
+    rows, widths = _shape(widths)
 
     def update(dtype: torch.dtype) -> Callable[[], object]:
-        x, w = (_like(n, widths[0]).to(dtype).requires_grad_() for n in (_ROWS, widths[1]))
-        gradient = _like(_ROWS, widths[1]).to(dtype)
+        x, w = (_like(n, widths[0]).to(dtype).requires_grad_() for n in (rows, widths[1]))
+        gradient = _like(rows, widths[1]).to(dtype)
 
         def work() -> None:
             with torch.enable_grad():
@@ -54,7 +58,7 @@ def training_rates(widths: Widths) -> Mapping[str, float]:
 
         return work
 
-    return _rates({"fp32": update(torch.float32), "bf16": update(torch.bfloat16)}, 6 * _ROWS * math.prod(widths))
+    return _rates({"fp32": update(torch.float32), "bf16": update(torch.bfloat16)}, 6 * rows * math.prod(widths))
 
 
 @functools.cache
@@ -63,10 +67,11 @@ def decoding_rates(widths: Widths) -> Mapping[str, float]:
 
     int8 is not tried: it is chosen by whoever accepts that it changes translations, never for its speed alone.
     """
-    x, weight = _like(_ROWS, widths[0]), _like(widths[1], widths[0])
+    rows, widths = _shape(widths)
+    x, weight = _like(rows, widths[0]), _like(widths[1], widths[0])
     types: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
     maps = {str(name): PackedLinear(weight.to(dtype), None) for name, dtype in types.items() if available(name)}
-    return _rates({name: functools.partial(each, x) for name, each in maps.items()}, 2 * _ROWS * math.prod(widths))
+    return _rates({name: functools.partial(each, x) for name, each in maps.items()}, 2 * rows * math.prod(widths))
 
 
 def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", "bf16"]:
@@ -128,6 +133,14 @@ def precision_notice(chosen: str, device: torch.device, widths: Widths, *, alway
 def speeds(rates: Mapping[str, float]) -> str:
     """Return rates for people, such as `fp32 138, bf16 69 GFLOP/s a thread`."""
     return ", ".join(f"{name} {rate / 1e9:,.0f}" for name, rate in rates.items()) + " GFLOP/s a thread"
+
+
+def _shape(widths: Widths) -> tuple[int, Widths]:
+    """Return the rows and widths of the product that is measured for a map of `widths`."""
+    shrunk = widths
+    while math.prod(shrunk) > _MOST:
+        shrunk = shrunk[0] // 2, shrunk[1] // 2
+    return (_ROWS if math.prod(shrunk) <= _MOST // 4 else _ROWS // 4), shrunk
 
 
 def _like(rows: int, width: int) -> torch.Tensor:

@@ -17,7 +17,7 @@ from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
 from ziggurat.training.depth_records import measured, probe_batch, record_of
 from ziggurat.training.learner import refuse_other_vocabulary
-from ziggurat.training.objective import probe_loss
+from ziggurat.training.objective import probe_loss, settle_precision
 
 __all__ = ["diagnose"]
 
@@ -85,6 +85,6 @@ def _batch(opened: OpenedModel, store: Path | None) -> Batch:
 
 def _measured(opened: OpenedModel, batch: Batch, update: int) -> Record:
     """Return the record of a model after `update`."""
-    training = opened.experiment.training
+    training = settle_precision(opened.experiment, opened.model.device).training
     loss = probe_loss(training.loss, training.precision)
     return record_of(opened.model, update, measured(opened.model, batch, loss))

@@ -33,7 +33,7 @@ from ziggurat.training.progress import ProgressLine, Reporter, UpdateWindow, int
 from ziggurat.training.recovery import Recovery, next_rate, refuse_to_go_on
 from ziggurat.training.run import other_files_notice
 from ziggurat.training.saving import Saver
-from ziggurat.training.schedule import TrainingResult, finished, how_to_go_on
+from ziggurat.training.schedule import TrainingResult, ends_after, finished, how_to_go_on
 from ziggurat.training.setup import Setup, StartingPoint, rank_anew, set_up, starting_point
 from ziggurat.training.signals import GracefulStop
 from ziggurat.training.update import train_update
@@ -251,9 +251,12 @@ class _Loop:
         """Score the dev set; a signal leaves the validation due, to be done first of all by the resumed run."""
         assert self.validator is not None
         p, began = self.progress, time.perf_counter()
-        last = finished(p, self.config) is not None
         with self.learner.parallel.whole() as model:
-            result = self.validator.measure(model, lambda: self.signals.received is not None, last=last)
+            result = self.validator.measure(
+                model,
+                lambda: self.signals.received is not None,
+                last=lambda nll: ends_after(p, self.config, nll, self.seconds),
+            )
         p.validation_due = result is None
         better = result is not None and result.count(p, self.config.validation.metric)
         self.report.validated(p, result, better, time.perf_counter() - began)

@@ -15,7 +15,7 @@ nats per target token; with `sentence_mean` and `sentence_sum` it is 1 / sentenc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
@@ -136,20 +136,24 @@ def add_gradients(
     return LossSums(sums.objective.detach(), sums.nll)  # detached, or the sum over batches would keep every graph
 
 
-def settle_precision(experiment: Experiment, device: torch.device) -> Experiment:
-    """Return `experiment` with the precision that `training.precision: auto` stands for on `device`."""
+def settle_precision(experiment: Experiment, device: torch.device, agree: Callable[[int], int] = int) -> Experiment:
+    """Return `experiment` with the precision that `training.precision: auto` stands for on `device`.
+
+    `agree` turns the answer of this process (1 for bf16, 0 for fp32) into that of all of them: what they measure may
+    differ.
+    """
     if experiment.training.precision != "auto":
         return experiment
-    model = experiment.model
-    training = experiment.training.model_copy(
-        update={"precision": training_precision(device, (model.d_model, model.d_ff))}
-    )
+    found = training_precision(device, (experiment.model.d_model, experiment.model.d_ff))
+    precision = "bf16" if agree(found == "bf16") else "fp32"
+    training = experiment.training.model_copy(update={"precision": precision})
     return experiment.model_copy(update={"training": training})
 
 
 def autocast(device: torch.device, precision: str) -> AbstractContextManager[object]:
     """Return the context of forward passes: bf16 matrix products, or nothing for fp32."""
-    assert precision != "auto", "settle_precision comes first"
+    if precision == "auto":  # it would silently mean fp32
+        raise ValueError("settle_precision comes first")
     return torch.autocast(device.type, dtype=torch.bfloat16) if precision == "bf16" else nullcontext()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.lifecycle import StopConfig
@@ -108,6 +108,15 @@ def finished(p: Progress, config: TrainingConfig) -> str | None:
     if stop.patience is not None and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
+
+
+def ends_after(p: Progress, config: TrainingConfig, nll: float, seconds: float) -> bool:
+    """Return whether training is over after a validation that finds this `nll`, `seconds` into the run."""
+    misses = p.validations_since_best
+    if config.validation.metric == "loss":
+        better = math.isfinite(nll) and (p.best is None or nll < p.best)
+        misses = 0 if better else misses + 1
+    return finished(replace(p, seconds=seconds, validations_since_best=misses), config) is not None
 
 
 def how_to_go_on(p: Progress, stop: StopConfig) -> str:

@@ -101,11 +101,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     # As early as possible: it reads every file of the store, beside all that follows.
     store_check = StoreCheck(store, processes)
     device = _usable_device(experiment)
-    if experiment.training.precision == "auto":
-        # The first process decides for all: what they measure may differ.
-        bf16 = processes.of_first(settle_precision(experiment, device).training.precision == "bf16")
-        training = experiment.training.model_copy(update={"precision": "bf16" if bf16 else "fp32"})
-        experiment = experiment.model_copy(update={"training": training})
+    experiment = settle_precision(experiment, device, processes.of_first)
     learner = Learner(experiment, store, device, processes)
     # Before the search for a batch size, which can take minutes, although that makes the validator once more.
     validator = _validator(experiment, store, processes)
@@ -222,9 +218,16 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
         now |= validation.model_dump(mode="json", include={"beam_size", "max_sentences", "max_length"})
         now["decoding"] = experiment.decoding.model_dump(mode="json", exclude_defaults=True)
     before, p.best_by = p.best_by, now
+    earlier = bool(before) and "max_length" in now and "max_length" not in before
+    if earlier:  # versions without this key let translations grow as long as `decoding.max_length` allows
+        before = {**before, "max_length": None}
     if not before or before == now:  # checkpoints of earlier versions do not say
         return []
     p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
-    return [f"{names} changed: earlier scores cannot be compared with later ones, so `best` and patience start again"]
+    why = (
+        "; the version that began this run had no such limit: `training.validation.max_length=null`" if earlier else ""
+    )
+    again = "earlier scores cannot be compared with later ones, so `best` and patience start again"
+    return [f"{names} changed: {again}{why}"]

@@ -106,20 +106,13 @@ class _InterruptedError(Exception):
 
 
 class _DecodingClock:
-    """Context that times the decodings of this start of training, and bounds their share of its time.
-
-    Args:
-        share: largest share; None: no limit.
-    """
+    """Context that times the decodings of this start of training; their share of its time is bounded, if not None."""
 
     def __init__(self, share: float | None) -> None:
         self._share = share
+        self.excuse = f"(not translated: over {share or 0:.0%} of the time; see `training.validation.max_share`)"
         self._started = self._began = time.perf_counter()
         self._spent = self._latest = 0.0
-
-    @property
-    def excuse(self) -> str:
-        return f"(not translated: more than {self._share:.0%} of the time; see `training.validation.max_share`)"
 
     def affordable(self) -> bool:
         """True when one more decoding, as long as the latest, is short or stays within its share."""
@@ -134,6 +127,12 @@ class _DecodingClock:
     def __exit__(self, *error: object) -> None:
         self._latest = time.perf_counter() - self._began
         self._spent += self._latest
+
+
+def _with_beam(decoding: DecodingConfig, beam: int) -> DecodingConfig:
+    """Return the settings with another beam, which groups that do not divide it cannot share."""
+    groups = 1 if beam % decoding.diverse_groups else decoding.diverse_groups
+    return decoding.model_copy(update={"beam_size": beam, "n_best": 1, "diverse_groups": groups})
 
 
 class Validator:
@@ -169,14 +168,12 @@ class Validator:
         self.config = config
         self.max_positions = max_positions
         self.processes = processes or Processes()
-        beam = config.validation.beam_size
-        self.decoding = decoding.model_copy(update={"beam_size": beam, "n_best": 1})
+        self.decoding = _with_beam(decoding, config.validation.beam_size)
         # The first ones, always the same: scores of one run must compare.
         count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
         self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
-        self.longest: list[int] | None = None
-        if (rule := config.validation.max_length) is not None:
-            self.longest = [int(rule.ratio * n + rule.extra) for n in self.dev.target_lengths[:count]]
+        rule, lengths = config.validation.max_length, self.dev.target_lengths[:count]
+        self.longest = None if rule is None else [int(rule.ratio * n + rule.extra) for n in lengths]
         self._clock = _DecodingClock(None if config.validation.metric != "loss" else config.validation.max_share)
         self._frequencies: float | None = None
         tags = [corpus["tag"] for corpus in store.manifest["corpora"]["dev"]]
@@ -188,12 +185,16 @@ class Validator:
 
     @torch.inference_mode()
     def measure(
-        self, model: Seq2Seq, interrupted: Callable[[], bool] = lambda: False, *, last: bool = False
+        self,
+        model: Seq2Seq,
+        interrupted: Callable[[], bool] = lambda: False,
+        *,
+        last: Callable[[float], bool] = lambda nll: False,
     ) -> Validation | None:
         """Return the scores of `model`, which is left in evaluation mode.
 
         `interrupted` is called before every batch and every step of the search; once it is true, None is returned.
-        `last`: the decoding is not left out, however long it may take (of several processes the first one's counts).
+        `last` is called with the mean nll; where it is true (in the first process), no decoding is left out.
         """
 
         def go_on() -> None:
@@ -205,19 +206,19 @@ class Validator:
         except _InterruptedError:
             return None
 
-    def _measure(self, model: Seq2Seq, go_on: Callable[[], None], last: bool) -> Validation:
+    def _measure(self, model: Seq2Seq, go_on: Callable[[], None], last: Callable[[float], bool]) -> Validation:
         model.eval()
         nll, tokens = self.processes.sums(self._in_all(lambda: self._loss(model, go_on)))
         mean = nll / max(1, tokens)
         if not self.config.validation.decode:
             return Validation(mean)
         # The clocks of several processes differ: the first one's decides for all.
-        if not self.processes.of_first(last or self._clock.affordable()):
+        if not self.processes.of_first(self._clock.affordable() or last(mean)):
             return Validation(mean, left_out=self._clock.excuse)
         beam = self.decoding.beam_size
         if beam > 1:  # a model that knows word frequencies at most is not worth it
             self._frequencies = self._frequencies or unigram_entropy(self.store)
-            beam = 1 if mean > self._frequencies else beam
+            beam = beam if mean <= self._frequencies else 1
         # Process r has translated sentences r, r + count, and so on.
         with self._clock:
             mine, unfinished = self._in_all(lambda: self._translations(model, beam, go_on))
@@ -241,9 +242,8 @@ class Validator:
         return result  # type: ignore[return-value]  # not None here
 
     def _loss(self, model: Seq2Seq, go_on: Callable[[], None]) -> list[float]:
-        """Return the sum of -log p(gold), nats, and the number of target tokens of this process's part."""
-        config = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens)
-        nll, tokens = 0.0, 0.0
+        """Return the sum of -log p(gold), nats, and the target tokens of this process's part."""
+        config, nll, tokens = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens), 0.0, 0.0
         batches = fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch)
         for batch in islice(batches, self.processes.rank, None, self.processes.count):
             go_on()
@@ -260,7 +260,7 @@ class Validator:
             model,
             self.store.source,
             self.store.target,
-            self.decoding.model_copy(update={"beam_size": beam}),
+            _with_beam(self.decoding, beam),
             max_positions=self.max_positions,
             device=model.device,
             before_step=go_on,
