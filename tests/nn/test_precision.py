@@ -12,6 +12,7 @@ from ziggurat.data.prepare import prepare
 from ziggurat.nn import precision
 from ziggurat.nn.packed import available
 from ziggurat.nn.precision import (
+    decoding_notice,
     decoding_rates,
     faster,
     precision_notice,
@@ -58,19 +59,20 @@ def test_faster_means_clearly_faster_than_a_precision_that_was_measured(
 
 def test_auto_is_the_faster_one_and_notices_name_it(rates: dict[str, float]) -> None:
     assert training_precision(CPU, WIDTHS) == "fp32"
-    assert settled("auto", CPU, WIDTHS) == ("float32", "precision: float32, chosen by `auto`")
-    assert precision_notice("fp32", CPU, WIDTHS) == settled("float32", CPU, WIDTHS)[1] == ""
+    assert settled("auto", CPU, WIDTHS) == "float32"
+    assert decoding_notice("auto", "float32", CPU, WIDTHS) == "precision: float32, chosen by `auto`"
+    assert precision_notice("fp32", CPU, WIDTHS) == decoding_notice("float32", "float32", CPU, WIDTHS) == ""
     assert "fp32 2, bf16 1 GFLOP/s" in precision_notice("fp32", CPU, WIDTHS, always=True)
     assert "slower in bf16 than in fp32 (fp32 2, bf16 1 GFLOP/s a thread)" in precision_notice("bf16", CPU, WIDTHS)
-    chosen, said = settled("bfloat16", CPU, WIDTHS)
-    assert chosen == "bfloat16", "what the user asked for is taken"
+    assert settled("bfloat16", CPU, WIDTHS) == "bfloat16", "what the user asked for is taken"
+    said = decoding_notice("bfloat16", "bfloat16", CPU, WIDTHS)
     assert "float32 products are 2.0 times as fast as bfloat16" in said
     rates |= {"bf16": 4e9, "bfloat16": 4e9}
     assert training_precision(CPU, WIDTHS) == "bf16"
-    assert settled("auto", CPU, WIDTHS)[0] == "bfloat16"
+    assert settled("auto", CPU, WIDTHS) == "bfloat16"
     assert "bf16 products are 2.0 times as fast" in precision_notice("fp32", CPU, WIDTHS)
-    assert "`precision=bfloat16`" in settled("float32", CPU, WIDTHS)[1]
-    assert settled("int8", CPU, WIDTHS) == ("int8", ""), "nobody is told to change translations"
+    assert "`precision=bfloat16`" in decoding_notice("float32", "float32", CPU, WIDTHS)
+    assert decoding_notice("int8", "int8", CPU, WIDTHS) == "", "nobody is told to change translations"
 
 
 def test_a_run_keeps_what_auto_has_chosen(rates: dict[str, float], tmp_path_factory: pytest.TempPathFactory) -> None:

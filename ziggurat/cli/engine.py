@@ -85,8 +85,8 @@ def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
 def _introduce(translator: Translator | WorkerTranslator) -> None:
     """Print which weights are used, and whether another precision would be faster."""
     say(translator.origin)
-    if translator.about_precision:
-        say(translator.about_precision)
+    if about := translator.about_precision():
+        say(about)
 
 
 @contextlib.contextmanager

@@ -34,7 +34,7 @@ from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.packed import make_fast
-from ziggurat.nn.precision import settled
+from ziggurat.nn.precision import decoding_notice, settled
 from ziggurat.threads import share_cores
 
 __all__ = ["WINDOW_LINES", "TranslationWarning", "Translator", "load_translator"]
@@ -58,7 +58,7 @@ class Translator:
     (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing). The first of each
     kind gives a warning, except for blank lines. `on_finished` is called with the number of sentences that a step of
     the search has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
-    `about_precision`: what is to be said of it (ziggurat.nn.precision.settled).
+    `about_precision` returns what people should know of its precision; it may measure (ziggurat.nn.precision).
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Translator:
         self._scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
-        self.about_precision = ""
+        self.about_precision: Callable[[], str] = lambda: ""
 
     @property
     def model(self) -> Seq2Seq:
@@ -266,7 +266,8 @@ def load_translator(
     members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
     first, shape = members[0], members[0].experiment.model
-    precision, about = settled(settings.precision, first.model.device, (shape.d_model, shape.d_ff))
+    asked, widths = settings.precision, (shape.d_model, shape.d_ff)
+    precision = settled(asked, first.model.device, widths)
     settings = settings.model_copy(update={"precision": precision})
     for member in members:
         make_fast(member.model, precision)
@@ -286,5 +287,5 @@ def load_translator(
         target_language=first.experiment.data.target_language,
         scorer=lambda: scorer_of(models, shortlist),
     )
-    translator.about_precision = about
+    translator.about_precision = lambda: decoding_notice(asked, precision, first.model.device, widths)
     return translator

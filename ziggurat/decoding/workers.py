@@ -74,7 +74,7 @@ class WorkerTranslator:
         self._opening = replace(opening, decoding={**opening.decoding, "precision": model.decoding.precision})
         self.decoding = model.decoding
         self.origin = f"{model.origin}; {opening.workers} workers"
-        self.about_precision = model.about_precision
+        self.about_precision: Callable[[], str] = lambda: model.about_precision
         self.target_language = model.target_language
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
@@ -157,7 +157,7 @@ def _opened(opening: _Opening) -> Translator:
 
 def _introduce(opening: _Opening) -> _ModelFacts:
     translator = _opened(opening)
-    return _ModelFacts(translator.decoding, translator.origin, translator.target_language, translator.about_precision)
+    return _ModelFacts(translator.decoding, translator.origin, translator.target_language, translator.about_precision())
 
 
 def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _TranslatedWindow:

@@ -19,6 +19,7 @@ from ziggurat.nn.linear import linear
 from ziggurat.nn.packed import PackedLinear, Precision, available
 
 __all__ = [
+    "decoding_notice",
     "decoding_rates",
     "faster",
     "precision_notice",
@@ -31,7 +32,7 @@ __all__ = [
 Widths = tuple[int, int]
 
 _WORTH = 1.15
-"""How many times as fast a precision must be to count as faster: rates vary by a tenth from one look to the next."""
+"""Ratio of rates from which a precision counts as faster: rates vary by a tenth from one look to the next."""
 _SECONDS = 0.03
 _ROWS = 256
 _MOST = 1 << 22
@@ -81,28 +82,34 @@ def training_precision(device: torch.device, widths: Widths) -> Literal["fp32", 
     """
     if device.type == "cpu":
         return "bf16" if faster(training_rates(widths), "fp32") == "bf16" else "fp32"
-    return "bf16" if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False) else "fp32"
+    return "bf16" if _has_bf16(device) else "fp32"
 
 
-def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Widths) -> tuple[Precision, str]:
-    """Return the precision of translation that `asked` stands for, and what is to be said of it, if anything.
+def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Widths) -> Precision:
+    """Return the precision of translation that `asked` stands for: `auto` is bfloat16 where it is faster, else float32.
 
-    `auto` is bfloat16 where it is faster, else float32. Where another than the one asked for is faster, int8 apart, it
-    is named.
+    Nothing is measured for another precision, or on a GPU.
     """
-    if device.type == "cpu":
-        rates = decoding_rates(widths)
-        other = faster(rates, "float32" if asked == "auto" else asked)
-    else:
-        rates = {}
-        bf16 = asked == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-        other = "bfloat16" if bf16 else None
+    if asked != "auto":
+        return asked
+    narrow = _has_bf16(device) if device.type != "cpu" else faster(decoding_rates(widths), "float32") is not None
+    return "bfloat16" if narrow else "float32"
+
+
+def decoding_notice(asked: Precision | Literal["auto"], chosen: Precision, device: torch.device, widths: Widths) -> str:
+    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this CPU; else ""."""
     if asked == "auto":
-        return ("bfloat16" if other else "float32"), f"precision: {other or 'float32'}, chosen by `auto`"
-    if other is None:
-        return asked, ""
-    times, told = rates[other] / rates[asked], speeds(rates)
-    return asked, f"{other} products are {times:.1f} times as fast as {asked} on this CPU ({told}): `precision={other}`"
+        return f"precision: {chosen}, chosen by `auto`"
+    if device.type != "cpu" or (other := faster(rates := decoding_rates(widths), chosen)) is None:
+        return ""
+    times = rates[other] / rates[chosen]
+    return (
+        f"{other} products are {times:.1f} times as fast as {chosen} on this CPU ({speeds(rates)}): `precision={other}`"
+    )
+
+
+def _has_bf16(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
 
 
 def faster(rates: Mapping[str, float], than: str) -> str | None:

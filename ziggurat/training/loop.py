@@ -78,7 +78,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     validator = setup.validator
     no_dev = "no dev set in the store: no validation, `best` will not be kept"
     about = [*notices(setup.experiment), *other_files_notice(setup.experiment.data, setup.store)]
-    if setup.processes.first:
+    if setup.processes.first and not start.progress.update:  # a resumed run cannot change it
         model, precision = setup.experiment.model, setup.experiment.training.precision
         about.append(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)))
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
