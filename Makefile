@@ -66,7 +66,7 @@ clean:
 
 # torch first: where an index offers CPU builds under the plain version, nothing of CUDA is fetched afterwards.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu asks PyTorch's own index for the CPU build.
-$(READY): constraints.txt pyproject.toml
+$(READY): constraints.txt pyproject.toml hatch_build.py ziggurat/nn/compiled.c
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt \
 	  $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ziggurat.nn import compiled
 from ziggurat.nn import packed as packed_module
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.embedding import OutputProjection
@@ -18,6 +19,14 @@ from ziggurat.nn.packed import Int8Linear, PackedFeedForward, PackedLinear, Pack
 pytestmark = pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this PyTorch has no oneDNN")
 PRECISIONS: list[Precision] = [p for p in ("float32", "bfloat16", "int8") if available(p)]
 TOLERANCE = {"float32": 1e-5, "bfloat16": 2e-2, "int8": 2e-2}
+
+
+@pytest.fixture(params=["compiled", "oneDNN"], autouse=True)
+def _with_and_without_the_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "oneDNN":
+        monkeypatch.setattr(compiled, "_library", None)
+    elif not compiled.multiplies("float32"):
+        pytest.skip("this CPU, or this installation, does not use the compiled loops")
 
 
 def drawn(*shape: int, seed: int = 0) -> Tensor:
@@ -91,10 +100,13 @@ def test_pack_replaces_what_it_can_and_nothing_else(precision: Precision) -> Non
     x = drawn(2, 16)
     before = {name: model[name](x) for name in model}
     pack(model, precision)
-    kinds = (Int8Linear,) if precision == "int8" else (PackedLinear,)
+    kinds: type = Int8Linear if precision == "int8" else PackedLinear
+    networks: type = PackedFeedForward
+    if compiled.multiplies(precision):
+        kinds, networks = compiled.CompiledLinear, compiled.CompiledFeedForward
     assert isinstance(model["map"], kinds)
     assert isinstance(model["output"], PackedOutput)
-    assert isinstance(model["relu"], PackedFeedForward)
+    assert isinstance(model["relu"], networks)
     assert isinstance(model["gelu"], FeedForward)
     assert isinstance(model["gelu"].in_proj, kinds)
     for name, expected in before.items():

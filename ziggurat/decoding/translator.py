@@ -33,6 +33,7 @@ from ziggurat.decoding.search import search
 from ziggurat.decoding.shortlist import load_shortlist
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn import compiled
 from ziggurat.nn.packed import make_fast
 from ziggurat.nn.precision import decoding_notice, settled
 from ziggurat.threads import share_cores
@@ -287,5 +288,11 @@ def load_translator(
         target_language=first.experiment.data.target_language,
         scorer=lambda: scorer_of(models, shortlist),
     )
-    translator.about_precision = lambda: decoding_notice(asked, precision, first.model.device, widths)
+    on_cpu = first.model.device.type == "cpu"
+
+    def about_precision() -> str:
+        said = decoding_notice(asked, precision, first.model.device, widths), compiled.notice() if on_cpu else ""
+        return "; ".join(filter(None, said))
+
+    translator.about_precision = about_precision
     return translator

@@ -7,7 +7,7 @@ maps stays in fp32, scores and norms above all. Nothing here can be trained.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ziggurat.errors import ConfigError
 from ziggurat.nn.attention.merged import MergedAverageAttention
 from ziggurat.nn.attention.multihead import CrossAttention, SelfAttention
+from ziggurat.nn.compiled import CompiledFeedForward, CompiledLinear, Precision, multiplies
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
@@ -29,9 +30,6 @@ __all__ = [
     "make_fast",
     "pack",
 ]
-
-Precision = Literal["float32", "bfloat16", "int8"]
-"""Precision of the products; with `int8`, weights and inputs have 8 bits and sums 32."""
 
 _HALF = 0.5
 _CENTRE = 128
@@ -150,11 +148,17 @@ class PackedOutput(nn.Module):
     def __init__(self, projection: OutputProjection, precision: Precision) -> None:
         super().__init__()
         self.weight = projection.weight
-        # Never in int8: scaling its sums would take one more pass over [rows, vocabulary].
+        self.bias = projection.bias
+        self.precision = precision
+        # Without the compiled product never in int8: scaling its sums would take one more pass over [rows, vocabulary].
         narrow = precision != "float32" and available("bfloat16")
         self.dtype = torch.bfloat16 if narrow else torch.float32
-        self.bias = projection.bias
-        self.map = PackedLinear(projection.weight.to(self.dtype), projection.bias, narrow=True)
+        self.map = self._of(projection.weight, projection.bias)
+
+    def _of(self, weight: Tensor, bias: Tensor | None) -> PackedLinear | CompiledLinear:
+        if multiplies(self.precision):
+            return CompiledLinear(weight, bias, self.precision)
+        return PackedLinear(weight.to(self.dtype), bias, narrow=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits [..., vocabulary] for `hidden` [..., d_model]."""
@@ -164,13 +168,15 @@ class PackedOutput(nn.Module):
     def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone, in the same type."""
         bias = None if self.bias is None else self.bias[tokens]
-        return PackedLinear(self.weight[tokens].to(self.dtype), bias, narrow=True)
+        return self._of(self.weight[tokens], bias)
 
 
 def packed(
     weight: Tensor, bias: Tensor | None, precision: Precision, *, narrow: bool = False
-) -> PackedLinear | Int8Linear:
+) -> PackedLinear | Int8Linear | CompiledLinear:
     """Return x W^T + b with products in `precision`; `narrow`: with results in bf16, unless that is `float32`."""
+    if multiplies(precision):
+        return CompiledLinear(weight, bias, precision, narrow=narrow and precision != "float32")
     if precision == "int8":
         return Int8Linear(weight, bias, narrow=narrow)
     return PackedLinear(weight.to(getattr(torch, precision)), bias, narrow=narrow)
@@ -206,13 +212,23 @@ def pack(model: nn.Module, precision: Precision) -> None:
     narrow = {"qkv_proj", "q_proj", "kv_proj"} if _attends_plainly(model) and available("bfloat16") else set()
     for name, child in model.named_children():
         if isinstance(child, FeedForward) and child.is_plain:
-            setattr(model, name, PackedFeedForward(child, precision))
+            setattr(model, name, _feed_forward(child, precision))
         elif isinstance(child, Linear):
             setattr(model, name, packed(child.weight, child.bias, precision, narrow=name in narrow))
         elif isinstance(child, OutputProjection):
             setattr(model, name, PackedOutput(child, precision))
         else:
             pack(child, precision)
+
+
+def _feed_forward(ffn: FeedForward, precision: Precision) -> PackedFeedForward | CompiledFeedForward:
+    if not multiplies(precision):
+        return PackedFeedForward(ffn, precision)
+    first, second = cast(Linear, ffn.in_proj), cast(Linear, ffn.out_proj)
+    return CompiledFeedForward(
+        CompiledLinear(first.weight, first.bias, precision, relu=True),
+        CompiledLinear(second.weight, second.bias, precision, positive=True),
+    )
 
 
 def _attends_plainly(module: nn.Module) -> bool:

@@ -16,7 +16,7 @@ from typing import Literal
 import torch
 
 from ziggurat.nn.linear import linear
-from ziggurat.nn.packed import PackedLinear, Precision, available
+from ziggurat.nn.packed import Precision, available, packed
 
 __all__ = [
     "decoding_notice",
@@ -70,8 +70,8 @@ def decoding_rates(widths: Widths) -> Mapping[str, float]:
     """
     rows, widths = _shape(widths)
     x, weight = _like(rows, widths[0]), _like(widths[1], widths[0])
-    types: dict[Precision, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-    maps = {str(name): PackedLinear(weight.to(dtype), None) for name, dtype in types.items() if available(name)}
+    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
+    maps = {str(name): packed(weight, None, name) for name in precisions if available(name)}
     return _rates({name: functools.partial(each, x) for name, each in maps.items()}, 2 * rows * math.prod(widths))
 
 

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator, Sequence
 
 from torch import Tensor, nn
 
+from ziggurat.nn import compiled
 from ziggurat.nn.attention.base import OwnAttention, attend, attend_to_blocks
-from ziggurat.nn.attention.cache import Block, CrossAttentionCache, SelfAttentionCache
+from ziggurat.nn.attention.cache import Block, CrossAttentionCache, LiveMemory, SelfAttentionCache
 from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
@@ -87,7 +88,10 @@ class SelfAttention(OwnAttention):
     def _context_of_beams(self, query: Tensor, blocks: Sequence[Block], live: LiveBeams) -> Tensor:
         """Return [N, heads, K, d_head] for `query` of that shape, the newest position of every hypothesis."""
         mask = live.seen(sum(block.key.shape[2] for block in blocks))
-        return attend_to_blocks(query, blocks, None if mask is None else mask.bias, self.dropout)[0]
+        bias = None if mask is None else mask.bias
+        if not self.training and compiled.attends(query, blocks[0].key):
+            return compiled.attend(query, blocks, bias)
+        return attend_to_blocks(query, blocks, bias, self.dropout)[0]
 
     def _project(self, x: Tensor, live: LiveBeams | None = None) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
@@ -164,11 +168,16 @@ class CrossAttention(nn.Module):
         query = split_heads(self.q_proj(x), self.heads)
         if self.scaling is not None:
             query = self.scaling.query(query)
-        context, weights = attend(
-            query, cache.key, cache.value, cache.mask, self.dropout, need_weights=cache.keep_weights
-        )
-        if weights is not None:
-            cache.weights = weights.mean(dim=1)
+        in_step = isinstance(cache, LiveMemory) and not cache.keep_weights and not self.training
+        if in_step and compiled.attends(query, cache.key):
+            bias = None if cache.mask is None else cache.mask.bias
+            context = compiled.attend(query, [Block(cache.key, cache.value)], bias)
+        else:
+            context, weights = attend(
+                query, cache.key, cache.value, cache.mask, self.dropout, need_weights=cache.keep_weights
+            )
+            if weights is not None:
+                cache.weights = weights.mean(dim=1)
         joined = join_heads(context)
         return joined if self.out_proj is None else self.out_proj(joined)
 

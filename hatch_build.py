@@ -1,0 +1,68 @@
+"""Hatchling's hook that compiles ziggurat/nn/compiled.c when the package is built or installed.
+
+Where there is no C compiler, or it fails, the package is built without the library: PyTorch's operators then do its
+work, more slowly (ziggurat/nn/compiled.py). A wheel with it is for one platform, but for every version of Python.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+FLAGS = ("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fPIC", "-fopenmp", "-Wno-psabi")
+
+
+def compile_library(source: Path, library: Path) -> str:
+    """Compile `source` into `library`; return "", or why that was not possible."""
+    if not sysconfig.get_platform().startswith("linux-"):
+        return "it is compiled on Linux only"
+    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
+    if compiler is None:
+        return "there is no C compiler"
+    # ziggurat/nn/compiled.py compares: a library of another version would be called with other arguments.
+    name = hashlib.sha256(source.read_bytes()).hexdigest()
+    with tempfile.TemporaryDirectory() as folder:
+        unlinked, linked = Path(folder, "compiled.o"), Path(folder, "compiled.so")
+        commands = (
+            [*compiler.split(), *FLAGS, f'-DSOURCE="{name}"', "-c", str(source), "-o", str(unlinked)],
+            # Without -fopenmp: OpenMP's functions are to be found in PyTorch's library, not in a second one.
+            [*compiler.split(), "-shared", str(unlinked), "-o", str(linked)],
+        )
+        for command in commands:
+            done = subprocess.run(command, capture_output=True, text=True)
+            if done.returncode:
+                return done.stderr.strip()
+        # Moved as a whole: another process may be loading it.
+        beside = library.with_suffix(".new")
+        shutil.copyfile(linked, beside)
+        os.replace(beside, library)
+    return ""
+
+
+class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
+    """Puts the library beside its source, in a wheel or, for an editable installation, in the tree."""
+
+    def initialize(self, version: str, build_data: dict[str, Any]) -> None:
+        """Compile, and say so where the package goes without."""
+        folder = Path(self.root, "ziggurat", "nn")
+        library = folder / "_compiled.so"
+        try:
+            library.unlink(missing_ok=True)
+            problem = compile_library(folder / "compiled.c", library)
+        except OSError as error:
+            problem = str(error)
+        if problem:
+            self.app.display_warning(f"ziggurat/nn/compiled.c was not compiled, so translation is slower: {problem}")
+            return
+        build_data["artifacts"].append("/ziggurat/nn/_compiled.so")
+        build_data["pure_python"] = False
+        platform = sysconfig.get_platform().replace("-", "_").replace(".", "_")
+        build_data["tag"] = f"py3-none-{platform}"
