@@ -103,7 +103,7 @@ def notice() -> str:
     """Return a sentence where translation on this Linux machine is slower than it could be; else ""."""
     if not _problem or not sys.platform.startswith("linux"):
         return ""
-    return f"translation is slower than it could be: ziggurat/nn/_compiled.so {_problem}; install the package again, with gcc"
+    return f"translation could be faster: {LIBRARY.name} {_problem}; install the package again, with gcc"
 
 
 def multiplies(precision: Precision) -> bool:
