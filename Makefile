@@ -62,7 +62,7 @@ bench-gpu: $(READY)
 	$(BIN)/python -m benchmarks.gpu_speed
 
 clean:
-	rm -rf $(VENV) $(TOOLS) docs/api .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist
+	rm -rf $(VENV) $(TOOLS) docs/api .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist ziggurat/nn/_compiled.so
 
 # torch first: where an index offers CPU builds under the plain version, nothing of CUDA is fetched afterwards.
 # TORCH_INDEX=https://download.pytorch.org/whl/cpu asks PyTorch's own index for the CPU build.

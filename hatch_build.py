@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import shutil
 import subprocess
 import sysconfig
@@ -21,29 +22,27 @@ FLAGS = ("-std=gnu11", "-O3", "-fno-strict-aliasing", "-fPIC", "-fopenmp", "-Wno
 
 
 def compile_library(source: Path, library: Path) -> str:
-    """Compile `source` into `library`; return "", or why that was not possible."""
+    """Compile `source` into `library`; return "", or why that was not possible. Nothing is left of a failed attempt."""
     if not sysconfig.get_platform().startswith("linux-"):
         return "it is compiled on Linux only"
-    compiler = os.environ.get("CC") or shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
+    compiler = shlex.split(os.environ.get("CC", "")) or [shutil.which("gcc") or shutil.which("cc") or ""]
+    if not compiler[0]:
         return "there is no C compiler"
     # ziggurat/nn/compiled.py compares: a library of another version would be called with other arguments.
     name = hashlib.sha256(source.read_bytes()).hexdigest()
-    with tempfile.TemporaryDirectory() as folder:
+    # In the same folder, so that the library is moved as a whole: another process may be loading the old one.
+    with tempfile.TemporaryDirectory(dir=library.parent, prefix=".compiling-") as folder:
         unlinked, linked = Path(folder, "compiled.o"), Path(folder, "compiled.so")
         commands = (
-            [*compiler.split(), *FLAGS, f'-DSOURCE="{name}"', "-c", str(source), "-o", str(unlinked)],
+            [*compiler, *FLAGS, f'-DSOURCE="{name}"', "-c", str(source), "-o", str(unlinked)],
             # Without -fopenmp: OpenMP's functions are to be found in PyTorch's library, not in a second one.
-            [*compiler.split(), "-shared", str(unlinked), "-o", str(linked)],
+            [*compiler, "-shared", str(unlinked), "-o", str(linked)],
         )
         for command in commands:
-            done = subprocess.run(command, capture_output=True, text=True)
-            if done.returncode:
-                return done.stderr.strip()
-        # Moved as a whole: another process may be loading it.
-        beside = library.with_suffix(".new")
-        shutil.copyfile(linked, beside)
-        os.replace(beside, library)
+            done = subprocess.run(command, capture_output=True, text=True, errors="replace")
+            if done.returncode or not Path(command[-1]).is_file():
+                return done.stderr.strip() or f"{compiler[0]} ended with {done.returncode}"
+        os.replace(linked, library)
     return ""
 
 
@@ -55,11 +54,12 @@ class CompileHook(BuildHookInterface):  # type: ignore[type-arg]
         folder = Path(self.root, "ziggurat", "nn")
         library = folder / "_compiled.so"
         try:
-            library.unlink(missing_ok=True)
             problem = compile_library(folder / "compiled.c", library)
         except OSError as error:
             problem = str(error)
         if problem:
+            # One of an earlier attempt stays in a tree, where compiled.py looks whether it fits, but not in a wheel.
+            build_data["pure_python"] = True
             self.app.display_warning(f"ziggurat/nn/compiled.c was not compiled, so translation is slower: {problem}")
             return
         build_data["artifacts"].append("/ziggurat/nn/_compiled.so")

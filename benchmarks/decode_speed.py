@@ -257,7 +257,7 @@ def depth(precision: str = "float32") -> None:
     print("| decoder layers | attention | " + " | ".join(f"{n} tokens" for n in lengths) + " |")
     print("|" + "---|" * (2 + len(lengths)))
     for layers in (6, 12, 24):
-        for attention in ("full", "simplified_average", "merged"):
+        for attention in ("full", "average", "simplified_average", "merged"):
             find, row = searcher((256, 1024, 4, 6, layers), attention, precision, 4, batch=32), []
             for length in lengths:
                 given = sentences(32, length)

@@ -1,12 +1,13 @@
 """How speed and memory grow with the work: depth, batch, vocabulary, sentence length, and the size of the corpus.
 
-    python -m benchmarks.growing [--axis depth batch vocabulary length corpus] [--seconds 6] [--json]
+    python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--json]
 
 One thing at a time is changed in a pre-norm Transformer of width 256 with 6+6 layers, 8,000 types, and batches of 4,096
 tokens in sentences of 16, fp32, dropout 0.1: target tokens/s of whole updates, the share of the peak (torch's fastest
 2048 x 2048 product, measured first), and the peak memory of the process. Tokens are random, which costs the same.
-`corpus` plans an epoch of that many pairs with log-normal lengths, as the loader does before the first batch: seconds,
-and peak memory above that of the lengths themselves.
+`processes`: two threads in one process, or one in each of two that add up their gradients (DDP), each with batches of
+its own. `corpus` plans an epoch of that many pairs with log-normal lengths, as the loader does before the first batch:
+seconds, and peak memory above that of the lengths themselves.
 
 Every point is a process of its own, so that no memory is left from the point before.
 """
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import resource
 import subprocess
 import sys
@@ -27,9 +29,10 @@ AXES: dict[str, Sequence[int]] = {
     "batch": (256, 1024, 4096, 16384),
     "vocabulary": (8_000, 16_000, 32_000, 64_000),
     "length": (16, 32, 64, 128, 256, 512),
-    "corpus": (10**5, 10**6, 10**7),
+    "processes": (1, 2),
+    "corpus": (10**5, 10**6, 10**7, 10**8),
 }
-"""Encoder layers; tokens of a batch; types of the joint vocabulary; tokens of a sentence; pairs."""
+"""Encoder layers; tokens of a batch; types of the joint vocabulary; tokens of a sentence; processes; pairs."""
 
 
 def training(axis: str, value: int, seconds: float) -> dict[str, float]:
@@ -41,27 +44,37 @@ def training(axis: str, value: int, seconds: float) -> dict[str, float]:
     from ziggurat.models.build import build_model, parameter_roles
     from ziggurat.training.memory import keep_freed_memory
     from ziggurat.training.optim import Optimiser
-    from ziggurat.training.parallel import Parallel
+    from ziggurat.training.parallel import Parallel, Replicated
+    from ziggurat.training.processes import joined
     from ziggurat.training.update import train_update
 
-    sizes = {"depth": 6, "batch": 4096, "vocabulary": 8_000, "length": 16, axis: value}
+    sizes = {"depth": 6, "batch": 4096, "vocabulary": 8_000, "length": 16, "processes": 1, axis: value}
     keep_freed_memory()
+    torch.set_num_threads(2 // sizes["processes"])
     layers = {"encoder": {"layers": sizes["depth"]}, "decoder": {"layers": 6}, "residual": "pre"}
     config = config_of("base 6-6", 256, 4, **layers, dropout={"residual": 0.1, "attention": 0.1})
     model = build_model(config, sizes["vocabulary"], sizes["vocabulary"])
     optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig())
-    parallel = Parallel(model, LossConfig(), "fp32")
     tokens = sizes["length"] - 1  # and end-of-sentence
     batch = random_batch([(tokens, tokens)] * max(1, sizes["batch"] // sizes["length"]), sizes["vocabulary"])
-    for _ in range(2):
-        train_update(parallel, [batch], optimiser, rate=1e-5, clip_norm=1.0)
-    updates, began = 0, time.perf_counter()
-    while (passed := time.perf_counter() - began) < seconds or updates < 3:
-        train_update(parallel, [batch], optimiser, rate=1e-5, clip_norm=1.0)
-        updates += 1
+    with joined(timeout_minutes=5) as processes:
+        parallel = (
+            Replicated(model, LossConfig(), "fp32", processes)
+            if processes.count > 1
+            else Parallel(model, LossConfig(), "fp32")
+        )
+        for _ in range(2):
+            train_update(parallel, [batch], optimiser, rate=1e-5, clip_norm=1.0)
+        updates, began, going = 0, time.perf_counter(), True
+        while going:
+            train_update(parallel, [batch], optimiser, rate=1e-5, clip_norm=1.0)
+            updates += 1
+            passed = time.perf_counter() - began
+            going = processes.any(passed < seconds or updates < 3)  # all stop after the same update
+    done = updates * processes.count
     return {
-        "tokens_per_second": updates * batch.target_tokens / passed,
-        "gflops": updates * operations(model, batch) / passed / 1e9,
+        "tokens_per_second": done * batch.target_tokens / passed,
+        "gflops": done * operations(model, batch) / passed / 1e9,
         "threads": torch.get_num_threads(),
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
@@ -87,7 +100,11 @@ def planning(pairs: int) -> dict[str, float]:
 
 def in_child(axis: str, value: int, seconds: float) -> dict[str, Any]:
     """Return the figures of one point, measured in a process of its own."""
-    command = [sys.executable, "-m", "benchmarks.growing", "--one", axis, str(value), "--seconds", str(seconds)]
+    module = ["benchmarks.growing", "--one", axis, str(value), "--seconds", str(seconds)]
+    launcher = (
+        ["torch.distributed.run", "--standalone", f"--nproc-per-node={value}", "-m"] if axis == "processes" else []
+    )
+    command = [sys.executable, "-m", *launcher, *module]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return figures
@@ -114,7 +131,9 @@ def main() -> None:
     options = parser.parse_args()
     if options.one:
         axis, value = options.one[0], int(options.one[1])
-        print(json.dumps(planning(value) if axis == "corpus" else training(axis, value, options.seconds)))
+        figures = planning(value) if axis == "corpus" else training(axis, value, options.seconds)
+        if os.environ.get("RANK", "0") == "0":  # one line, not one of each process
+            print(json.dumps(figures))
         return
     from benchmarks.train_speed import peak
 

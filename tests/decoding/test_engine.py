@@ -15,8 +15,9 @@ from ziggurat.decoding.search import search
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.nn import packed
+from ziggurat.nn import compiled, packed
 from ziggurat.nn.packed import Precision, available, make_fast
+from ziggurat.training.objective import autocast
 
 SIZES: dict[str, Any] = {"d_model": 32, "d_ff": 64, "heads": 2, "encoder": {"layers": 2}}
 KINDS: dict[str, dict[str, Any]] = {
@@ -62,23 +63,41 @@ def scores(built: Seq2Seq) -> Tensor:
 
 @pytest.mark.parametrize("precision", [p for p in ("float32", "bfloat16", "int8") if available(p)])
 @pytest.mark.parametrize("kind", KINDS)
-def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision) -> None:
+def test_fast_models_score_as_the_plain_one(kind: str, precision: Precision, monkeypatch: pytest.MonkeyPatch) -> None:
     built = model(kind)
-    plain = scores(built)
+    with monkeypatch.context() as without:
+        without.setattr(compiled, "_library", None)
+        plain = scores(built)
     make_fast(built, precision)
     error = (scores(built) - plain).norm() / plain.norm()
     assert float(error) < (1e-5 if precision == "float32" else 4e-2)
     assert precision == "float32" or float(error) > 1e-4  # it is another precision
 
 
-def test_a_packed_model_finds_the_same() -> None:
-    sentences = [Sentence([5 + n, 6, 7 + n, 3], 12) for n in range(7)]
+def test_a_packed_model_finds_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whole searches with sentences of unlike lengths, which enter and leave, over several blocks of the caches."""
+    sentences = [Sentence([5 + n, *range(6, 6 + n), 7 + n, 3], 45 - 5 * n) for n in range(7)]
     settings = SearchSettings(4, 2, 2, 3, forbidden=(0, 1, 2), batch_sentences=3)
-    built = model("pre")
-    plain = search(ModelScorer(built), sentences, settings)
-    make_fast(built, "float32")
-    packed = search(ModelScorer(built), sentences, settings)
-    assert [[h.tokens for h in each] for each in packed] == [[h.tokens for h in each] for each in plain]
+    for kind in ("pre", "rotary", "merged"):
+        built = model(kind)
+        with monkeypatch.context() as without:
+            without.setattr(compiled, "_library", None)
+            plain = search(ModelScorer(built), sentences, settings)
+        for again in (search(ModelScorer(built), sentences, settings), None):
+            if again is None:
+                make_fast(built, "float32")
+                again = search(ModelScorer(built), sentences, settings)
+            assert [[h.tokens for h in each] for each in again] == [[h.tokens for h in each] for each in plain]
+
+
+def test_models_whose_stream_is_bf16_are_searched() -> None:
+    """Under autocast the encoder's output may be bf16, and masks with it; a whole model of bf16 takes nothing else."""
+    sentences = [Sentence([5 + n, 6, 7 + n, 3], 6) for n in range(4)]
+    settings = SearchSettings(2, 1, 2, 3, forbidden=(0, 1, 2))
+    none = build_model(ModelConfig.model_validate({**SIZES, "residual": "none"}), 61, 61, seed=3).eval()
+    with autocast(torch.device("cpu"), "bf16"):
+        assert len(search(ModelScorer(none), sentences, settings)) == 4
+    assert len(search(ModelScorer(model("pre").bfloat16()), sentences, settings)) == 4
 
 
 def test_what_the_device_cannot_do_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

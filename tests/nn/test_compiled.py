@@ -16,7 +16,8 @@ from ziggurat.nn import compiled
 from ziggurat.nn.attention.cache import Block
 from ziggurat.nn.compiled import CompiledFeedForward, CompiledLinear, Precision
 
-pytestmark = pytest.mark.skipif(compiled._library is None, reason="the library was not compiled: there is no gcc")
+# With gcc the library must be there: a skip would hide that it is stale or does not load.
+pytestmark = pytest.mark.skipif(compiled._library is None and not shutil.which("gcc"), reason="there is no gcc")
 PRECISIONS: list[Precision] = [p for p in ("float32", "bfloat16", "int8") if compiled.multiplies(p)]
 LEVELS = {False: 127, True: 255}
 
@@ -102,7 +103,43 @@ def test_what_is_not_a_number_stays_visible(precision: Precision, relu: bool) ->
     found = CompiledLinear(drawn(8, 40, seed=1), None, precision, relu=relu)(x)
     assert found[1].isnan().all()
     assert found[[0, 2, 3]].isfinite().all()
-    assert CompiledLinear(torch.zeros(3, 5), None, precision)(torch.zeros(2, 5)).tolist() == [[0.0] * 3] * 2
+    layer = CompiledLinear(torch.ones(3, 5), None, precision)
+    for tiny in (0.0, 1e-39, 1e-37):  # a row of zeros, or nearly so, has a scale all the same
+        assert layer(torch.full((2, 5), tiny)).tolist() == [[pytest.approx(5 * tiny, abs=1e-30)] * 3] * 2
+    x[1, 17] = -math.inf
+    assert not CompiledLinear(drawn(8, 40, seed=1), None, precision, relu=relu)(x)[1].isfinite().all()
+
+
+def test_what_a_map_does_not_take() -> None:
+    layer = CompiledLinear(drawn(8, 40), None, "float32")
+    for x in (drawn(2, 39), torch.empty(2, 40, device="meta")):
+        with pytest.raises(ValueError, match="a map of 40 numbers on a CPU cannot take"):
+            layer(x)
+    with pytest.raises(ValueError, match="the second map takes what the first one gives"):
+        CompiledFeedForward(layer, layer)
+    with pytest.raises(ValueError, match="between the maps"):
+        CompiledFeedForward(
+            CompiledLinear(drawn(8, 40), None, "float32", narrow=True), CompiledLinear(drawn(3, 8), None, "float32")
+        )
+    if "int8" in PRECISIONS:
+        x = drawn(3, 40)
+        below = CompiledLinear(drawn(8, 40), None, "int8", positive=True)
+        assert torch.equal(below(x), below(x.clamp(min=0))), "a negative number counts as 0, not as the largest byte"
+
+
+def test_the_types_that_a_user_sets_as_default_change_nothing() -> None:
+    weight, bias, x, query = drawn(8, 40), drawn(8), drawn(3, 40), drawn(1, 2, 3, 16)
+    expected, attended = CompiledLinear(weight, bias, PRECISIONS[-1])(x), None
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            assert torch.equal(CompiledLinear(weight, bias, PRECISIONS[-1])(x), expected)
+            with torch.inference_mode():
+                found = compiled.attend(query, [Block(query, query)], None)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        attended = found if attended is None else attended
+        assert torch.equal(found, attended)
 
 
 @settings(deadline=None, max_examples=60)
@@ -113,10 +150,18 @@ def test_what_is_not_a_number_stays_visible(precision: Precision, relu: bool) ->
     d_head=st.sampled_from([16, 32, 48, 64, 128]),
     entries=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     halves=st.booleans(),
-    hiding=st.sampled_from(["nothing", "by beam", "by sentence"]),
+    narrow_query=st.booleans(),
+    hiding=st.sampled_from(["nothing", "by beam", "by sentence", "the same for all"]),
 )
 def test_attention_is_the_mean_by_the_softmax_of_products(
-    sentences: int, beams: int, heads: int, d_head: int, entries: list[int], halves: bool, hiding: str
+    sentences: int,
+    beams: int,
+    heads: int,
+    d_head: int,
+    entries: list[int],
+    halves: bool,
+    narrow_query: bool,
+    hiding: str,
 ) -> None:
     dtype = torch.bfloat16 if halves else torch.float32
     query = (
@@ -130,7 +175,7 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
     bias = None
     if hiding != "nothing":
         rows = beams if hiding == "by beam" else 1
-        hidden = drawn(sentences, 1, rows, key.shape[2], seed=3) > 0
+        hidden = drawn(1 if hiding == "the same for all" else sentences, 1, rows, key.shape[2], seed=3) > 0
         hidden[..., 0] = False
         bias = torch.zeros(hidden.shape).masked_fill(hidden, -math.inf)
     logits = query.double() @ key.double().transpose(2, 3) / math.sqrt(d_head)
@@ -146,7 +191,7 @@ def test_attention_is_the_mean_by_the_softmax_of_products(
         Block(k.to(dtype)[:, :, :n], v.to(dtype)[:, :, :n]) for k, v, n in zip(keys, values, entries, strict=True)
     ]
     with torch.inference_mode():
-        assert compiled.attends(query, blocks[0].key)
+        assert compiled.attends(query, blocks[0].key, bias)
         found = compiled.attend(query, blocks, bias)
     assert found.shape == expected.shape
     torch.testing.assert_close(found.double(), expected, atol=5e-6, rtol=1e-5)
@@ -171,12 +216,21 @@ def test_attention_to_far_apart_logits() -> None:
 
 
 def test_what_attention_does_not_take() -> None:
-    query = torch.zeros(1, 1, 1, 16)
-    assert not compiled.attends(query, query), "with gradients"
+    query, bias = torch.zeros(2, 3, 1, 16), torch.zeros(2, 1, 1, 1)
+    assert not compiled.attends(query, query, bias), "with gradients"
     with torch.inference_mode():
-        assert compiled.attends(query, query)
-        assert not compiled.attends(query.double(), query)
-        assert not compiled.attends(torch.zeros(1, 1, 1, 24), query)
+        assert compiled.attends(query, query, bias)
+        assert not compiled.attends(query, query, bias.bfloat16())
+        assert not compiled.attends(query.double(), query, None)
+        assert not compiled.attends(torch.zeros(2, 3, 1, 24), query, None)
+        for wrong in (bias.bfloat16(), torch.zeros(2, 1, 1, 2), torch.zeros(3, 1, 1, 1), torch.zeros(2, 1, 4, 1)):
+            with pytest.raises(ValueError, match="a bias"):
+                compiled.attend(query, [Block(query, query)], wrong)
+        for key, value in ((query.double(), query.double()), (query, query.half()), (query[:, :2], query[:, :2])):
+            with pytest.raises(ValueError, match=r"keys and values|queries, keys"):
+                compiled.attend(query, [Block(key, value)], None)
+        with pytest.raises(ValueError, match="dense"):
+            compiled.attend(query, [Block(*[torch.zeros(2, 3, 1, 32)[..., ::2]] * 2)], None)
 
 
 def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -190,6 +244,10 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert library is None
     monkeypatch.setattr(compiled, "_problem", problem)
     assert "another version" in compiled.notice()
-    assert "install the package again" in compiled.notice()
+    (tmp_path / "compiled.c").unlink()
+    assert compiled._load()[0] is None
+    (tmp_path / "damaged.so").write_bytes(b"\x7fELF")
+    monkeypatch.setattr(compiled, "LIBRARY", tmp_path / "damaged.so")
+    assert "cannot be used" in compiled._load()[1]
     monkeypatch.setattr(compiled, "LIBRARY", tmp_path / "nowhere.so")
     assert compiled._load() == (None, "was not compiled")

@@ -35,13 +35,14 @@ typedef struct {
     int64_t narrow; /* results are bf16, not fp32 */
 } Map;
 
+#define SMALLEST 1e-30f /* largest number of a row of zeros: the reciprocal of a smaller one's scale may be infinite */
 #define PANEL 64 /* outputs of a panel of weights: four vectors of 16 sums */
 #define ROWS 6   /* rows of a tile: 24 vectors of sums, 4 of weights and 1 of inputs fit the 32 registers */
 #define MOST_ROWS 192 /* rows that a thread takes at a time: their inner activations, 8 KiB each at base size, stay in a cache */
 
 #if defined(__x86_64__) && defined(__GNUC__)
 #include <immintrin.h>
-#define BASE "avx512f,avx512bw,avx512vl,avx512dq"
+#define BASE "avx512f,avx512bw,avx512vl,avx512dq,avx2,fma"
 #define WITH(features) __attribute__((target(features)))
 
 int supported(int type) {
@@ -81,29 +82,29 @@ WITH(BASE) INLINE void finish(const Map *map, void *y, int64_t place, int64_t pa
         _mm512_mask_storeu_ps((float *)y + at, here, z);
 }
 
-/* One row x [in] as bytes; returns its scale, |largest| / 127 or largest / 255. */
+/* One row x [in] as bytes; returns its scale, |largest| / 127 or largest / 255; NaN where a number is not finite, so that
+   the whole row of results is NaN and not plausible numbers. */
 WITH(BASE) static float quantise(const Map *map, const float *x, uint8_t *bytes) {
-    const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff));
-    __m512 most = _mm512_setzero_ps();
+    const __m512 magnitude = _mm512_castsi512_ps(_mm512_set1_epi32(0x7fffffff)), zero = _mm512_setzero_ps();
+    __m512 most = zero;
+    __mmask16 broken = 0;
     for (int64_t j = 0; j < map->in; j += 16) {
-        __m512 v = _mm512_maskz_loadu_ps(first(map->in - j), x + j);
-        /* Without this a NaN would be lost in `max`, and give plausible numbers. */
-        __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-        most = _mm512_max_ps(map->positive ? v : _mm512_and_ps(v, magnitude), most);
-        most = _mm512_mask_mov_ps(most, nan, v);
+        __m512 v = _mm512_maskz_loadu_ps(first(map->in - j), x + j), size = _mm512_and_ps(v, magnitude);
+        broken |= _mm512_cmp_ps_mask(size, _mm512_set1_ps(INFINITY), _CMP_NLT_UQ);
+        most = _mm512_max_ps(map->positive ? v : size, most);
     }
-    float values[16], largest = 1.17549435e-38f;
+    if (broken) return NAN;
+    float values[16], largest = SMALLEST;
     _mm512_storeu_ps(values, most);
-    for (int j = 0; j < 16; j++) {
-        if (values[j] != values[j]) return values[j];
-        largest = values[j] > largest ? values[j] : largest;
-    }
+    for (int j = 0; j < 16; j++) largest = values[j] > largest ? values[j] : largest;
     float scale = largest / (map->positive ? 255.0f : 127.0f);
     /* No number here is negative, so adding a half before the conversion truncates makes it round. */
     __m512 factor = _mm512_set1_ps(1.0f / scale), half = _mm512_set1_ps(map->positive ? 0.5f : 128.5f);
     int64_t padded = 4 * groups_of(map);
     for (int64_t j = 0; j < padded; j += 16) {
-        __m512 v = _mm512_fmadd_ps(_mm512_maskz_loadu_ps(first(map->in - j), x + j), factor, half);
+        __m512 v = _mm512_maskz_loadu_ps(first(map->in - j), x + j);
+        if (map->positive) v = _mm512_max_ps(v, zero);
+        v = _mm512_fmadd_ps(v, factor, half);
         _mm512_mask_cvtusepi32_storeu_epi8(bytes + j, first(padded - j), _mm512_cvttps_epu32(v));
     }
     return scale;
@@ -299,13 +300,6 @@ int feed_forward(const Map *first, const Map *second, const float *x, int64_t st
 
 /* ---- attention of a decoding step ------------------------------------------------------------------------------ */
 
-/* One function in three versions, of which the loader takes the widest that the CPU has. */
-#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__) && defined(__linux__)
-#define WIDE __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
-#else
-#define WIDE
-#endif
-
 typedef struct {
     const void *key, *value; /* [sentences, heads, entries, d_head], fp32 or bf16; rows of d_head are dense */
     int64_t entries;
@@ -346,8 +340,8 @@ INLINE float total_of(Sixteen v) {
 
 INLINE Sixteen chosen(Order which, Sixteen a, Sixteen b) { return (Sixteen)(((Order)a & which) | ((Order)b & ~which)); }
 
-/* e^x for x <= 0 by 2^n times a polynomial (Cephes, expf.c), to 2 units in the last place; 0 below the smallest normal
-   number, and NaN for NaN. */
+/* e^x for x <= 0 by 2^n times a polynomial (Cephes, expf.c), to 2 units in the last place; 0 below e^-87,
+   1.6e-38, and NaN for NaN. */
 INLINE Sixteen exponential(Sixteen x) {
     Order tiny = x < -87.0f;
     Order n = __builtin_convertvector(x * 1.44269504088896341f - 0.5f, Order); /* truncates, here to the nearest */
@@ -417,18 +411,28 @@ INLINE void attend_query(const Seen *seen, int64_t head, const void *query, int 
     for (int64_t c = 0; c < chunks; c++) ((Sixteen *)y)[c] = sum[c] * factor;
 }
 
-/* Heads `first` to `last` of one sentence. */
-WIDE static void attend_heads(const Shape *shape, const void *query, const Block *blocks, const float *bias, float *out,
-                              int64_t sentence, int64_t first, int64_t last, Seen *seen) {
+/* What all threads of a call read, and `out`. */
+typedef struct {
+    const Shape *shape;
+    const void *query;
+    const Block *blocks;
+    const float *bias;
+    float *out;
+} Call;
+
+/* Heads `begin` to `end` of one sentence. */
+INLINE void heads(const Call *call, int64_t sentence, int64_t begin, int64_t end, Seen *seen) {
+    const Shape *shape = call->shape;
     int64_t d = shape->d_head, stride = shape->key_head * (shape->narrow_key ? 2 : 4);
     int narrow = (int)shape->narrow_key, narrow_query = (int)shape->narrow_query;
     for (int64_t beam = 0; beam < shape->beams; beam++) {
-        const float *its = bias ? bias + sentence * shape->bias_sentence + beam * shape->bias_beam : 0;
-        if (beam == 0 || (its && shape->bias_beam)) look(shape, blocks, its, sentence, seen);
-        for (int64_t head = first; head < last; head++) {
+        const float *bias = call->bias;
+        if (bias) bias += sentence * shape->bias_sentence + beam * shape->bias_beam;
+        if (beam == 0 || (bias && shape->bias_beam)) look(shape, call->blocks, bias, sentence, seen);
+        for (int64_t head = begin; head < end; head++) {
             int64_t place = sentence * shape->query_sentence + beam * shape->query_beam + head * shape->query_head;
-            const char *q = (const char *)query + place * (narrow_query ? 2 : 4);
-            float *y = out + ((sentence * shape->beams + beam) * shape->heads + head) * d;
+            const char *q = (const char *)call->query + place * (narrow_query ? 2 : 4);
+            float *y = call->out + ((sentence * shape->beams + beam) * shape->heads + head) * d;
             if (d == 64 && narrow)
                 attend_query(seen, head * stride, q, narrow_query, 1, shape->scale, y, 4);
             else if (d == 64)
@@ -439,9 +443,32 @@ WIDE static void attend_heads(const Shape *shape, const void *query, const Block
     }
 }
 
+/* The same function for the widest instructions that the processor has. By hand, since gcc's target_clones knows these
+   levels from gcc 12 on, and needs a loader that musl's is not. */
+typedef void Heads(const Call *, int64_t, int64_t, int64_t, Seen *);
+static void heads_plain(const Call *call, int64_t sentence, int64_t begin, int64_t end, Seen *seen) {
+    heads(call, sentence, begin, end, seen);
+}
+#if defined(__x86_64__) && defined(__GNUC__)
+WITH("avx2,fma") static void heads_256(const Call *call, int64_t sentence, int64_t begin, int64_t end, Seen *seen) {
+    heads(call, sentence, begin, end, seen);
+}
+WITH(BASE) static void heads_512(const Call *call, int64_t sentence, int64_t begin, int64_t end, Seen *seen) {
+    heads(call, sentence, begin, end, seen);
+}
+static Heads *widest_heads(void) {
+    if (supported(SINGLES)) return heads_512;
+    return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? heads_256 : heads_plain;
+}
+#else
+static Heads *widest_heads(void) { return heads_plain; }
+#endif
+
 /* out [sentences, beams, heads, d_head] for query [sentences, beams, heads, d_head] of any strides, rows dense; d_head is
    a multiple of 16. Returns 0 where there is no memory. */
 int attend(const Shape *shape, const void *query, const Block *blocks, const float *bias, float *out, int threads) {
+    const Call call = {shape, query, blocks, bias, out};
+    Heads *widest = widest_heads();
     int64_t entries = 0;
     int ok = 1;
     for (int64_t b = 0; b < shape->blocks; b++) entries += blocks[b].entries;
@@ -463,8 +490,7 @@ int attend(const Shape *shape, const void *query, const Block *blocks, const flo
         for (int64_t sentence = 0; sentence < shape->sentences; sentence++)
             for (int64_t part = 0; part < parts; part++)
                 if (room)
-                    attend_heads(shape, query, blocks, bias, out, sentence, part * shape->heads / parts,
-                                 (part + 1) * shape->heads / parts, &seen);
+                    widest(&call, sentence, part * shape->heads / parts, (part + 1) * shape->heads / parts, &seen);
         free(room);
     }
     return ok;

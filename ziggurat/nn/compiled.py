@@ -31,8 +31,11 @@ Precision = Literal["float32", "bfloat16", "int8"]
 _TYPES = {"float32": 0, "bfloat16": 1, "int8": 2}
 _NUMBERS = {"float32": 1, "bfloat16": 2, "int8": 4}
 _PANEL = 64
+_SMALLEST = 1e-30
+"""Largest number of a row of zeros, for its scale."""
 _CENTRE = 128
 """The unsigned byte that stands for zero."""
+_FLOATS = (torch.float32, torch.bfloat16)
 _ADDRESS, _LONG, _INT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int
 
 
@@ -82,13 +85,18 @@ class _Shape(ctypes.Structure):
 
 def _load() -> tuple[ctypes.CDLL | None, str]:
     """Return the library, or why there is none."""
+    if not LIBRARY.is_file():
+        return None, "was not compiled"
     try:
         # The library has no OpenMP of its own: PyTorch, imported above, has made its own visible to all.
         found = ctypes.CDLL(str(LIBRARY))
-    except OSError:
-        return None, "was not compiled"
-    found.source.restype = ctypes.c_char_p
-    if found.source().decode() != hashlib.sha256(LIBRARY.with_name("compiled.c").read_bytes()).hexdigest():
+        found.source.restype = ctypes.c_char_p
+        compiled_from = found.source().decode()
+        source = LIBRARY.with_name("compiled.c").read_bytes()
+    except (OSError, AttributeError) as error:
+        return None, f"cannot be used ({error})"
+    # Of another version its functions may take other arguments.
+    if compiled_from != hashlib.sha256(source).hexdigest():
         return None, "was compiled from another version of the source"
     found.linear.argtypes = [_ADDRESS, _ADDRESS, _LONG, _LONG, _ADDRESS, _INT]
     found.feed_forward.argtypes = [_ADDRESS, _ADDRESS, _ADDRESS, _LONG, _LONG, _ADDRESS, _INT]
@@ -103,7 +111,7 @@ def notice() -> str:
     """Return a sentence where translation on this Linux machine is slower than it could be; else ""."""
     if not _problem or not sys.platform.startswith("linux"):
         return ""
-    return f"translation could be faster: {LIBRARY.name} {_problem}; install the package again, with gcc"
+    return f'translation could be faster: {LIBRARY.name} {_problem} (docs/install.md, "Compiled loops")'
 
 
 def multiplies(precision: Precision) -> bool:
@@ -114,7 +122,7 @@ def multiplies(precision: Precision) -> bool:
     return precision == "float32" or not torch.cpu._is_amx_tile_supported()
 
 
-def attends(query: Tensor, key: Tensor) -> bool:
+def attends(query: Tensor, key: Tensor, bias: Tensor | None) -> bool:
     """Return whether `attend` takes these: on a CPU, fp32 or bf16, no gradients, heads as wide as a multiple of 16."""
     return (
         _library is not None
@@ -122,8 +130,9 @@ def attends(query: Tensor, key: Tensor) -> bool:
         and query.device.type == "cpu"
         and not torch.is_grad_enabled()
         and not torch.compiler.is_compiling()
-        and query.dtype in (torch.float32, torch.bfloat16)
-        and key.dtype in (torch.float32, torch.bfloat16)
+        and query.dtype in _FLOATS
+        and key.dtype in _FLOATS
+        and (bias is None or bias.dtype == torch.float32)  # it is not in a model that is bf16 throughout
         and query.shape[-1] % 16 == 0
     )
 
@@ -134,22 +143,40 @@ def attend(query: Tensor, blocks: Sequence[Block], bias: Tensor | None) -> Tenso
     Args:
         query: [N, heads, K, d_head], of any strides with rows of d_head dense.
         blocks: keys and values [N, heads, entries, d_head] each; entries of all stand one behind the other.
-        bias: [N, 1, K or 1, entries of all], fp32; entries with -inf are never read. None: 0.
+        bias: [N or 1, 1, K or 1, entries of all], fp32; entries with -inf are never read. None: 0.
+
+    Raises ValueError for tensors of other shapes, types, devices or strides: C would read beyond them.
     """
     assert _library is not None
-    assert bias is None or (bias.dtype == torch.float32 and bias.stride(3) == 1)
     sentences, heads, beams, d_head = query.shape
     query = query if query.stride(3) == 1 else query.contiguous()
-    strides = blocks[0].key.stride()
+    first = blocks[0].key
+    table = (_Block * len(blocks))()
+    entries = 0
+    for row, (key, value) in zip(table, blocks, strict=True):
+        for part in (key, value):
+            alike = part.dtype == first.dtype and part.stride() == first.stride() and part.device.type == "cpu"
+            if not alike or part.shape != (sentences, heads, key.shape[2], d_head):
+                raise ValueError(f"keys and values of {tuple(query.shape)} queries: {tuple(part.shape)}, {part.dtype}")
+        row.key, row.value, row.entries = key.data_ptr(), value.data_ptr(), key.shape[2]
+        entries += key.shape[2]
+    if first.stride(3) != 1 or not (query.dtype in _FLOATS and first.dtype in _FLOATS):
+        raise ValueError(f"queries, keys and values must be dense fp32 or bf16, not {query.dtype} and {first.dtype}")
+    if bias is not None and (
+        bias.dtype != torch.float32
+        or bias.stride(3) != 1
+        or bias.shape not in {(n, 1, k, entries) for n in (1, sentences) for k in (1, beams)}
+    ):
+        raise ValueError(f"a bias {tuple(bias.shape)} of {bias.dtype} for {entries} entries of {tuple(query.shape)}")
     shape = _Shape(
         sentences,
         beams,
         heads,
         d_head,
         query.dtype == torch.bfloat16,
-        blocks[0].key.dtype == torch.bfloat16,
+        first.dtype == torch.bfloat16,
         len(blocks),
-        *strides[:3],
+        *first.stride()[:3],
         query.stride(0),
         query.stride(2),
         query.stride(1),
@@ -157,11 +184,7 @@ def attend(query: Tensor, blocks: Sequence[Block], bias: Tensor | None) -> Tenso
         0 if bias is None or bias.shape[2] == 1 else bias.stride(2),
         d_head**-0.5,
     )
-    table = (_Block * len(blocks))()
-    for row, (key, value) in zip(table, blocks, strict=True):
-        assert key.stride() == value.stride() == strides, "the keys and values of a cache have the same strides"
-        row.key, row.value, row.entries = key.data_ptr(), value.data_ptr(), key.shape[2]
-    out = torch.empty(sentences, beams, heads, d_head)
+    out = torch.empty(sentences, beams, heads, d_head, dtype=torch.float32, device="cpu")
     address = None if bias is None else bias.data_ptr()
     threads = torch.get_num_threads()
     if not _library.attend(ctypes.addressof(shape), query.data_ptr(), table, address, out.data_ptr(), threads):
@@ -198,27 +221,31 @@ class CompiledLinear(nn.Module):
         out, width = weight.shape
         numbers = _NUMBERS[precision]  # in 32 bits
         # Filled up with zeros, so that the inner loop has no last panel or group of another size.
-        full = torch.zeros(-(-out // _PANEL) * _PANEL, -(-width // numbers) * numbers)
+        panels, groups = -(-out // _PANEL), -(-width // numbers)
+        full = torch.zeros(panels * _PANEL, groups * numbers, dtype=torch.float32, device="cpu")
         full[:out, :width] = weight.detach()
         self.bias = full.new_zeros(len(full))
         if bias is not None:
             self.bias[:out] = bias.detach()
-        self.scale = full.abs().amax(1).clamp(min=torch.finfo(torch.float32).tiny) / 127
+        scale = shift = full[:0, 0]  # for bytes alone
         if precision == "int8":
-            full = (full / self.scale[:, None]).round()
-        typed = full.to(getattr(torch, precision))
-        self.shift = typed.sum(1, dtype=torch.int32) * (0 if positive else _CENTRE)
-        # Not buffers: they can be neither moved nor saved. [panels, groups, outputs of a panel, numbers of a group]
-        self.weight = typed.view(-1, _PANEL, full.shape[1] // numbers, numbers).transpose(1, 2).contiguous()
-        self.out_features = out
+            scale = full.abs().amax(1).clamp_(min=_SMALLEST) / 127
+            full = (full / scale[:, None]).round_()
+            shift = full.sum(1).to(torch.int32) * (0 if positive else _CENTRE)  # whole numbers below 2^24: exact
+        self.scale, self.shift = scale, shift
+        # Not buffers: they can be neither moved nor saved. [panels, groups, PANEL], a group as one number of 32 bits:
+        # moving those is three times as fast as moving the numbers.
+        typed = full.to(getattr(torch, precision)).view(torch.int32)
+        self.weight = typed.view(panels, _PANEL, groups).transpose(1, 2).contiguous()
+        self.in_features, self.out_features, self.precision = width, out, precision
         self.result = torch.bfloat16 if narrow else torch.float32
         fields = (each.data_ptr() for each in (self.weight, self.bias, self.scale, self.shift))
         self.map = _Map(_TYPES[precision], width, out, *fields, positive, relu, narrow)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return [..., out] for `x` [..., in]."""
+        """Return [..., out] for `x` [..., in]. Raises ValueError for an `x` of another width or device."""
         assert _library is not None
-        rows, y = _rows(x), torch.empty(*x.shape[:-1], self.out_features, dtype=self.result)
+        rows, y = _rows(x, self), _room(x, self)
         arguments = rows.data_ptr(), rows.stride(0), rows.shape[0], y.data_ptr(), torch.get_num_threads()
         _check(_library.linear(ctypes.addressof(self.map), *arguments))
         return y
@@ -230,27 +257,40 @@ class CompiledFeedForward(nn.Module):
     Args:
         first: W_1, b_1, with ReLU.
         second: W_2, b_2, for positive inputs.
+
+    Raises ValueError when one cannot follow the other.
     """
 
     def __init__(self, first: CompiledLinear, second: CompiledLinear) -> None:
         super().__init__()
+        if first.out_features != second.in_features or first.precision != second.precision:
+            raise ValueError("the second map takes what the first one gives, in the same precision")
+        if first.result != torch.float32:
+            raise ValueError("between the maps numbers are fp32")
         self.first = first
         self.second = second
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] for `x` [..., in]."""
         assert _library is not None
-        rows, y = _rows(x), torch.empty(*x.shape[:-1], self.second.out_features, dtype=self.second.result)
+        rows, y = _rows(x, self.first), _room(x, self.second)
         maps = ctypes.addressof(self.first.map), ctypes.addressof(self.second.map)
         arguments = rows.data_ptr(), rows.stride(0), rows.shape[0], y.data_ptr(), torch.get_num_threads()
         _check(_library.feed_forward(*maps, *arguments))
         return y
 
 
-def _rows(x: Tensor) -> Tensor:
+def _rows(x: Tensor, taker: CompiledLinear) -> Tensor:
     """Return `x` [..., in] as fp32 rows that are dense."""
-    rows = x.reshape(-1, x.shape[-1]).float()
+    if x.device.type != "cpu" or x.shape[-1] != taker.in_features:
+        raise ValueError(f"a map of {taker.in_features} numbers on a CPU cannot take {tuple(x.shape)} on {x.device}")
+    rows = x.reshape(-1, taker.in_features).float()
     return rows if rows.stride(1) == 1 else rows.contiguous()
+
+
+def _room(x: Tensor, giver: CompiledLinear) -> Tensor:
+    """Return memory for the results."""
+    return torch.empty(*x.shape[:-1], giver.out_features, dtype=giver.result, device="cpu")
 
 
 def _check(done: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+import torch
 from torch import Tensor, nn
 
 from ziggurat.nn import compiled
@@ -32,6 +33,14 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 def join_heads(x: Tensor) -> Tensor:
     """Return `x` [batch, heads, length, d_head] as [batch, length, d_model]."""
     return x.transpose(1, 2).flatten(2)
+
+
+def _joined_for(x: Tensor, context: Tensor) -> Tensor:
+    """Return `context` [batch, heads, length, d_head] as the output map reads it, `x` being the sub-layer's input."""
+    joined = join_heads(context)
+    # Compiled attention gives fp32, also in a model that is bf16 throughout. Beside packed maps, which read either, the
+    # stream is fp32 and nothing is converted.
+    return joined if x.dtype == torch.float32 else joined.to(x.dtype)
 
 
 class SelfAttention(OwnAttention):
@@ -79,7 +88,8 @@ class SelfAttention(OwnAttention):
         `x` is [N, K, d_model], one new position per hypothesis; the cache gains that position. Returns the same shape.
         """
         query, key, value = self._project(x, cache.live)
-        return self.out_proj(join_heads(self._context_of_beams(query, cache.append(key, value), cache.live)))
+        context = self._context_of_beams(query, cache.append(key, value), cache.live)
+        return self.out_proj(_joined_for(x, context))
 
     def _context(self, query: Tensor, key: Tensor, value: Tensor, mask: Mask | None) -> Tensor:
         """Return [batch, heads, length, d_head] for such queries, keys and values."""
@@ -89,7 +99,7 @@ class SelfAttention(OwnAttention):
         """Return [N, heads, K, d_head] for `query` of that shape, the newest position of every hypothesis."""
         mask = live.seen(sum(block.key.shape[2] for block in blocks))
         bias = None if mask is None else mask.bias
-        if not self.training and compiled.attends(query, blocks[0].key):
+        if not self.training and compiled.attends(query, blocks[0].key, bias):
             return compiled.attend(query, blocks, bias)
         return attend_to_blocks(query, blocks, bias, self.dropout)[0]
 
@@ -169,8 +179,8 @@ class CrossAttention(nn.Module):
         if self.scaling is not None:
             query = self.scaling.query(query)
         in_step = isinstance(cache, LiveMemory) and not cache.keep_weights and not self.training
-        if in_step and compiled.attends(query, cache.key):
-            bias = None if cache.mask is None else cache.mask.bias
+        bias = None if cache.mask is None else cache.mask.bias
+        if in_step and compiled.attends(query, cache.key, bias):
             context = compiled.attend(query, [Block(cache.key, cache.value)], bias)
         else:
             context, weights = attend(
@@ -178,7 +188,7 @@ class CrossAttention(nn.Module):
             )
             if weights is not None:
                 cache.weights = weights.mean(dim=1)
-        joined = join_heads(context)
+        joined = _joined_for(x, context)
         return joined if self.out_proj is None else self.out_proj(joined)
 
     def slots(self) -> Iterator[Slot]:
