@@ -45,7 +45,7 @@ AXES: dict[str, list[Any]] = {
 """Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
 
 SMALL: dict[str, Any] = {
-    "d_model": 32,  # heads of 16, which the compiled attention takes
+    "d_model": 16,
     "d_ff": 24,
     "heads": 2,
     "encoder": {"layers": 3},
