@@ -1,8 +1,8 @@
-"""Shallow-to-deep training against training from scratch: the wall time that each needs for the same dev perplexity.
+"""Shallow-to-deep training against training from scratch: the seconds that each needs for the same dev loss.
 
-    python experiments/sdt-speed/run.py --store STORE [--layers 24] [--updates 1500]     # both runs side by side
-    python experiments/sdt-speed/run.py --store STORE --cost [--layers 24]               # seconds per update, in turns
-    python experiments/sdt-speed/run.py --table                                          # the figures as a table
+    python experiments/sdt-speed/run.py --store STORE [--layers 24 48] [--seeds 1 2 3] [--jobs 2]   # all runs
+    python experiments/sdt-speed/run.py --store STORE --cost [--layers 24 48]    # seconds per update, in turns
+    python experiments/sdt-speed/run.py --table                                  # the figures as a table
 
 STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`. Results that are there already are not repeated.
 """
@@ -12,14 +12,14 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import multiprocessing
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
@@ -35,17 +35,35 @@ from ziggurat.training.update import train_update
 
 HERE = Path(__file__).resolve().parent
 PERIOD = 6
-"""Layers of a block, and of a step of growth."""
+"""Layers of a block."""
+UPDATES = 1500
 
 
-RUNS = {"from scratch": None, "shallow to deep": 5}
-"""Name -> each stage before the last is trained for such a part of the updates; None: the whole depth throughout."""
+class Stage(NamedTuple):
+    """Encoder and decoder layers, and the part of the updates after which the stage ends."""
+
+    encoder: int
+    decoder: int
+    end: float
 
 
-def overrides(layers: int, updates: int, part: int | None) -> list[str]:
+SCHEDULES: dict[str, dict[int, tuple[Stage, ...]]] = {
+    "from scratch": {24: (), 48: ()},
+    "shallow to deep": {
+        24: (Stage(6, 2, 0.4), Stage(12, 4, 0.6)),
+        48: (Stage(6, 2, 0.4), Stage(12, 4, 0.55), Stage(24, 6, 0.7)),
+    },
+}
+"""Name -> final depth of the encoder -> the stages before it."""
+
+
+def overrides(layers: int, name: str, seed: int) -> list[str]:
     """Return the settings: those of the experiment depth-trainability, with blocks, and stages if the model grows."""
-    depths = range(PERIOD, layers, PERIOD) if part else ()
-    stages = ", ".join(f"{{layers: {d}, updates: {n * updates // (part or 1)}}}" for n, d in enumerate(depths, start=1))
+    stages = ", ".join(
+        f"{{layers: {stage.encoder}, decoder_layers: {stage.decoder}, updates: {round(stage.end * UPDATES)}}}"
+        for stage in SCHEDULES[name][layers]
+    )
+    updates = UPDATES
     return [
         f"model={{preset: tiny, residual: pre, encoder: {{layers: {layers}, history: blocks}}}}",
         f"model.combination.period={PERIOD}",
@@ -60,17 +78,23 @@ def overrides(layers: int, updates: int, part: int | None) -> list[str]:
         f"training.stop={{updates: {updates}}}",
         "training.threads=1",
         "training.tensorboard=false",
-        *([f"training.growth={{stages: [{stages}]}}"] if stages else []),
+        f"training.seed={seed}",
+        *([f"training.growth={{stages: [{stages}], keep_stages: false}}"] if stages else []),
     ]
 
 
-def one_run(name: str, store: str, layers: int, updates: int) -> None:
+def result_of(name: str, layers: int, seed: int) -> Path:
+    """Return the file with the figures of a run."""
+    return HERE / "results" / f"{layers}-{name.replace(' ', '-')}-{seed}.json"
+
+
+def one_run(name: str, store: str, layers: int, seed: int) -> None:
     """Train once and write the figures down."""
-    out = HERE / "results" / f"{layers}-{name.replace(' ', '-')}.json"
+    out = result_of(name, layers, seed)
     if out.exists():
         print(f"{out.name}: there already")
         return
-    values = overrides(layers, updates, RUNS[name])
+    values = overrides(layers, name, seed)
     experiment = load_named("multi30k-de-en", [*values, f"data.store={store}"])
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
@@ -87,6 +111,7 @@ def one_run(name: str, store: str, layers: int, updates: int) -> None:
     document = {
         "name": name,
         "layers": layers,
+        "seed": seed,
         "overrides": values,
         "commit": subprocess.run(
             ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
@@ -103,16 +128,17 @@ def one_run(name: str, store: str, layers: int, updates: int) -> None:
 
 def cost(store: str, layers: int, rounds: int = 40) -> None:
     """Measure an update at each depth in turns, so that whatever else the machine does weighs on all alike."""
-    experiment = load_named("multi30k-de-en", [*overrides(layers, 1500, None), f"data.store={store}"])
+    experiment = load_named("multi30k-de-en", [*overrides(layers, "from scratch", 1), f"data.store={store}"])
     torch.set_num_threads(1)
     keep_freed_memory()
-    opened, depths = Store.open(store), range(PERIOD, layers + 1, PERIOD)
-    learners = {}
+    final = (layers, experiment.model.decoder.layers)
+    depths = sorted({(stage.encoder, stage.decoder) for stage in SCHEDULES["shallow to deep"][layers]} | {final})
+    opened, learners = Store.open(store), {}
     for depth in depths:
-        model = at_depth(experiment.model, depth)
+        model = at_depth(experiment.model, *depth)
         learners[depth] = Learner(experiment.model_copy(update={"model": model}), opened, torch.device("cpu"))
     groups = loader_of(experiment, opened).groups()
-    seconds: dict[int, list[float]] = {depth: [] for depth in depths}
+    seconds: dict[tuple[int, int], list[float]] = {depth: [] for depth in depths}
     for number in range(rounds + 2):
         group = next(groups)
         for depth, learner in learners.items():
@@ -120,7 +146,7 @@ def cost(store: str, layers: int, rounds: int = 40) -> None:
             train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
             if number >= 2:  # the first ones make moments and warm up
                 seconds[depth].append(time.perf_counter() - began)
-    found = {str(depth): statistics.mean(sorted(times)[: 3 * rounds // 4]) for depth, times in seconds.items()}
+    found = {f"{n}-{m}": statistics.mean(sorted(times)[: 3 * rounds // 4]) for (n, m), times in seconds.items()}
     out = HERE / "results" / f"{layers}-cost.json"
     out.write_text(json.dumps({"layers": layers, "seconds_per_update": found}, indent=1) + "\n", encoding="utf-8")
     print(found)
@@ -128,13 +154,11 @@ def cost(store: str, layers: int, rounds: int = 40) -> None:
 
 def at_cost(run: dict[str, Any], costs: dict[str, float]) -> dict[str, Any]:
     """Return `run` with its times replaced by what its updates cost at their depths."""
-    part, layers = RUNS[run["name"]], run["layers"]
-    total = run["dev"][-1][0]
-    ends = {depth: n * total // part for n, depth in enumerate(range(PERIOD, layers, PERIOD), start=1)} if part else {}
+    stages, total = SCHEDULES[run["name"]][run["layers"]], run["dev"][-1][0]
 
     def seconds(update: int) -> float:
-        depth = next((depth for depth, end in ends.items() if update <= end), layers)
-        return costs[str(depth)]
+        now = next((stage for stage in stages if update <= round(stage.end * total)), None)
+        return costs[f"{now.encoder}-{now.decoder}" if now else f"{run['layers']}-6"]
 
     times = [0.0]
     for update in range(1, total + 1):
@@ -156,44 +180,50 @@ def time_to(run: dict[str, Any], nll: float) -> float | None:
 
 
 def table() -> None:
-    """Print the time that each run needs for the same dev loss: as measured, and by the costs measured in turns."""
-    found = [json.loads(path.read_text("utf-8")) for path in sorted((HERE / "results").glob("*.json"))]
-    runs = [run for run in found if "dev" in run]
-    print("\nWall time of the runs, which shared the machine")
-    print_table(runs)
-    costs = {run["layers"]: run["seconds_per_update"] for run in found if "dev" not in run}
-    if costs:
-        print(f"\nAt the seconds per update measured in turns: {costs}")
-        print_table([at_cost(run, costs[run["layers"]]) for run in runs if run["layers"] in costs])
+    """Print, by depth and seed, the seconds to the same dev loss at the costs measured in turns, and what comes of all.
 
-
-def print_table(runs: list[dict[str, Any]]) -> None:
-    """Print the times of some runs."""
-    for layers in sorted({run["layers"] for run in runs}):
-        by_name = {run["name"]: run for run in runs if run["layers"] == layers}
-        scratch, *grown = [by_name[name] for name in RUNS if name in by_name]
-        heads = "".join(f" {run['name']}, s | ratio |" for run in grown)
-        print(f"\n{layers}-6 layers\n\n| dev nll | perplexity | from scratch, s |{heads}")
-        print("|---|---|---|" + "---|---|" * len(grown))
-        last = max(run["dev"][-1][2] for run in (scratch, *grown))
-        for nll in (last + 1.0, last + 0.5, last + 0.25, last + 0.1, last):
-            whole = time_to(scratch, nll)
+    The loss of a seed is the higher of the two final ones: both runs reach it.
+    """
+    costs = {}
+    for path in sorted((HERE / "results").glob("*-cost.json")):
+        document = json.loads(path.read_text("utf-8"))
+        costs[document["layers"]] = document["seconds_per_update"]
+        print(f"{document['layers']}-6: seconds per update {document['seconds_per_update']}")
+    print("\n| model | seed | dev nll of both | from scratch, s | grown, s | ratio | final nll, from scratch | grown |")
+    print("|---|---|---|---|---|---|---|---|")
+    for layers in costs:
+        ratios, differences = [], []
+        for seed in range(1, 100):
+            files = [result_of(name, layers, seed) for name in SCHEDULES]
+            if not all(path.exists() for path in files):
+                continue
+            scratch, grown = (at_cost(json.loads(path.read_text("utf-8")), costs[layers]) for path in files)
+            ends = [run["dev"][-1][2] for run in (scratch, grown)]
+            whole, less = (time_to(run, max(ends)) for run in (scratch, grown))
             assert whole is not None
-            taken = [time_to(run, nll) for run in grown]
-            cells = "".join(f" {seconds:.0f} | {whole / seconds:.2f} |" for seconds in taken if seconds is not None)
-            print(f"| {nll:.3f} | {math.exp(nll):.1f} | {whole:.0f} |{cells}")
-        for run in (scratch, *grown):
-            updates, seconds, nll = run["dev"][-1]
-            print(f"\n{run['name']}: dev nll {nll:.3f} after {updates} updates, {seconds:.0f} s")
+            assert less is not None
+            ratios.append(whole / less)
+            differences.append(ends[1] - ends[0])
+            print(
+                f"| {layers}-6 | {seed} | {max(ends):.3f} | {whole:.0f} | {less:.0f} | {whole / less:.2f} "
+                f"| {ends[0]:.3f} | {ends[1]:.3f} |"
+            )
+        if len(ratios) > 1:
+            error = statistics.stdev(differences) / math.sqrt(len(differences))
+            print(
+                f"| {layers}-6 | mean | | | | **{statistics.mean(ratios):.2f}** "
+                f"| | {statistics.mean(differences):+.3f} +- {error:.3f} |"
+            )
 
 
 def main() -> None:
     """Train, or print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store")
-    parser.add_argument("--layers", type=int, default=24)
-    parser.add_argument("--updates", type=int, default=1500)
-    parser.add_argument("--name", choices=list(RUNS), help="only this run")
+    parser.add_argument("--layers", type=int, nargs="*", default=[24, 48])
+    parser.add_argument("--seeds", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--names", choices=list(SCHEDULES), nargs="*", default=list(SCHEDULES))
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
     parser.add_argument("--cost", action="store_true")
     parser.add_argument("--table", action="store_true")
     options = parser.parse_args()
@@ -203,14 +233,17 @@ def main() -> None:
     if options.store is None:
         parser.error("--store is missing")
     if options.cost:
-        cost(options.store, options.layers)
+        for layers in options.layers:
+            cost(options.store, layers)
         return
-    if options.name is not None:
-        one_run(options.name, options.store, options.layers, options.updates)
-        return
-    both = [subprocess.Popen([sys.executable, *sys.argv, "--name", name]) for name in RUNS]
-    if any(run.wait() for run in both):
-        raise SystemExit("a run failed")
+    runs = [
+        (name, options.store, layers, seed)
+        for seed in options.seeds
+        for layers in options.layers
+        for name in options.names
+    ]
+    with multiprocessing.get_context("spawn").Pool(options.jobs, maxtasksperchild=1) as pool:
+        pool.starmap(one_run, runs, chunksize=1)
 
 
 if __name__ == "__main__":

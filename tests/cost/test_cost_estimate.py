@@ -115,3 +115,23 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
     absent = estimate_cost(experiment(*small, "training.device=cuda:77"), (50, 50))
     assert absent.device == "cpu"
     assert "no `cuda:77` here" in absent.notes[0]
+
+
+@pytest.mark.usefixtures("_known_speed")
+def test_stages_of_growth_cost_what_runs_of_their_depth_would(tmp_path: Path) -> None:
+    def seconds(encoder: int, decoder: int) -> float:
+        return estimate_cost(experiment(*small, *depth(encoder, decoder)), (50, 50)).time.seconds
+
+    def depth(encoder: int, decoder: int) -> tuple[str, str]:
+        return f"model.encoder.layers={encoder}", f"model.decoder.layers={decoder}"
+
+    small = ["training.batch.max_tokens=30", "training.stop.updates=100", f"data.store={tmp_path}"]
+    stages = "{layers: 1, decoder_layers: 1, updates: 50}, {layers: 2, updates: 70}"
+    growing = experiment(*small, *depth(4, 2), f"training.growth={{stages: [{stages}]}}")
+    [note] = [note for note in estimate_cost(growing, (50, 50)).notes if "training.growth" in note]
+    first, second, last = seconds(1, 1), seconds(2, 2), seconds(4, 2)
+    assert f"an update takes {first:.3g} s at 1-1, {second:.3g} s at 2-2. All 100 take" in note
+    assert f"{(50 * first + 20 * second + 30 * last) / (100 * last):.0%} of the time" in note
+    by_epochs = experiment(*small, *depth(4, 2), "training.growth={stages: [{layers: 2, epochs: 1}]}")
+    [note] = [note for note in estimate_cost(by_epochs, (50, 50)).notes if "training.growth" in note]
+    assert note.endswith(f"an update takes {second:.3g} s at 2-2")

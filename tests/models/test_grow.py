@@ -1,4 +1,4 @@
-"""Growing the encoder: which layer starts as which, what stays, and what the deeper model computes."""
+"""Growing the stacks: which layer starts as which, what stays, and what the deeper model computes."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from torch import Tensor
 
 from tests.composition import model as small_model
 from tests.parameter_counts import encoder
-from tests.small import moved
+from tests.small import moved, small_config
 from ziggurat.config.growth import CopyStrategy
-from ziggurat.config.kinds import HistoryKind
+from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import weights
-from ziggurat.models.grow import at_depth, grow_moments, grow_weights, layer_sources
+from ziggurat.models.grow import Copies, Deepening, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.residual.base import Residual
 
 VOCABULARY = 11
 
@@ -26,14 +27,18 @@ VOCABULARY = 11
 def pair(choices: dict[str, Any], old: int, new: int, strategy: CopyStrategy) -> tuple[Seq2Seq, Seq2Seq, ModelConfig]:
     """Return a shallow model with random wiring and the deeper one grown from it."""
     deep = small_model({**choices, "encoder.layers": new})
-    shallow = moved(build_model(at_depth(deep, old), VOCABULARY, VOCABULARY, seed=1), 0.1, seed=9)
-    grown = build_model(deep, VOCABULARY, VOCABULARY, seed=2)
-    grow_weights(grown, weights(shallow), old, layer_sources(strategy, old, new))
-    return shallow.eval(), grown.eval(), deep
+    return (*grown_from(at_depth(deep, old), deep, strategy), deep)
 
 
-def layer(model: Seq2Seq, number: int) -> dict[str, Tensor]:
-    return {n: p.detach() for n, p in model.encoder.layers[number].named_parameters()}  # type: ignore[index,union-attr]
+def grown_from(before: ModelConfig, after: ModelConfig, strategy: CopyStrategy) -> tuple[Seq2Seq, Seq2Seq]:
+    shallow = moved(build_model(before, VOCABULARY, VOCABULARY, seed=1), 0.1, seed=9)
+    grown = build_model(after, VOCABULARY, VOCABULARY, seed=2)
+    grow_weights(grown, weights(shallow), deepening(strategy, before, after))
+    return shallow.eval(), grown.eval()
+
+
+def layer(model: Seq2Seq, number: int, stack: str = "encoder") -> dict[str, Tensor]:
+    return {n: p.detach() for n, p in model.get_submodule(f"{stack}.layers.{number}").named_parameters()}
 
 
 # Index maps written down from Li et al. 2020, section 4, for 4 layers.
@@ -115,27 +120,73 @@ def test_constants_of_depth_stay() -> None:
         ("g_top", 2, 5, "grow to 4 at most"),
         ("copy_all", 2, 3, "doubles the depth"),
         ("interpolate", 3, 5, "doubles the depth"),
-        ("g_top", 3, 3, "must be larger"),
+        ("g_top", 3, 2, "must be larger"),
     ],
 )
 def test_depths_out_of_reach_are_refused(strategy: CopyStrategy, old: int, new: int, word: str) -> None:
     with pytest.raises(ConfigError, match=word):
-        layer_sources(strategy, old, new)
+        deepening(strategy, small_config(old, 1), small_config(new, 1))
+    with pytest.raises(ConfigError, match=word):
+        deepening(strategy, small_config(1, old), small_config(1, new))
 
 
 def test_another_architecture_is_refused() -> None:
     shallow = build_model(small_model({"d_ff": 40, "encoder.layers": 2}), VOCABULARY, VOCABULARY)
     deep = build_model(small_model({"encoder.layers": 4}), VOCABULARY, VOCABULARY)
     with pytest.raises(ConfigError, match="more than its depth"):
-        grow_weights(deep, weights(shallow), 2, layer_sources("g_top", 2, 4))
+        grow_weights(deep, weights(shallow), Deepening(Copies(2, [0, 1, 0, 1]), Copies(1, [0])))
 
 
 def test_moments_follow_their_layers() -> None:
-    names = ["encoder.layers.0.a", "encoder.layers.1.a", "decoder.a"]
+    names = ["encoder.layers.0.a", "encoder.layers.1.a", "decoder.a", "decoder.layers.0.a"]
     old = {f"{n}/{m}": torch.full((2,), float(i)) for i, n in enumerate(names, 1) for m in ("exp_avg", "exp_avg_sq")}
     old |= {f"{n}/step": torch.tensor(7.0) for n in names}
-    new = {f"encoder.layers.{i}.a": torch.zeros(2) for i in range(4)} | {"decoder.a": torch.zeros(2)}
-    state = grow_moments(new, old, [0, 1, 1, None])
+    added = [f"encoder.layers.{i}.a" for i in range(4)] + [f"decoder.layers.{i}.a" for i in range(3)]
+    new = {name: torch.zeros(2) for name in [*added, "decoder.a"]}
+    state = grow_moments(new, old, Deepening(Copies(2, [0, 1, 1, None]), Copies(1, [0, 0, None])))
     assert [float(state[f"encoder.layers.{i}.a/exp_avg"][0]) for i in range(4)] == [1, 2, 2, 0]
     assert [float(state[f"encoder.layers.{i}.a/step"]) for i in range(4)] == [7, 7, 7, 0]
     assert float(state["decoder.a/exp_avg_sq"][1]) == 3
+    assert [float(state[f"decoder.layers.{i}.a/exp_avg"][0]) for i in range(3)] == [4, 4, 0]
+
+
+@pytest.mark.parametrize(("strategy", "new", "map_"), MAPS)
+def test_a_decoder_grows_likewise(strategy: CopyStrategy, new: int, map_: list[int]) -> None:
+    deep = small_model({"encoder.layers": 2, "decoder.layers": new})
+    shallow, grown = grown_from(at_depth(deep, 2, 4), deep, strategy)
+    for number, source in enumerate(map_):
+        ours, theirs = layer(grown, number, "decoder"), layer(shallow, source, "decoder")
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(values, theirs[name]) for name, values in ours.items())
+    for name, values in shallow.encoder.named_parameters():
+        assert torch.equal(grown.encoder.get_parameter(name), values)
+
+
+@pytest.mark.parametrize("history", get_args(HistoryKind))
+@pytest.mark.parametrize("attention", get_args(DecoderAttentionKind))
+def test_every_history_and_attention_of_a_decoder_grows(history: str, attention: str) -> None:
+    choices = {"residual": "pre", "decoder.history": history, "decoder.attention": attention}
+    deep = small_model({**choices, "encoder.layers": 2, "decoder.layers": 4})
+    _, grown = grown_from(at_depth(deep, 2, 2), deep, "g_top")
+    source = torch.tensor([[3, 4, 5]])
+    assert grown(source, torch.ones(1, 3, dtype=torch.bool), source).isfinite().all()
+
+
+@pytest.mark.parametrize("strategy", ["g_top", "random"])
+def test_added_readers_of_transparent_attention_read_what_their_copies_do(strategy: CopyStrategy) -> None:
+    deep = small_model({"residual": "pre", "memory": "transparent", "encoder.layers": 2, "decoder.layers": 4})
+    shallow, grown = grown_from(at_depth(deep, 2, 2), deep, strategy)
+    before, after = (model.encoder.transparent.mixtures() for model in (shallow, grown))  # type: ignore[union-attr]
+    assert torch.equal(after[:2], before)
+    torch.testing.assert_close(after[2:], before if strategy == "g_top" else torch.full((2, 3), 1 / 3))
+
+
+def test_a_decoder_of_identity_layers_computes_what_it_did() -> None:
+    deep = small_model({"residual": "rezero", "encoder.layers": 2, "decoder.layers": 4})
+    shallow, grown = grown_from(at_depth(deep, 1, 2), deep, "g_top")
+    for layers in (grown.encoder.layers[1:], grown.decoder.layers[2:]):  # type: ignore[index]
+        for part in layers.modules():
+            if isinstance(part, Residual):
+                part.branch.detach().zero_()  # type: ignore[union-attr]
+    source, mask = torch.tensor([[3, 4, 5]]), torch.ones(1, 3, dtype=torch.bool)
+    torch.testing.assert_close(grown(source, mask, source), shallow(source, mask, source))

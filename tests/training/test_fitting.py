@@ -117,7 +117,7 @@ def test_a_trial_changes_nothing_in_training(
     tried: list[int] = []
     real = fitting.try_batches
     monkeypatch.setattr(
-        fitting, "try_batches", lambda learner, *rest: [tried.append(learner.encoder_layers), real(learner, *rest)][1]
+        fitting, "try_batches", lambda learner, *rest: [tried.append(learner.depth[0]), real(learner, *rest)][1]
     )
     train(tmp_path / "with", experiment, console=QUIET)
     assert tried == [1, 2]  # before the first update, and of the grown model

@@ -52,6 +52,13 @@ def growing(folder: Path, growth: dict[str, Any] | None = None, **training: Any)
     return Experiment.model_validate(content)
 
 
+BOTH = {
+    "stages": [{"layers": 1, "decoder_layers": 1, "updates": 3}, {"layers": 1, "decoder_layers": 2, "updates": 6}],
+    "copy_strategy": "top_only",
+}
+"""Stages to the 4 encoder and 2 decoder layers of `growing`; the decoder has its depth before the encoder has."""
+
+
 def rates(run: Path) -> list[float]:
     return [r["learning_rate"] for r in records(run, "train")]
 
@@ -70,6 +77,21 @@ def test_a_growing_run_reaches_its_depth_and_keeps_each_stage(tiny_folder: Path,
     assert open_model(run, which="6").experiment.model.encoder.layers == 2  # written before growing
     averaged = open_model(run, which="averaged")
     assert averaged.experiment.model.encoder.layers == 4
+
+
+def test_a_decoder_grows_in_its_own_stages(tiny_folder: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    train(run, growing(tiny_folder, BOTH))
+    assert [p.name for p in sorted((run / "stages").iterdir())] == ["001-001-layers", "001-002-layers"]
+    for which, depth in (("2", (1, 1)), ("6", (1, 2)), ("last", (4, 2))):
+        model = open_model(run, which=which).experiment.model
+        assert (model.encoder.layers, model.decoder.layers) == depth
+    kept = open_model(run / "stages" / "001-001-layers")
+    assert len(kept.model.decoder.layers) == 1  # type: ignore[arg-type]
+    said = (run / "log.txt").read_text("utf-8")
+    assert "pre 1-1, width" in said
+    assert "the model grows, the decoder from 1 to 2 layers:" in said
+    assert "the model grows, the encoder from 1 to 4 layers:" in said
 
 
 def test_stages_that_are_not_to_be_kept_leave_nothing(tiny_folder: Path, tmp_path: Path) -> None:
@@ -178,8 +200,9 @@ def test_copied_moments_are_those_of_the_layer_that_was_copied(
         theirs.step()
     fresh = {name: p.detach().clone() for name, p in deep.named_parameters()}
     growth = GrowthConfig.model_validate({**STAGES, "copy_strategy": strategy, "moments": "copy"})
-    carry_weights(growth, dict(shallow.named_parameters()), old, deep)
-    carry_moments(growth, theirs.state(), old, len(sources), ours)
+    depths = small_config(old, 1), small_config(len(sources), 1)
+    carry_weights(growth, dict(shallow.named_parameters()), depths, deep)
+    carry_moments(growth, theirs.state(), depths, ours)
     before, after, weights = theirs.state(), ours.state(), dict(shallow.named_parameters())
     moments = {key.rpartition("/")[2] for key in before} - {"step"}
     assert moments == {"exp_avg", "exp_avg_sq"} | ({"momentum_buffer"} if optimiser == "muon" else set())
@@ -205,19 +228,23 @@ def test_moments_begin_anew_where_they_are_not_copied() -> None:
         p.grad = torch.ones_like(p)
     theirs.step()
     growth = GrowthConfig.model_validate(STAGES)
-    carry_weights(growth, dict(shallow.named_parameters()), 1, deep)
-    carry_moments(growth, theirs.state(), 1, 2, ours)
+    depths = small_config(1, 1), small_config(2, 1)
+    carry_weights(growth, dict(shallow.named_parameters()), depths, deep)
+    carry_moments(growth, theirs.state(), depths, ours)
     assert theirs.state()
     assert not ours.state()
 
 
-@pytest.mark.parametrize("stop", [3, 5, *(pytest.param(update, marks=pytest.mark.slow) for update in (2, 6, 7))])
+@pytest.mark.parametrize(
+    ("stop", "growth"),
+    [(3, STAGES), (5, BOTH), *(pytest.param(update, BOTH, marks=pytest.mark.slow) for update in (2, 3, 6, 7))],
+)
 def test_resumed_within_a_stage_or_across_growth_gives_the_same_weights(
-    tiny_folder: Path, tmp_path: Path, stop: int
+    tiny_folder: Path, tmp_path: Path, stop: int, growth: dict[str, Any]
 ) -> None:
     whole, parts = tmp_path / "whole", tmp_path / "parts"
-    train(whole, growing(tiny_folder))
-    experiment = growing(tiny_folder)
+    experiment = growing(tiny_folder, growth)
+    train(whole, experiment)
     train(
         parts,
         experiment.model_copy(
@@ -246,6 +273,10 @@ def test_stages_may_end_by_epochs() -> None:
         ({"stages": [{"layers": 1}]}, "either `updates` or `epochs`"),
         ({"stages": [{"layers": 2, "updates": 3}, {"layers": 2, "updates": 4}]}, "must grow"),
         ({"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "updates": 3}]}, "count from the start"),
+        (
+            {"stages": [{"layers": 1, "updates": 3}, {"layers": 2, "decoder_layers": 1, "updates": 4}]},
+            "2 layers and 1 decoder layers follow 1 layers",
+        ),
     ],
 )
 def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None:
@@ -257,7 +288,9 @@ def test_senseless_stages_are_refused(growth: dict[str, Any], word: str) -> None
     ("growth", "stop", "word"),
     [
         ({"stages": [{"layers": 1, "updates": 3}]}, {"updates": 9}, "first grow to 2 at most"),
-        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "must be larger"),
+        ({"stages": [{"layers": 5, "updates": 3}]}, {"updates": 9}, "must be larger"),
+        ({"stages": [{"layers": 4, "updates": 3}]}, {"updates": 9}, "has the depth of `model` already"),
+        ({"stages": [{"layers": 4, "decoder_layers": 3, "updates": 3}]}, {"updates": 9}, "2 decoder layers: .* larger"),
         ({"stages": [{"layers": 2, "updates": 3}], "copy_strategy": "interpolate"}, {"updates": 9}, "between old ones"),
     ],
 )
@@ -273,7 +306,7 @@ def test_growth_that_cannot_happen_is_refused_with_the_configuration(
 def test_a_run_too_short_for_its_stages_says_so(tiny_folder: Path, tmp_path: Path) -> None:
     train(tmp_path / "run", growing(tiny_folder, stop={"updates": 3}))
     said = (tmp_path / "run" / "log.txt").read_text("utf-8")
-    assert "comes before the end of the stage of 1 layers (3): the encoder will not grow beyond it" in said
+    assert "comes before the end of the stage of 1 layers (3): the model will not grow beyond it" in said
     config = TrainingConfig.model_validate({"growth": {"stages": [{"layers": 2, "epochs": 2}]}, "stop": {"epochs": 3}})
     assert config.growth is not None
     assert cut_short(config.growth, config.stop) is None
@@ -359,6 +392,9 @@ def test_constants_of_a_growing_run_are_those_of_its_final_depth() -> None:
     residuals = stack_residuals(shallow.encoder)
     assert [float(r.skip[0]) for r in residuals] == pytest.approx([12**0.5] * 4)  # type: ignore[index]
     assert [float(r.dropout.p) for r in residuals] == pytest.approx([0.1, 0.1, 0.2, 0.2])  # type: ignore[arg-type]
+    above = stack_residuals(build_model(at_depth(deep, 2, 2), 9, 9).decoder)  # of 6 layers in the end
+    assert [float(r.skip[0]) for r in above] == pytest.approx([18**0.5] * 6)  # type: ignore[index]
+    assert [float(r.dropout.p) for r in above] == pytest.approx([0.1] * 3 + [0.2] * 3)  # type: ignore[arg-type]
 
 
 def test_growing_a_trained_model_and_training_on(tiny_folder: Path, tmp_path: Path) -> None:

@@ -363,7 +363,7 @@ def test_a_grown_encoder_rolls_back_to_the_depth_of_the_checkpoint_and_grows_aga
     experiment = tiny_experiment(tiny_folder, **settings(growth=growth))
     poison(monkeypatch, planned(experiment, 6, 8), "decoder.layers.0.ffn.in_proj", nan)
     _, said = go(tmp_path / "run", experiment)
-    assert said.count("the encoder grows from 1 to 2 layers") == 2
+    assert said.count("the model grows, the encoder from 1 to 2 layers") == 2
     assert "rolled back to the weights after update 4," in said
     assert read_progress(tmp_path / "run" / "last").stage == 1
     killed_at(monkeypatch, 9, tmp_path / "parts", experiment)

@@ -90,8 +90,13 @@ def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:
 
 def grow(
     model: Annotated[Path, typer.Argument(help="Run, checkpoint or model directory.")],
-    layers: Annotated[int, typer.Option("--layers", min=2, help="Encoder layers of the deeper model.")],
     out: Annotated[Path, typer.Option(*OUT, help="Model directory to write.")],
+    layers: Annotated[
+        int | None, typer.Option("--layers", min=2, help="Encoder layers of the deeper model; default: as before.")
+    ] = None,
+    decoder_layers: Annotated[
+        int | None, typer.Option("--decoder-layers", min=2, help="Decoder layers; default: as before.")
+    ] = None,
     copy: Annotated[
         str,
         typer.Option("--copy", help="Initial weights of the new layers: " + ", ".join(get_args(CopyStrategy)) + "."),
@@ -100,7 +105,7 @@ def grow(
     force: Annotated[bool, typer.Option("--force", help="Replace a model in the folder.")] = False,
     json: Json = False,
 ) -> None:
-    """Deepen the encoder of a trained model, to be trained on with `training.start_from=OUT`.
+    """Deepen a trained model, to be trained on with `training.start_from=OUT`.
 
     Example: `ziggurat grow runs/a --layers 24 --out grown`
     """
@@ -108,11 +113,23 @@ def grow(
 
     if copy not in get_args(CopyStrategy):
         raise ConfigError(f"`--copy {printable(copy)}`: choose one of {', '.join(get_args(CopyStrategy))}")
-    parameters = grow_model(model, out, layers=layers, strategy=cast(CopyStrategy, copy), which=which, force=force)
+    if layers is None and decoder_layers is None:
+        raise ConfigError("nothing to grow: say `--layers N`, `--decoder-layers M` or both")
+    grown, parameters = grow_model(
+        model,
+        out,
+        strategy=cast(CopyStrategy, copy),
+        layers=layers,
+        decoder_layers=decoder_layers,
+        which=which,
+        force=force,
+    )
+    depth = {"encoder_layers": grown.encoder.layers, "decoder_layers": grown.decoder.layers}
     if json:
-        print_json({"out": str(out), "encoder_layers": layers, "parameters": parameters})
+        print_json({"out": str(out), **depth, "parameters": parameters})
     else:
-        print(f"wrote {out}: {layers} encoder layers, {parameters:,} parameters; to train on, with the data it had:")
+        layers_of = f"{grown.encoder.layers} encoder and {grown.decoder.layers} decoder layers"
+        print(f"wrote {out}: {layers_of}, {parameters:,} parameters; to train on, with the data it had:")
         print(f"  ziggurat train {out}/config.yaml --run FOLDER training.start_from={out}")
 
 

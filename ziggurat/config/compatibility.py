@@ -69,6 +69,7 @@ _INITIAL_OR_TRAINING = (
     "wiring.layer_scale",
     "wiring.omega_trainable",
     "wiring.planned_encoder_layers",
+    "wiring.planned_decoder_layers",
 )
 """Beginnings of the keys that say how weights start or are trained, not what they compute."""
 
@@ -96,4 +97,5 @@ def _computing(model: ModelConfig) -> dict[str, object]:
         flat["combination.start"] = model.combination.start
     if any(RESIDUALS[kind].depth_constants for kind in (model.encoder_residual, model.decoder_residual)):
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
+        flat["wiring.planned_decoder_layers"] = model.planned_decoder_layers
     return flat

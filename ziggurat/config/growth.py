@@ -25,6 +25,8 @@ class GrowthStage(Section):
 
     layers: Layers = Field(ge=1)
     """Encoder layers of this stage."""
+    decoder_layers: Layers | None = Field(default=None, ge=1)
+    """Decoder layers of this stage; null: those of the final depth."""
     updates: Count | None = Field(default=None, ge=1)
     """The stage ends after this many updates of the run, earlier stages included."""
     epochs: Count | None = Field(default=None, ge=1)
@@ -36,14 +38,21 @@ class GrowthStage(Section):
             raise ValueError("give a stage either `updates` or `epochs`, to say when it ends")
         return self
 
+    def depths(self, decoder_layers: int) -> tuple[int, int]:
+        """Return the layers of encoder and decoder; `decoder_layers` is the decoder's final depth."""
+        return self.layers, self.decoder_layers or decoder_layers
+
 
 class GrowthConfig(Section):
-    """Shallow-to-deep training: stages of increasing encoder depth; `model.encoder.layers` is the final depth."""
+    """Shallow-to-deep training: stages of increasing depth, the final one being that of `model`.
+
+    Li et al. 2020 grow the encoder; the decoder grows in the same way where `stages` say how deep it is.
+    """
 
     stages: list[GrowthStage]
     """Depths before the final one, shallowest first; the final stage ends as `training.stop` says."""
     copy_strategy: CopyStrategy = "g_top"
-    """Initial weights of the g added layers: copies of the g top layers (`g_top`), the top layer g times
+    """Initial weights of the g layers added to a stack: copies of the g top layers (`g_top`), the top layer g times
     (`top_only`), every layer twice in place (`interpolate`), the whole stack again (`copy_all`), or fresh weights
     (`random`)."""
     restart_rate: bool = True
@@ -59,8 +68,9 @@ class GrowthConfig(Section):
         if not self.stages:
             raise ValueError("`stages` is empty: give the depths before the final one, or leave `growth` out")
         for before, after in pairwise(self.stages):
-            if after.layers <= before.layers:
-                raise ValueError(f"`stages` must grow: {after.layers} layers follow {before.layers}")
+            old, new = before.depths(_DEEPEST), after.depths(_DEEPEST)
+            if old == new or old[0] > new[0] or old[1] > new[1]:
+                raise ValueError(f"`stages` must grow: {_named(after)} follow {_named(before)}")
             for unit in ("updates", "epochs"):
                 ends = getattr(before, unit), getattr(after, unit)
                 if None not in ends and ends[1] <= ends[0]:
@@ -68,39 +78,56 @@ class GrowthConfig(Section):
         return self
 
 
-def unreachable(strategy: CopyStrategy, old: int, new: int) -> str | None:
-    """Return why `strategy` cannot grow an encoder from `old` to `new` layers, or None when it can."""
+_DEEPEST = 2**31
+"""In place of the decoder's final depth where only the stages are known: none of them is deeper."""
+
+
+def _named(stage: GrowthStage) -> str:
+    return f"{stage.layers} layers" + (f" and {stage.decoder_layers} decoder layers" if stage.decoder_layers else "")
+
+
+def unreachable(strategy: CopyStrategy, old: int, new: int, stack: str = "encoder") -> str | None:
+    """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can."""
     if new <= old:
-        return f"growing from {old} to {new} encoder layers: the new depth must be larger"
+        return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
     if strategy == "g_top" and new > 2 * old:
         return (
-            f"`g_top` copies the {new - old} top layers, but there are {old}; first grow to {2 * old} at most, or use "
-            "`top_only` or `random`"
+            f"`g_top` copies the {new - old} top layers of the {stack}, but there are {old}; first grow to {2 * old} "
+            "at most, or use `top_only` or `random`"
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
-        return f"`{strategy}` doubles the depth: from {old} layers to {2 * old}, not {new}"
+        return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
     return None
 
 
-def ungrowable(model: ModelConfig, strategy: CopyStrategy) -> str | None:
-    """Return why the encoder of `model` cannot grow by `strategy`, or None when it can."""
+def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> str | None:
+    """Return why the encoder of `model`, or its `decoder`, cannot grow by `strategy`, or None when it can."""
     if model.family != "transformer":
-        return f"only Transformer encoders grow; `model.family: {model.family}` cannot"
-    if strategy == "interpolate" and (model.encoder.history != "latest" or model.memory != "top"):
-        latest = model.encoder.history == "latest"
-        across = "memory: transparent" if latest else f"encoder.history: {model.encoder.history}"
+        return f"only Transformers grow; `model.family: {model.family}` cannot"
+    name, stack = ("decoder", model.decoder) if decoder else ("encoder", model.encoder)
+    across = [f"{name}.history: {stack.history}"] if stack.history != "latest" else []
+    across += ["memory: transparent"] if model.memory != "top" and not decoder else []
+    if strategy == "interpolate" and across:
         return (
             "the copy strategy `interpolate` puts new layers between old ones, so the weights of "
-            f"`model.{across}` would belong to other layers; use `g_top`"
+            f"`model.{across[0]}` would belong to other layers; use `g_top`"
         )
     return None
 
 
 def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
     """Return why the stages cannot lead to the depth of `model`."""
-    depths = [stage.layers for stage in growth.stages] + [model.encoder.layers]
-    reasons = [ungrowable(model, growth.copy_strategy)]
-    reasons += [unreachable(growth.copy_strategy, old, new) for old, new in pairwise(depths)]
+    final = model.encoder.layers, model.decoder.layers
+    depths = [*(stage.depths(final[1]) for stage in growth.stages), final]
+    reasons: list[str | None] = []
+    for number, stack in enumerate(("encoder", "decoder")):
+        layers = [depth[number] for depth in depths]
+        if len(set(layers)) > 1:
+            reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
+        steps = ((old, new) for old, new in pairwise(layers) if old != new)
+        reasons += [unreachable(growth.copy_strategy, old, new, stack) for old, new in steps]
+    if depths[-2] == final:
+        reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
     return [reason for reason in reasons if reason is not None]
 
 
@@ -110,7 +137,7 @@ def cut_short(growth: GrowthConfig, stop: StopConfig) -> str | None:
         for unit, end, limit in (("updates", stage.updates, stop.updates), ("epochs", stage.epochs, stop.epochs)):
             if end is not None and limit is not None and end >= limit:
                 return (
-                    f"`training.stop.{unit}` ({limit}) comes before the end of the stage of {stage.layers} layers "
-                    f"({end}): the encoder will not grow beyond it"
+                    f"`training.stop.{unit}` ({limit}) comes before the end of the stage of {_named(stage)} "
+                    f"({end}): the model will not grow beyond it"
                 )
     return None

@@ -77,8 +77,11 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
             Method("training.loss.inter_sim", str(training.loss.inter_sim), f"named by {_DEEPENING}, defined here")
         )
     if training.growth is not None:
-        depths = [*(stage.layers for stage in training.growth.stages), model.encoder.layers]
-        found.append(Method("training.growth", "-".join(map(str, depths)), _DEEPENING))
+        final = model.encoder.layers, model.decoder.layers
+        depths = [*(stage.depths(final[1]) for stage in training.growth.stages), final]
+        both = len({decoder for _, decoder in depths}) > 1
+        named = ", ".join(f"{n}-{m}" for n, m in depths) if both else "-".join(str(n) for n, _ in depths)
+        found.append(Method("training.growth", named, _DEEPENING))
     return found
 
 

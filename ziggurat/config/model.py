@@ -108,6 +108,11 @@ class ModelConfig(Section):
         return self.wiring.planned_encoder_layers or self.encoder.layers
 
     @property
+    def planned_decoder_layers(self) -> int:
+        """Decoder layers for which constants of depth are computed."""
+        return self.wiring.planned_decoder_layers or self.decoder.layers
+
+    @property
     def encoder_width(self) -> int:
         """d_model of the encoder."""
         return self.encoder.d_model or self.d_model

@@ -188,6 +188,8 @@ class WiringConfig(Section):
     planned_encoder_layers: Layers | None = Field(default=None, ge=1)
     """Encoder depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set
     it to the final depth if the model will be grown."""
+    planned_decoder_layers: Layers | None = Field(default=None, ge=1)
+    """The same for the decoder; null: `decoder.layers`."""
 
 
 class InitConfig(Section):

@@ -6,8 +6,9 @@ follows from rates of this machine (machine).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 
@@ -19,6 +20,7 @@ from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_updat
 from ziggurat.errors import ConfigError
 from ziggurat.models.tensors import usable_device
 from ziggurat.nn.precision import precision_notice
+from ziggurat.training.growth import stage_experiment
 from ziggurat.training.objective import settle_precision
 
 __all__ = ["Cost", "MemoryCost", "TimeCost", "estimate_cost", "time_cost"]
@@ -107,6 +109,16 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     kinds = {kind for work in update.work.values() for kind in work.operations}
     speed = measure_speed(kinds, widths, device, training.threads)
     copies = sum(update.at_peak.get(purpose, 0) for purpose in ("weights", "moments"))
+    factor = slowness(experiment, speed, device)
+    time = time_cost(update, shape, batches, speed, factor, training.batch.accumulate)
+    if training.growth is not None:
+        shallower = []
+        for stage in range(len(training.growth.stages)):
+            part = stage_experiment(experiment, stage)
+            work = simulate_update(part, sizes, shape, device)
+            cost = time_cost(work, shape, batches, speed, factor, training.batch.accumulate)
+            shallower.append((part.model.encoder.layers, part.model.decoder.layers, cost.seconds))
+        notes.append(_stages(experiment, shallower, time.seconds))
     return Cost(
         device=str(device),
         threads=training.threads or torch.get_num_threads(),
@@ -115,7 +127,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
         forward=forward,
         training=training_flops(forward, update, shape.sentences * shape.target),
         memory=MemoryCost(shape, update.peak, update.at_peak, copies if training.checkpoint.asynchronous else 0),
-        time=time_cost(update, shape, batches, speed, slowness(experiment, speed, device), training.batch.accumulate),
+        time=time,
         notes=(*notes, *_left_out(experiment)),
     )
 
@@ -160,6 +172,23 @@ def time_cost(
     return TimeCost(seconds, parts, factor, flops, accumulate * batches.target_tokens / seconds)
 
 
+def _stages(experiment: Experiment, shallower: Sequence[tuple[int, int, float]], seconds: float) -> str:
+    """Return a sentence on the time of stages of growth: layers of encoder and decoder and seconds of an update each.
+
+    `seconds` is the time of an update at the full depth.
+    """
+    growth, last = experiment.training.growth, experiment.training.stop.updates
+    assert growth is not None
+    each = ", ".join(f"{taken:.3g} s at {encoder}-{decoder}" for encoder, decoder, taken in shallower)
+    said = f"`training.growth`: the costs are those of the full depth; before, an update takes {each}"
+    ends = [stage.updates for stage in growth.stages if stage.updates is not None]
+    if last is None or len(ends) < len(growth.stages) or ends[-1] > last:  # epochs: their updates are not known here
+        return said
+    updates = [end - begin for begin, end in pairwise((0, *ends, last))]
+    whole = sum(n * taken for n, taken in zip(updates, [*(taken for *_, taken in shallower), seconds], strict=True))
+    return f"{said}. All {last:,} take {whole / (last * seconds):.0%} of the time that they would at the full depth"
+
+
 def _left_out(experiment: Experiment) -> list[str]:
     """Return sentences on settings that the estimate leaves out."""
     training = experiment.training
@@ -170,8 +199,6 @@ def _left_out(experiment: Experiment) -> list[str]:
         found.append("`training.cuda_graphs` is left out: recordings take more memory and less time")
     if training.batch.fit:
         found.append(f"`training.batch.fit` is left out: batches have {training.batch.max_tokens:,} tokens here")
-    if training.growth is not None:
-        found.append("`training.growth`: the costs are those of the full depth")
     if training.distributed.kind == "fsdp":
         found.append("`training.distributed.kind: fsdp`: memory is that of one process alone (docs/scaling.md)")
     return found

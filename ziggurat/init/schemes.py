@@ -46,7 +46,7 @@ class ModelDepth(NamedTuple):
 
     Attributes:
         encoder_layers: N; of the grown encoder, where growth is planned.
-        decoder_layers: M.
+        decoder_layers: M, likewise.
         merged: the decoder has merged average attention (MAtt): Fixup scales its maps differently.
     """
 

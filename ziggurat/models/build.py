@@ -67,14 +67,15 @@ def build_model(
     model = assemble(config, source_vocabulary, target_vocabulary, exact_dropout=exact_dropout)
     depth = ModelDepth(
         config.planned_encoder_layers,
-        config.decoder.layers,
+        config.planned_decoder_layers,
         merged=config.decoder.attention == "merged",
     )
     # A generator of its own: initial weights depend on the seed, not on what was drawn before.
     initialise(model_slots(model), config.init, depth, torch.Generator().manual_seed(seed))
     if config.init.kind == "admin" and config.init.omega != "profiled":
         constant_omega(stack_residuals(model.encoder), config.init.omega, 2 * config.planned_encoder_layers)
-        constant_omega(stack_residuals(model.decoder), config.init.omega)
+        per_layer = len(stack_residuals(model.decoder)) // config.decoder.layers
+        constant_omega(stack_residuals(model.decoder), config.init.omega, per_layer * config.planned_decoder_layers)
     return model
 
 

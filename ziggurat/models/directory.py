@@ -251,10 +251,11 @@ def _experiment(folder: Path, root: Path) -> Experiment:
     experiment, meta = load_experiment(root / CONFIG_FILE), read_meta(folder)
     if kept := meta.get("configuration"):
         _refuse_other_model(root / CONFIG_FILE, experiment, kept)
-    layers = meta.get("encoder_layers")
-    if layers in (None, experiment.model.encoder.layers):
+    final = experiment.model.encoder.layers, experiment.model.decoder.layers
+    depth = meta.get("encoder_layers", final[0]), meta.get("decoder_layers", final[1])  # not in older formats
+    if depth == final:
         return experiment
-    return experiment.model_copy(update={"model": at_depth(experiment.model, layers)})
+    return experiment.model_copy(update={"model": at_depth(experiment.model, *depth)})
 
 
 def _refuse_other_model(path: Path, experiment: Experiment, kept: Mapping[str, Any]) -> None:

@@ -152,8 +152,8 @@ class _Stack:
             case "skip_vector":
                 return self._skip_vector()
             case "alpha":
-                planned, decoder_layers = self.config.planned_encoder_layers, self.config.decoder.layers
-                return self._skip_constant(deepnorm_constants(planned, decoder_layers, self.decoder)[0])
+                planned, above = self.config.planned_encoder_layers, self.config.planned_decoder_layers
+                return self._skip_constant(deepnorm_constants(planned, above, self.decoder)[0])
             case "branch_vector":
                 return self._branch_vector()
             case None:

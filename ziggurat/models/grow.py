@@ -1,10 +1,13 @@
-"""Growing the encoder of a trained model (shallow-to-deep training, Li et al. 2020, section 4)."""
+"""Growing the stacks of a trained model (shallow-to-deep training, Li et al. 2020, section 4).
+
+The paper and its code grow the encoder. What a decoder's added layers start as follows the same rules.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import assert_never, cast
+from typing import NamedTuple, assert_never, cast
 
 import torch
 from torch import Tensor
@@ -12,77 +15,111 @@ from torch import Tensor
 from ziggurat.config.growth import CopyStrategy, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
-from ziggurat.models.layers import EncoderLayer
+from ziggurat.models.layers import AnyDecoderLayer, EncoderLayer
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.models.transformer import Encoder
+from ziggurat.models.transformer import Decoder, Encoder
 
-__all__ = ["added_layers", "at_depth", "grow_moments", "grow_weights", "layer_sources"]
+__all__ = ["Copies", "Deepening", "added_layers", "at_depth", "deepening", "grow_moments", "grow_weights"]
 
-_LAYER = re.compile(r"encoder\.layers\.(\d+)\.(.+)")
-_ACROSS = ("encoder.history.", "encoder.transparent.")
-"""Parts of the encoder whose tensors belong to several layers; their modules extend them (`extend`)."""
+_LAYER = re.compile(r"(encoder|decoder)\.layers\.(\d+)\.(.+)")
+_ACROSS = ("encoder.history.", "encoder.transparent.", "decoder.history.")
+"""Parts whose tensors belong to several layers; their modules extend them (`extend`)."""
 
 
-def layer_sources(strategy: CopyStrategy, old: int, new: int) -> list[int | None]:
-    """Return for each of `new` encoder layers which of the `old` ones it starts as, from 0; None: its own weights.
+class Copies(NamedTuple):
+    """Where the layers of one stack come from.
+
+    Attributes:
+        before: number of its layers before.
+        sources: for each layer that it has now, which of those it starts as, from 0; None: its own initial weights.
+    """
+
+    before: int
+    sources: Sequence[int | None]
+
+
+class Deepening(NamedTuple):
+    """Where the layers of a grown model come from."""
+
+    encoder: Copies
+    decoder: Copies
+
+
+def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -> Deepening:
+    """Return where the layers of a model of the depth of `after` come from, given one of the depth of `before`.
+
+    Raises ConfigError when the strategy cannot reach that depth.
+    """
+    return Deepening(
+        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder"),
+        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder"),
+    )
+
+
+def _copies(strategy: CopyStrategy, old: int, new: int, stack: str) -> Copies:
+    """Return where each of `new` layers comes from, given `old` ones; as many as before stay what they are.
 
     With g = new - old added layers: `g_top` copies the g top-most ones, `top_only` the last one g times,
-    `copy_all` the whole stack on top of itself, `interpolate` every layer in place; `random` copies none. Raises
-    ConfigError when the strategy cannot reach that depth.
+    `copy_all` the whole stack on top of itself, `interpolate` every layer in place; `random` copies none.
     """
-    if reason := unreachable(strategy, old, new):
+    kept: list[int | None] = list(range(old))
+    if new == old:
+        return Copies(old, kept)
+    if reason := unreachable(strategy, old, new, stack):
         raise ConfigError(reason)
     added = new - old
-    kept: list[int | None] = list(range(old))
     match strategy:
         case "g_top":
-            return kept + kept[old - added :]
+            return Copies(old, kept + kept[old - added :])
         case "top_only":
-            return kept + [old - 1] * added
+            return Copies(old, kept + [old - 1] * added)
         case "random":
-            return kept + [None] * added
+            return Copies(old, kept + [None] * added)
         case "copy_all" | "interpolate":
-            return kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)]
+            return Copies(old, kept + kept if strategy == "copy_all" else [layer for layer in kept for _ in range(2)])
         case _:
             assert_never(strategy)
 
 
-def added_layers(sources: Sequence[int | None]) -> list[int]:
-    """Return the layers of a grown encoder, from 0, that were added: random ones and second copies."""
+def added_layers(copies: Copies) -> list[int]:
+    """Return the layers of a grown stack, from 0, that were added: random ones and second copies."""
+    sources = copies.sources
     return [layer for layer, source in enumerate(sources) if source is None or source in sources[:layer]]
 
 
-def at_depth(config: ModelConfig, layers: int) -> ModelConfig:
-    """Return the architecture with an encoder of `layers` layers instead.
+def at_depth(config: ModelConfig, encoder_layers: int, decoder_layers: int | None = None) -> ModelConfig:
+    """Return the architecture with stacks of so many layers instead; without `decoder_layers`, the same decoder.
 
     Constants that depend on depth, such as DeepNorm's, stay those of `config`, so that layers compute the same in
     both: in a run with stages of growth they are those of the final depth from the start.
     """
-    planned = config.planned_encoder_layers
+    planned: dict[str, int] = {"planned_encoder_layers": config.planned_encoder_layers}
+    if decoder_layers not in (None, config.decoder.layers):
+        planned["planned_decoder_layers"] = config.planned_decoder_layers
     return config.model_copy(
         update={
-            "encoder": config.encoder.model_copy(update={"layers": layers}),
-            "wiring": config.wiring.model_copy(update={"planned_encoder_layers": planned}),
+            "encoder": config.encoder.model_copy(update={"layers": encoder_layers}),
+            "decoder": config.decoder.model_copy(update={"layers": decoder_layers or config.decoder.layers}),
+            "wiring": config.wiring.model_copy(update=planned),
         }
     )
 
 
 @torch.no_grad()
-def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], old_layers: int, sources: Sequence[int | None]) -> None:
+def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> None:
     """Copy the weights `old` of a shallow model into `model`, which was built with the new depth.
 
     Args:
-        model: keeps its own weights in layers whose source is None.
+        model: keeps its own weights in layers that come from none.
         old: parameters of the shallow model by name.
-        old_layers: its encoder depth.
-        sources: which old layer each new one starts as (layer_sources).
+        plan: where its layers come from.
 
-    Everything outside the encoder's layers is copied; histories and mixtures extend as their kind says. Raises
-    ConfigError when the models differ in more than the depth of the encoder.
+    Everything outside the layers is copied; histories and mixtures extend as their kind says. Raises ConfigError when
+    the models differ in more than their depth.
     """
-    across = _extended(model, old, old_layers)
+    across = _extended(model, old, plan)
     for name, parameter in model.named_parameters():
-        source = _source_name(name, sources)
+        source = _source_name(name, plan)
         values = across.get(name) if name.startswith(_ACROSS) else None if source is None else old.get(source)
         if values is None and source is None:
             continue
@@ -92,15 +129,13 @@ def grow_weights(model: Seq2Seq, old: Mapping[str, Tensor], old_layers: int, sou
     model.output.rule_out(old.get("output.bias"))
 
 
-def grow_moments(
-    parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], sources: Sequence[int | None]
-) -> dict[str, Tensor]:
+def grow_moments(parameters: Mapping[str, Tensor], old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
     """Return an optimiser state for the grown model: each layer takes the moments of the layer that it copies.
 
     Args:
         parameters: of the grown model, by name.
         old: state of the shallow model's optimiser, `<parameter>/<moment>` (ziggurat.training.optim).
-        sources: see grow_weights.
+        plan: see grow_weights.
 
     Where nothing of that shape was trained before, the moments are zero and the step count too.
     """
@@ -110,7 +145,7 @@ def grow_moments(
         by_name.setdefault(name, {})[moment] = value
     state = {}
     for name, parameter in parameters.items():
-        source = _source_name(name, sources)
+        source = _source_name(name, plan)
         before = by_name.get(source) if source is not None else None
         if before is None or any(v.dim() and v.shape != parameter.shape for v in before.values()):
             # Zeros, the count of steps included: so bias correction treats a new layer's first step as a first step.
@@ -120,25 +155,38 @@ def grow_moments(
     return state
 
 
-def _source_name(name: str, sources: Sequence[int | None]) -> str | None:
+def _source_name(name: str, plan: Deepening) -> str | None:
     """Return the shallow model's name of the parameter that `name` starts as; None: it keeps its initial values."""
     found = _LAYER.fullmatch(name)
     if found is None:
         return name
-    source = sources[int(found[1])]
-    return None if source is None else f"encoder.layers.{source}.{found[2]}"
+    stack, number, rest = found.groups()
+    copies = plan.encoder if stack == "encoder" else plan.decoder
+    source = copies.sources[int(number)]
+    return None if source is None else f"{stack}.layers.{source}.{rest}"
 
 
-def _extended(model: Seq2Seq, old: Mapping[str, Tensor], old_layers: int) -> dict[str, Tensor]:
-    """Return the tensors of the encoder's combinations of layers, by name, extended to the new depth."""
+def _extended(model: Seq2Seq, old: Mapping[str, Tensor], plan: Deepening) -> dict[str, Tensor]:
+    """Return the tensors of the combinations of layers, by name, extended to the new depth."""
     extended = {}
-    encoder = cast(Encoder, model.encoder)
-    per_layer = len(cast(EncoderLayer, encoder.layers[0]).sublayers()) if encoder.split else 1
-    for part, module, units in (
-        ("encoder.history.", encoder.history, old_layers * per_layer),
-        ("encoder.transparent.", encoder.transparent, old_layers),
-    ):
-        if module is not None:
-            before = {name.removeprefix(part): values for name, values in old.items() if name.startswith(part)}
-            extended.update({part + name: values for name, values in module.extend(before, units).items()})
+    for stack, copies in ((model.encoder, plan.encoder), (model.decoder, plan.decoder)):
+        assert isinstance(stack, Encoder | Decoder)
+        per_layer = len(cast(EncoderLayer | AnyDecoderLayer, stack.layers[0]).sublayers()) if stack.split else 1
+        units = copies.before * per_layer
+        part = "encoder.history." if stack is model.encoder else "decoder.history."
+        extended.update({part + name: v for name, v in stack.history.extend(_within(old, part), units).items()})
+    encoder, part = model.encoder, "encoder.transparent."
+    if isinstance(encoder, Encoder) and encoder.transparent is not None:
+        before = _within(old, part)
+        if "weight" in before:  # a reader is a decoder layer: a copy of one reads what it read, a random one evenly
+            weight = before["weight"]
+            even = torch.zeros_like(weight[0])
+            before["weight"] = torch.stack([even if s is None else weight[s] for s in plan.decoder.sources])
+        mixtures = encoder.transparent.extend(before, plan.encoder.before)
+        extended.update({part + name: values for name, values in mixtures.items()})
     return extended
+
+
+def _within(tensors: Mapping[str, Tensor], part: str) -> dict[str, Tensor]:
+    """Return the tensors whose names begin with `part`, named without it."""
+    return {name.removeprefix(part): values for name, values in tensors.items() if name.startswith(part)}

@@ -139,7 +139,7 @@ class StackParts:
                     len(attentions),
                     attention,
                     self.config.planned_encoder_layers,
-                    self.config.decoder.layers,
+                    self.config.planned_decoder_layers,
                 ),
                 options,
             )
@@ -151,7 +151,7 @@ class StackParts:
         if not config.sublayer:
             return dropout
         # The final depth, so that growing does not change the rates of the layers that are there.
-        depth = self.stack.layers if self.decoder else self.config.planned_encoder_layers
+        depth = self.config.planned_decoder_layers if self.decoder else self.config.planned_encoder_layers
         return StochasticBranch(dropout, config.sublayer * layer / depth, config.sublayer_unit)
 
     def feed_forward(self) -> nn.Module:

@@ -148,12 +148,14 @@ class Checkpoint:
     configuration: Mapping[str, Any] | None = None
 
 
-def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, processes: Processes | None = None) -> Path:
+def save_checkpoint(
+    run: Path, checkpoint: Checkpoint, depth: tuple[int, int], processes: Processes | None = None
+) -> Path:
     """Write a checkpoint under `run`; the folder appears under its name only when all of it is on disk.
 
-    `encoder_layers` is the depth of this stage. Several `processes` write together: each its moments, the first one the
-    rest. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written; nothing of it is left
-    then, and earlier checkpoints are untouched.
+    `depth` is that of this stage, encoder first. Several `processes` write together: each its moments, the first one
+    the rest. Returns the folder. Raises CheckpointError, in all of them, when it cannot be written; nothing of it is
+    left then, and earlier checkpoints are untouched.
     """
     processes = processes or Processes()
     folder = run / CHECKPOINTS / checkpoint_name(checkpoint.progress.update)
@@ -164,7 +166,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, proc
         (stagings[0].begin() / _OPTIMISER).mkdir(parents=True)
 
     def end() -> None:
-        _write_rest(staged(folder), checkpoint, encoder_layers, shards)
+        _write_rest(staged(folder), checkpoint, depth, shards)
         stagings[0].put_in_place()
         link(run / "last", folder)  # last: a kill before it leaves a link that any verb mends
 
@@ -187,7 +189,7 @@ def save_checkpoint(run: Path, checkpoint: Checkpoint, encoder_layers: int, proc
     return folder
 
 
-def _write_rest(folder: Path, checkpoint: Checkpoint, encoder_layers: int, shards: Mapping[str, str]) -> None:
+def _write_rest(folder: Path, checkpoint: Checkpoint, depth: tuple[int, int], shards: Mapping[str, str]) -> None:
     """Write the weights and `meta.json`."""
     checksums = {MODEL_FILE: write_tensors(folder / MODEL_FILE, checkpoint.weights)}
     checksums |= {f"{_OPTIMISER}/{name}": checksum for name, checksum in shards.items()}
@@ -195,7 +197,8 @@ def _write_rest(folder: Path, checkpoint: Checkpoint, encoder_layers: int, shard
         "format": CHECKPOINT_FORMAT,
         "progress": asdict(checkpoint.progress),
         "store": checkpoint.store,
-        "encoder_layers": encoder_layers,
+        "encoder_layers": depth[0],
+        "decoder_layers": depth[1],
         "configuration": checkpoint.configuration,
         "checksums": checksums,
     }

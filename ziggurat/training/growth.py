@@ -18,7 +18,7 @@ from ziggurat.data.checksums import made_by
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
 from ziggurat.models.directory import open_model, refuse_replacing, weights, write_model_directory
-from ziggurat.models.grow import added_layers, at_depth, grow_moments, grow_weights, layer_sources
+from ziggurat.models.grow import added_layers, at_depth, deepening, grow_moments, grow_weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import whole
 from ziggurat.training.checkpoint import Progress
@@ -45,7 +45,7 @@ def stage_model(experiment: Experiment, stage: int) -> ModelConfig:
     growth = experiment.training.growth
     if growth is None or stage >= len(growth.stages):
         return experiment.model
-    return at_depth(experiment.model, growth.stages[stage].layers)
+    return at_depth(experiment.model, *growth.stages[stage].depths(experiment.model.decoder.layers))
 
 
 def _of_depth(experiment: Experiment, model: ModelConfig) -> Experiment:
@@ -82,26 +82,35 @@ def after_growth(p: Progress, config: TrainingConfig) -> None:
         p.schedule_update = min(p.schedule_update, max(0, peak_update(config.schedule) - 1))
 
 
-def carry_weights(growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: int, model: Seq2Seq) -> list[int]:
-    """Copy the weights `shallow`, of `layers` encoder layers, into the deeper `model`; return those it added."""
-    sources = layer_sources(growth.copy_strategy, layers, len(model.encoder.layers))
-    grow_weights(model, shallow, layers, sources)
-    return added_layers(sources)
+def carry_weights(
+    growth: GrowthConfig, shallow: Mapping[str, Tensor], depths: tuple[ModelConfig, ModelConfig], model: Seq2Seq
+) -> list[str]:
+    """Copy the weights `shallow` into the deeper `model`; return the names of the layers that it adds.
+
+    `depths` are the architectures of the shallow model and the deep one.
+    """
+    plan = deepening(growth.copy_strategy, *depths)
+    grow_weights(model, shallow, plan)
+    stacks = ("encoder", plan.encoder), ("decoder", plan.decoder)
+    return [f"{name}.layers.{number}" for name, copies in stacks for number in added_layers(copies)]
 
 
 def carry_moments(
-    growth: GrowthConfig, shallow: Mapping[str, Tensor], layers: int, deep_layers: int, optimiser: Optimiser
+    growth: GrowthConfig, shallow: Mapping[str, Tensor], depths: tuple[ModelConfig, ModelConfig], optimiser: Optimiser
 ) -> None:
     """Copy the optimiser state `shallow` into the deeper model's `optimiser`, if `growth.moments` says so."""
     if growth.moments == "copy":
-        sources = layer_sources(growth.copy_strategy, layers, deep_layers)
+        plan = deepening(growth.copy_strategy, *depths)
         trained = {name: parameter for parameter, name in optimiser.names.items()}
-        optimiser.load_state(grow_moments(trained, {key: whole(value) for key, value in shallow.items()}, sources))
+        optimiser.load_state(grow_moments(trained, {key: whole(value) for key, value in shallow.items()}, plan))
 
 
 def stage_folder(run: Path, experiment: Experiment, stage: int) -> Path:
     """Return the folder for the model at the end of a stage; stages differ in depth."""
-    return run / STAGES / f"{stage_model(experiment, stage).encoder.layers:03d}-layers"
+    growth, model = experiment.training.growth, stage_model(experiment, stage)
+    both = growth is not None and any(stage.decoder_layers is not None for stage in growth.stages)
+    depth = f"{model.encoder.layers:03d}-{model.decoder.layers:03d}" if both else f"{model.encoder.layers:03d}"
+    return run / STAGES / f"{depth}-layers"
 
 
 def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[str, Tensor]) -> None:
@@ -112,26 +121,41 @@ def keep_stage(run: Path, experiment: Experiment, stage: int, tensors: Mapping[s
 
 
 def grow_model(
-    path: Path, out: Path, *, layers: int, strategy: CopyStrategy, which: str | None = None, force: bool = False
-) -> int:
-    """Deepen the encoder of a trained model to `layers`, write a model directory, and return its parameter count.
+    path: Path,
+    out: Path,
+    *,
+    strategy: CopyStrategy,
+    layers: int | None = None,
+    decoder_layers: int | None = None,
+    which: str | None = None,
+    force: bool = False,
+) -> tuple[ModelConfig, int]:
+    """Deepen a trained model and write a model directory; return its architecture and parameter count.
 
-    `path` and `which` name a run, one of its checkpoints, or a model directory (ziggurat.models.directory). Raises
-    ConfigError: a depth that the strategy cannot reach, or an `out` that holds other things or, without `force`, a
+    The encoder gets `layers` layers and the decoder `decoder_layers`; None: as many as it has. `path` and `which` name
+    a run, one of its checkpoints, or a model directory (ziggurat.models.directory). Raises ConfigError: a depth that
+    the strategy cannot reach, or that is the present one; an `out` that holds other things or, without `force`, a
     model; CheckpointError: no such model.
     """
     refuse_replacing(out, force=force)
     opened = open_model(path, which=which)
     before = opened.experiment.model
-    if reason := ungrowable(before, strategy):
-        raise ConfigError(reason)
-    sources = layer_sources(strategy, before.encoder.layers, layers)
-    config = at_depth(before, layers)
+    depths = layers or before.encoder.layers, decoder_layers or before.decoder.layers
+    if depths == (before.encoder.layers, before.decoder.layers):
+        raise ConfigError(f"{path} has {depths[0]} encoder and {depths[1]} decoder layers already: nothing grows")
+    for decoder in (False, True):
+        grows = depths[decoder] != (before.decoder if decoder else before.encoder).layers
+        if grows and (reason := ungrowable(before, strategy, decoder=decoder)):
+            raise ConfigError(reason)
+    config = at_depth(before, *depths)
+    plan = deepening(strategy, before, config)
     source, target = opened.tokenizers
     grown = build_model(config, source.size, target.size, seed=opened.experiment.training.seed)
-    grow_weights(grown, weights(opened.model), before.encoder.layers, sources)
+    grow_weights(grown, weights(opened.model), plan)
     chosen = ("--which", which) if which is not None else ()
-    again = made_by("grow", path, "--layers", layers, "--copy", strategy, *chosen, "--out", out, "--force")
+    sizes = [("--layers", layers), ("--decoder-layers", decoder_layers)]
+    deeper = [word for pair in sizes if pair[1] is not None for word in pair]
+    again = made_by("grow", path, *deeper, "--copy", strategy, *chosen, "--out", out, "--force")
     grown_experiment = _of_depth(opened.experiment, config)
     write_model_directory(out, weights(grown), grown_experiment, opened.directory, again=again)
-    return count_parameters(grown)
+    return config, count_parameters(grown)

@@ -11,6 +11,7 @@ import torch
 
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.compatibility import unlike
+from ziggurat.config.model import ModelConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import same_vocabulary
 from ziggurat.errors import ConfigError
@@ -86,9 +87,14 @@ class Learner:
         return self._stage.parallel.model
 
     @property
-    def encoder_layers(self) -> int:
-        """Depth of the encoder now."""
-        return stage_model(self.experiment, self._stage.number).encoder.layers
+    def architecture(self) -> ModelConfig:
+        """Architecture of the model at its present depth."""
+        return stage_model(self.experiment, self._stage.number)
+
+    @property
+    def depth(self) -> tuple[int, int]:
+        """Layers of encoder and decoder now."""
+        return self.architecture.encoder.layers, self.architecture.decoder.layers
 
     def start_from(self, path: str) -> str:
         """Take the weights of a run or a model directory; return a description of it for the log.
@@ -97,7 +103,7 @@ class Learner:
         are not the store's.
         """
         opened = open_model(path)
-        theirs, ours = opened.experiment.model, stage_model(self.experiment, self._stage.number)
+        theirs, ours = opened.experiment.model, self.architecture
         if changed := unlike(theirs, ours):
             deeper = theirs.encoder.layers < ours.encoder.layers
             hint = (
@@ -130,16 +136,16 @@ class Learner:
         """Replace the model by that of the next stage, grown from it; return what ADMIN's profiling found, if any."""
         growth, number = self.experiment.training.growth, self._stage.number + 1
         assert growth is not None
-        layers, moments = self.encoder_layers, self.optimiser.state()
+        depths, moments = (self.architecture, stage_model(self.experiment, number)), self.optimiser.state()
         model = self._build(number)
         # Weights are copied before the stage is made: FSDP cuts up the parameters that it is given.
-        added = carry_weights(growth, self.parallel.weights(), layers, model)
+        added = carry_weights(growth, self.parallel.weights(), depths, model)
         self._stage = self._make_stage(number, model)
-        carry_moments(growth, moments, layers, self.encoder_layers, self.optimiser)
+        carry_moments(growth, moments, depths, self.optimiser)
         return self.profile(added)
 
-    def profile(self, added: Sequence[int] | None = None) -> str | None:
-        """Profile ADMIN's omegas, or only those of the encoder layers `added`; return what was found.
+    def profile(self, added: Sequence[str] | None = None) -> str | None:
+        """Profile ADMIN's omegas, or only those of the layers with the names `added`; return what was found.
 
         Returns None, and does nothing, when the configuration does not ask for it.
         """

@@ -227,14 +227,16 @@ class _Loop:
 
     def _grow(self) -> None:
         """Go on to the next stage of growth."""
-        growth, before, kept = self.config.growth, self.learner.encoder_layers, ""
+        growth, before, kept = self.config.growth, self.learner.depth, ""
         assert growth is not None
         if growth.keep_stages:
             kept = f"; kept as {self._keep_stage()}"
         profiled = self.learner.grow()
         after_growth(self.progress, self.config)
-        grown = f"{self.learner.encoder_layers} layers, {count_parameters(self.learner.model):,} parameters"
-        self.log.say(f"update {self.progress.update}: the encoder grows from {before} to {grown}{kept}")
+        stacks = zip(("encoder", "decoder"), before, self.learner.depth, strict=True)
+        grown = " and ".join(f"the {stack} from {old} to {new} layers" for stack, old, new in stacks if old != new)
+        size = f"{count_parameters(self.learner.model):,} parameters"
+        self.log.say(f"update {self.progress.update}: the model grows, {grown}: {size}{kept}")
         if profiled:
             self.log.say(profiled)
         refuse_too_large(self.learner, self.setup.loader, self.setup.experiment, self.progress.epoch)

@@ -41,11 +41,11 @@ def profile_batch(store: Store, tokens: int, *, seed: int, temperature: float = 
 
 
 def profile_admin(
-    model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[int] | None = None
+    model: Seq2Seq, experiment: Experiment, store: Store, added: Sequence[str] | None = None
 ) -> str | None:
     """Set the omegas of `residual: admin` where `init.omega` is `profiled`; return their ranges, for the log.
 
-    With `added`, only those encoder layers, from 0, get an omega: growth put them into a trained model.
+    With `added`, only the layers of those names get an omega: growth put them into a trained model.
 
     The forward pass is in training mode and fp32, with every layer present, and draws random numbers from
     `training.seed`. The global random state and the model's mode are left as found.
@@ -59,7 +59,7 @@ def profile_admin(
     # Old layers keep their omegas: their weights were trained with them.
     kept: list[Residual] = []
     if added is not None:
-        fresh = {id(module) for number in added for module in model.encoder.layers[number].modules()}
+        fresh = {id(module) for name in added for module in model.get_submodule(name).modules()}
         both = (*stack_residuals(model.encoder), *stack_residuals(model.decoder))
         kept = [residual for residual in both if id(residual) not in fresh]
     omegas = _profile(model, batch.to(model.device), seed, kept)

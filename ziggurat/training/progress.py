@@ -39,7 +39,7 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
     where += f" with {threads} thread{'s' if threads > 1 else ''}" if where == "cpu" else ""
     where += f" in each of {processes.count} processes ({config.distributed.kind})" if processes.count > 1 else ""
     return [
-        f"{kind} {learner.encoder_layers}-{model.decoder.layers}, width {model.d_model}, "
+        f"{kind} {learner.depth[0]}-{learner.depth[1]}, width {model.d_model}, "
         f"{count_parameters(learner.model):,} parameters, {pairs:,} training pairs",
         f"{where}, {config.precision}; run folder {run}",
     ]

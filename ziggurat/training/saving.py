@@ -157,7 +157,7 @@ class Saver:
             if interim:
                 self._progress.interim.append(name)
             snapshot = self._snapshot(learner)
-            self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.encoder_layers)
+            self._writing = snapshot.progress, self._writer.submit(self._write, snapshot, learner.depth)
             self._saved_update = self._progress.update
             if not self._kept.asynchronous:
                 self._raise_or_log(self._collect())
@@ -229,9 +229,9 @@ class Saver:
         # A deep copy: training goes on to change the lists and dictionaries of its progress while the thread writes.
         return Checkpoint(copy.deepcopy(self._progress), *tensors, self._store, self._configuration)
 
-    def _write(self, snapshot: Checkpoint, encoder_layers: int) -> Progress:
+    def _write(self, snapshot: Checkpoint, depth: tuple[int, int]) -> Progress:
         """Write one checkpoint, then delete others; return the progress without the names of the deleted ones."""
-        save_checkpoint(self._run, snapshot, encoder_layers, self._processes)
+        save_checkpoint(self._run, snapshot, depth, self._processes)
         pruned = copy.copy(snapshot.progress)
         self._prune(pruned)
         return pruned

@@ -27,7 +27,7 @@ class SublayerPosition:
         sublayers: residual sub-layers per layer of this stack.
         attention: it is an attention sub-layer, not a feed-forward network.
         encoder_layers: depth N of the encoder (of the grown one, where growth is planned).
-        decoder_layers: depth M of the decoder.
+        decoder_layers: depth M of the decoder, likewise.
     """
 
     decoder: bool
