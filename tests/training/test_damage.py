@@ -44,7 +44,7 @@ PROGRESS = Progress(update=6, epoch=1, batch=3, seconds=1.5, best=2.25, best_upd
 @pytest.fixture
 def checkpoint(tmp_path: Path) -> Path:
     state = {"w/step": torch.tensor(6.0), "w/exp_avg": torch.linspace(0, 1, 40)}
-    return save_checkpoint(tmp_path, Checkpoint(PROGRESS, {"w": torch.linspace(-1, 1, 40)}, state, "store"), 2)
+    return save_checkpoint(tmp_path, Checkpoint(PROGRESS, {"w": torch.linspace(-1, 1, 40)}, state, "store"), (2, 2))
 
 
 @pytest.fixture(scope="module")
@@ -202,12 +202,12 @@ def test_a_newer_format_is_refused_by_its_number(checkpoint: Path) -> None:
 def test_damaged_checkpoints_push_no_whole_one_out(tmp_path: Path) -> None:
     """With the newest one damaged and one kept, training on must not delete the one that it went on from."""
     for update in (14, 16):
-        save_checkpoint(tmp_path, Checkpoint(Progress(update=update), {"w": torch.ones(1)}, {}, "store"), 2)
+        save_checkpoint(tmp_path, Checkpoint(Progress(update=update), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     assert set_aside(tmp_path, after=14) == [tmp_path / "checkpoints" / "damaged-step-00000016"]
     assert (tmp_path / "last").resolve().name == "step-00000014"
     assert set_aside(tmp_path, after=14) == []
     progress = Progress(update=15)
-    save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), 2)
+    save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
     prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=0), smaller_is_better=True)
     assert [f.name for f in checkpoint_folders(tmp_path)] == ["step-00000015"]
 

@@ -51,7 +51,7 @@ def saved(folder: Path, update: int) -> None:
     kept = tiny_experiment(folder, checkpoint={"every_updates": 1, "keep_last": 1, "keep_best": 1}).training.checkpoint
     progress = Progress(update=update, scores={f"step-{n:08d}": n % 3 for n in range(1, update + 1)})
     moments = {"w/exp_avg": torch.ones(3)}
-    save_checkpoint(run, Checkpoint(progress, {"w": torch.full((3,), float(update))}, moments, "store"), 2)
+    save_checkpoint(run, Checkpoint(progress, {"w": torch.full((3,), float(update))}, moments, "store"), (2, 2))
     prune(run, progress, kept, smaller_is_better=False)
 
 

@@ -122,7 +122,7 @@ def test_checkpoints_of_an_interruption_do_not_count(
 def test_averages_leave_out_an_interim_checkpoint_kept_as_the_best(tmp_path: Path) -> None:
     for update in (2, 3, 4, 5):
         progress = Progress(update=update, interim=["step-00000003", "step-00000005"])
-        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), 2)
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), (2, 2))
     for stop, kept in ((6, "24"), (5, "245")):  # the last one of a finished run counts
         config = TrainingConfig(stop=StopConfig(updates=stop))
         assert [folder.name[-1] for folder in regular_checkpoints(tmp_path, config)] == list(kept)
@@ -197,7 +197,7 @@ def test_the_best_checkpoint_stays_until_another_is_the_best(tmp_path: Path) -> 
     progress = Progress(scores={"step-00000001": 5.0})
     for update in range(1, 5):
         progress.update = update
-        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), 2)
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.tensor(1.0)}, {}, "store"), (2, 2))
         prune(tmp_path, progress, CheckpointConfig(keep_last=1, keep_best=1), smaller_is_better=True)
         progress.scores = {}
     assert [folder.name[-1] for folder in checkpoint_folders(tmp_path)] == ["1", "4"]

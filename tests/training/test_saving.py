@@ -341,7 +341,7 @@ def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -
     progress = Progress(scores={"step-00000015": 1.0, "step-00000025": 2.0}, interim=["step-00000020"])
     for update in (5, 10, 15, 20, 25, 30, 35, 40, 45, 46):
         progress.update = update
-        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), 2)
+        save_checkpoint(tmp_path, Checkpoint(progress, {"w": torch.ones(1)}, {}, "store"), (2, 2))
     prune(tmp_path, progress, kept, smaller_is_better=True)
     # 10, 30, 40: every ten, but not 20, which only an interruption left; 15: the best; 45, 46: the newest.
     assert [int(f.name[5:]) for f in checkpoint_folders(tmp_path)] == [10, 15, 30, 40, 45, 46]
@@ -353,7 +353,7 @@ def test_retention_keeps_the_newest_the_best_and_every_so_many(tmp_path: Path) -
 
 
 def test_leftovers_of_a_killed_process_are_cleared(tmp_path: Path) -> None:
-    folder = save_checkpoint(tmp_path, Checkpoint(Progress(update=3), {"w": torch.ones(1)}, {}, "store"), 2)
+    folder = save_checkpoint(tmp_path, Checkpoint(Progress(update=3), {"w": torch.ones(1)}, {}, "store"), (2, 2))
     for name in (".step-00000004.tmp", ".step-00000001.old"):
         (tmp_path / "checkpoints" / name / "state").mkdir(parents=True)
     clear_leftovers(tmp_path)
