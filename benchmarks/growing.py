@@ -1,6 +1,6 @@
 """How speed and memory grow with the work: depth, batch, vocabulary, sentence length, and the size of the corpus.
 
-    python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--json]
+    python -m benchmarks.growing [--axis depth batch vocabulary length processes corpus] [--seconds 6] [--two] [--json]
 
 One thing at a time is changed in a pre-norm Transformer of width 256 with 6+6 layers, 8,000 types, and batches of 4,096
 tokens in sentences of 16, fp32, dropout 0.1: target tokens/s of whole updates, the share of the peak (torch's fastest
@@ -126,6 +126,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--axis", nargs="*", choices=AXES, default=list(AXES))
     parser.add_argument("--seconds", type=float, default=6.0)
+    parser.add_argument("--two", action="store_true", help="two points of each axis: the first and the third, if any")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--one", nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -142,7 +143,7 @@ def main() -> None:
     for axis in options.axis:
         if not options.json:
             print(f"{axis}  (matmul peak {limit / 1e9:.0f} GFLOP/s)" if axis != "corpus" else axis)
-        for value in AXES[axis]:
+        for value in AXES[axis][:3:2] if options.two and len(AXES[axis]) > 2 else AXES[axis]:
             figures = in_child(axis, value, options.seconds)
             document.append({"axis": axis, "value": value, **figures})
             if not options.json:

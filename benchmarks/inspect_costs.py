@@ -1,10 +1,11 @@
 """Estimates of `ziggurat inspect` beside real updates: seconds of the processor, one thread (docs/inspect.md).
 
-OMP_NUM_THREADS=1 python -m benchmarks.inspect_costs
+OMP_NUM_THREADS=1 python -m benchmarks.inspect_costs [--only multi30k]
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 
 import torch
@@ -39,9 +40,15 @@ CASES = {
 
 
 def main() -> None:
+    """Print a line for each case whose name begins as asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default="", help="beginning of the names of the cases")
+    chosen = parser.parse_args().only
     torch.set_num_threads(1)
     print("| configuration | sentences of 16 + 16 tokens | measured, s | estimated | ratio |\n|---|---|---|---|---|")
     for name, (recipe, overrides, sentences) in CASES.items():
+        if not name.startswith(chosen):
+            continue
         experiment = load_named(recipe, [*overrides, "training.batch.accumulate=1"])
         training, sizes = experiment.training, (VOCABULARY, VOCABULARY)
         shape = BatchShape(sentences, 16, 16)
