@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from ziggurat.nn import linear as module
 from ziggurat.nn.linear import Kernel, Linear, kernel, linear, product
@@ -112,3 +115,28 @@ def test_the_choice_ends_with_its_context() -> None:
     with kernel("onednn"), kernel("torch"):
         assert module._Choice.kernel == "torch"
     assert module._Choice.kernel == "auto"
+
+
+class _Weights(TorchDispatchMode):
+    """Records the weights that oneDNN is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.given: list[Tensor] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.mkldnn._linear_pointwise.default:
+            self.given.append(args[1])
+        return func(*args, **(kwargs or {}))
+
+
+def test_no_product_is_left_to_the_plain_loop_of_onednn() -> None:
+    """It has no other for a matrix whose rows and columns both have gaps: part of the weight of an LSTM, say."""
+    whole, x = drawn(40, 60).float().requires_grad_(), drawn(5, 24).float().requires_grad_()
+    with _Weights() as seen, kernel("onednn"):
+        y = linear(x, whole[:, :24])
+        y.backward(torch.ones_like(y))
+        product(y.detach(), whole.detach().t()[:3, :40])
+    assert len(seen.given) == 4
+    assert all(weight.is_contiguous() or weight.t().is_contiguous() for weight in seen.given)
+    near(y, drawn(5, 24).float().double() @ whole[:, :24].detach().double().T)
