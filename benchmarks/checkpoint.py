@@ -51,7 +51,7 @@ class Learner:
 
     parallel: Parallel
     optimiser: Optimiser
-    encoder_layers: int
+    depth: tuple[int, int]
 
 
 def experiment(folder: Path, tokens: int) -> Experiment:
@@ -78,7 +78,7 @@ def measure(folder: Path, every: int, updates: int, tokens: int) -> dict[str, An
     store, training = Store.open(config.data.store), config.training
     model = build_model(config.model, VOCABULARY, VOCABULARY)
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
-    learner: Any = Learner(Parallel(model, training.loss), optimiser, 6)
+    learner: Any = Learner(Parallel(model, training.loss), optimiser, (6, 6))
     groups = Loader(store.train, store.source, store.target, training.batch, seed=1).groups()
     progress = Progress()
     run = folder / "run"

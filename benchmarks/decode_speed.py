@@ -1,6 +1,7 @@
 """Decoding speed beside other toolkits, in turns; the latency of one sentence; speed against decoder depth and length.
 
     python -m benchmarks.decode_speed [--shape T3 ...] [--beam 4 1] [--peer ctranslate2 hf ...] [--rounds 2] [--json]
+        [--precision float32 int8]
     python -m benchmarks.decode_speed --latency
     python -m benchmarks.decode_speed --depth
     python -m benchmarks.decode_speed --whole [--data FOLDER]
@@ -69,6 +70,9 @@ translator = ctranslate2.Translator(path, compute_type=dtype, intra_threads=2)
 options = dict(beam_size=4, max_decoding_length=15, min_decoding_length=15)
 translator.translate_batch(source, max_batch_size=64, **options)
 """
+
+
+PRECISIONS = ("float32", "bfloat16", "int8")
 
 
 def sentences(count: int, length: int) -> list[Any]:
@@ -167,13 +171,15 @@ def in_turns(systems: dict[str, Any], rounds: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in figures.items()}
 
 
-def table(shape: str, beam: int, peers: Sequence[str], rounds: int) -> dict[str, float]:
-    """Measure all systems on one shape."""
+def table(
+    shape: str, beam: int, peers: Sequence[str], rounds: int, precisions: Sequence[str] = PRECISIONS
+) -> dict[str, float]:
+    """Measure all systems on one shape; ours in these precisions."""
     systems: dict[str, Any] = {}
-    for precision in ("float32", "bfloat16", "int8"):
+    for precision in precisions:
         systems[f"ours {precision}"] = lambda p=precision: run_ours(shape, beam, p)
         systems[f"ours {precision} 2x1"] = lambda p=precision: run_ours(shape, beam, p, workers=2)
-    if shape == "T3":
+    if shape == "T3" and tuple(precisions) == PRECISIONS:
         systems["ours MAtt 12-12 float32"] = lambda: run_ours("M12", beam, "float32")
         systems["ours MAtt 12-12 bfloat16"] = lambda: run_ours("M12", beam, "bfloat16")
     for peer in peers:
@@ -274,6 +280,7 @@ def main() -> None:
     parser.add_argument("--shape", nargs="+", choices=["T3", "T2"], default=["T3"])
     parser.add_argument("--beam", nargs="+", type=int, default=[4, 1])
     parser.add_argument("--peer", nargs="*", choices=list(ENVIRONMENTS), default=list(ENVIRONMENTS))
+    parser.add_argument("--precision", nargs="+", choices=PRECISIONS, default=PRECISIONS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--latency", action="store_true")
     parser.add_argument("--depth", action="store_true")
@@ -299,7 +306,7 @@ def main() -> None:
         results = {"latency, ms": latency(peers, options.rounds)}
     else:
         results = {
-            f"{shape}, beam {beam}": table(shape, beam, peers, options.rounds)
+            f"{shape}, beam {beam}": table(shape, beam, peers, options.rounds, options.precision)
             for shape in options.shape
             for beam in options.beam
         }
