@@ -23,7 +23,7 @@ ALL = (
     "decode_speed --peer --rounds 1 --beam 4 --precision float32 int8",
     "decode_speed --peer --latency --rounds 1",
     "decode_speed --whole --rounds 1 --peer",
-    "checkpoint",
+    "checkpoint --every 8 --updates 8",
     "overhead --shape demo --rounds 1 --updates 40",
     "inspect_costs --only multi30k",
     "threads --work translate --beside 0 1 --policy ours default --rounds 1 --seconds 4",

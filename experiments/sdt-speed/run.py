@@ -36,7 +36,7 @@ from ziggurat.training.update import train_update
 HERE = Path(__file__).resolve().parent
 PERIOD = 6
 """Layers of a block."""
-UPDATES = 1500
+UPDATES = 1200
 
 
 class Stage(NamedTuple):
@@ -73,12 +73,13 @@ def overrides(layers: int, name: str, seed: int) -> list[str]:
         f"training.schedule={{kind: isqrt, peak: 2e-3, warmup_updates: {updates // 8}}}",
         "training.clip_norm=null",
         "training.log_every_updates=10",
-        f"training.validation={{every_updates: {updates // 30}, decode: false}}",
+        f"training.validation={{every_updates: {updates // 20}, decode: false}}",
         f"training.checkpoint={{every_updates: {updates}, keep_last: 1}}",
         f"training.stop={{updates: {updates}}}",
         "training.threads=1",
         "training.tensorboard=false",
         f"training.seed={seed}",
+        "training.precision=bf16",
         *([f"training.growth={{stages: [{stages}], keep_stages: false}}"] if stages else []),
     ]
 
@@ -157,7 +158,7 @@ def at_cost(run: dict[str, Any], costs: dict[str, float]) -> dict[str, Any]:
     stages, total = SCHEDULES[run["name"]][run["layers"]], run["dev"][-1][0]
 
     def seconds(update: int) -> float:
-        now = next((stage for stage in stages if update <= round(stage.end * total)), None)
+        now = next((stage for stage in stages if update <= round(stage.end * UPDATES)), None)
         return costs[f"{now.encoder}-{now.decoder}" if now else f"{run['layers']}-6"]
 
     times = [0.0]
