@@ -26,9 +26,10 @@ HIDDEN = Mask(torch.zeros(MASK.shape, dtype=torch.float64).masked_fill(~MASK, -m
 FUTURE = Mask(torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, None])
 KINDS = get_args(ResidualKind)
 
-FINAL_NORM = {"pre", "res_post", "layer_scale", "ln_scaling", "peri", "hyper", "none"}
+STREAMS = {"hyper", "manifold_hyper", "siamese"}
+FINAL_NORM = {"pre", "res_post", "layer_scale", "ln_scaling", "peri", "none", "keel", *STREAMS}
 CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
-SOURCES = {"pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", "hyper"}
+SOURCES = {"pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", *STREAMS}
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
@@ -44,19 +45,25 @@ def ln(x: Tensor, norm: Any) -> Tensor:
 
 
 def opened(kind: str, x: Tensor, stack: Any) -> Tensor:
-    """What the first layer reads: the embedding, normalised (peri), or copied to the streams (hyper)."""
+    """What the first layer reads: the embedding, normalised (peri), or copied to the streams."""
     if kind == "peri":
         return ln(x, stack.entry_norm)
-    return torch.stack([x, x], dim=-2) if kind == "hyper" else x
+    return torch.stack([x, x], dim=-2) if kind in STREAMS else x
 
 
 def closed(kind: str, x: Tensor, stack: Any, *, decoder: bool) -> Tensor:
     """What the stack gives for what the last layer gave."""
-    if kind == "hyper":
-        x = x[..., 0, :] + x[..., 1, :]
+    if kind in STREAMS:
+        x = ended(kind, x, stack)
     if kind == "fixup":
         return x + stack.final_norm.shift if decoder else (x + stack.final_norm.shift) * stack.final_norm.scale
     return ln(x, stack.final_norm) if kind in FINAL_NORM else x
+
+
+def ended(kind: str, x: Tensor, stack: Any) -> Tensor:
+    """One stream of two, at the end of a stack."""
+    one, other = x.unbind(-2)
+    return ln(one, stack.end.x_norm) + ln(other, stack.end.y_norm) if kind == "siamese" else one + other
 
 
 def feed_forward(kind: str, ffn: Any) -> Callable[[Tensor], Tensor]:
@@ -108,7 +115,34 @@ def joined(
             h, (read, keep) = x.transpose(-1, -2), r.alpha.split([1, 2], dim=1)  # h [..., d, n]
             made = f(ln((h @ read).squeeze(-1), r.in_norm))
             return (h @ keep + made[..., None] * r.beta).transpose(-1, -2)
+        case "manifold_hyper":
+            return manifold(x, f, r)
+        case "siamese":
+            post, pre = ln(x[..., 0, :], r.x_norm), x[..., 1, :]
+            z = f(ln(post + ln(pre, r.y_norm), r.in_norm))
+            return torch.stack([post + z * r.factor, pre + z], -2)
+        case "keel":
+            if r.out_norm is None:  # the first sub-layer
+                return x + f(ln(x, r.in_norm))
+            alpha = 1 if r.skip is None else 3 * M if decoder else 2 * N
+            return ln(alpha * x + f(ln(x, r.in_norm)), r.out_norm)
     raise AssertionError(f"residual `{kind}` has no equation: write it into `joined` (tests/models/test_stacks.py)")
+
+
+def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
+    """Equations 7 to 9 of Xie et al. 2025 for two streams, whose Sinkhorn rounds end at a matrix [[a, 1-a], [1-a, a]]."""
+    flat = x.flatten(-2)
+    seen = flat / (flat.square().mean(-1, keepdim=True) + 1e-6).sqrt()
+    c = seen @ r.weight.T
+    read = torch.sigmoid(r.scale[0] * c[..., 0:2] + r.bias[0:2])
+    write = 2 * torch.sigmoid(r.scale[1] * c[..., 2:4] + r.bias[2:4])
+    mix = (r.scale[2] * c[..., 4:8] + r.bias[4:8]).exp().unflatten(-1, (2, 2))
+    for _ in range(20):
+        mix = mix / mix.sum(-2, keepdim=True)
+        mix = mix / mix.sum(-1, keepdim=True)
+    made = f(ln((read[..., None] * x).sum(-2), r.in_norm))
+    streams = [mix[..., 0, i, None] * x[..., 0, :] + mix[..., 1, i, None] * x[..., 1, :] for i in range(2)]
+    return torch.stack([stream + write[..., i, None] * made for i, stream in enumerate(streams)], -2)
 
 
 def encoder_layer(kind: str, layer: Any) -> Callable[[Tensor], Tensor]:
@@ -160,7 +194,7 @@ def test_an_encoder_is_its_equations(kind: str) -> None:
     expected = plain(kind, model)
     same(memory.of(0), closed(kind, expected[-1], model.encoder, decoder=False))
     for got, layer in zip(outputs, expected[1:], strict=True):
-        same(got, layer.sum(-2) if kind == "hyper" else layer)
+        same(got, layer.sum(-2) if kind in STREAMS else layer)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -189,6 +223,8 @@ def test_a_stack_has_no_parameter_beyond_its_equations(kind: str) -> None:
         if kind == "fixup":
             final = {"final_norm.shift"} if decoder else {"final_norm.shift", "final_norm.scale"}
             assert not [name for name, _ in stack.named_parameters() if name.endswith("bias")]
+        if kind == "siamese":
+            final |= {f"end.{stream}_norm.{name}" for stream in "xy" for name in ("weight", "bias")}
         assert around == final | ({"entry_norm.weight", "entry_norm.bias"} if kind == "peri" else set())
 
 
@@ -199,7 +235,7 @@ def test_a_stack_without_residuals_ends_as_its_host_does(host: str, side: str) -
     memory = model.encode(SOURCE, MASK)
     decoder = side == "decoder"
     last = plain("none", model, memory.of(0) if decoder else None)[-1]
-    end = "none" if host == "hyper" else host  # hyper's norm, but there is only one stream
+    end = "none" if host in STREAMS else host  # the host's norm, but there is only one stream
     got = model.decode(TARGET, memory) if decoder else memory.of(0)
     same(got, closed(end, last, getattr(model, side), decoder=decoder))
 
@@ -237,7 +273,7 @@ def test_combinations_of_layers_normalise_where_the_residual_kind_does(kind: str
 
 
 def test_every_kind_says_where_combinations_normalise() -> None:
-    assert not set(KINDS) ^ (CONSUMERS | SOURCES | {"rezero", "no_norm", "fixup"})
+    assert not set(KINDS) ^ (CONSUMERS | SOURCES | {"rezero", "no_norm", "fixup", "keel"})
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -245,7 +281,9 @@ def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind
     model = built(kind, memory="transparent")
     assert model.encoder.final_norm is None
     memory = model.encode(SOURCE, MASK)
-    streams = [x.sum(-2) if kind == "hyper" else x for x in plain(kind, model)]
+    streams = [x.sum(-2) if kind in STREAMS else x for x in plain(kind, model)]
+    if kind in STREAMS:
+        streams[-1] = ended(kind, plain(kind, model)[-1], model.encoder)
     shares = model.encoder.transparent.weight.softmax(-1)  # type: ignore[operator, union-attr]
     assert shares.shape == (M, N + 1)
     for reader, row in enumerate(shares):

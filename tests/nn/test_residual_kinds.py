@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import pytest
 import torch
@@ -104,6 +106,14 @@ def b2t_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Sublayer
     return ln(x + drop(f(x)) + bypass, r.out_norm)
 
 
+def keel_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
+    if at.layer == 1:
+        y = x + drop(f(ln(x, r.in_norm)))
+        return y if at.sublayer == 0 else ln(y, r.out_norm)
+    alpha = at.sublayers * (M if at.decoder else N)
+    return ln(alpha * x + drop(f(ln(x, r.in_norm))), r.out_norm)
+
+
 REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPosition], Tensor]] = {
     "post_norm": lambda x, f, r, below, at: ln(x + drop(f(x)), r.out_norm),
     "pre_norm": lambda x, f, r, below, at: x + drop(f(ln(x, r.in_norm))),
@@ -118,15 +128,20 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPositi
     "peri": lambda x, f, r, below, at: x + drop(ln(f(ln(x, r.in_norm)), r.branch_norm)),
     "res_post": lambda x, f, r, below, at: x + drop(ln(f(x), r.branch_norm)),
     "b2t": b2t_reference,
+    "keel": keel_reference,
     "fixup": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
 }
 """One sub-layer of each kind: (stream, branch, the Residual for its parameters, input of the layer, place)."""
 
 
+STREAMS = {"hyper", "manifold_hyper", "siamese"}
+"""Kinds whose stream is several; their references are below."""
+
+
+@pytest.mark.parametrize("number", [1, 3])
 @pytest.mark.parametrize("side", SIDES)
 @pytest.mark.parametrize("name", REFERENCES)
-def test_a_layer_follows_the_formula(name: str, side: str) -> None:
-    number = 3
+def test_a_layer_follows_the_formula(name: str, side: str, number: int) -> None:
     kinds, functions, x = layer_of(getattr(residual, name), side, number), branches(len(SIDES[side])), stream(2, 3)
     expected = below = x
     for i, f in enumerate(functions):
@@ -145,7 +160,7 @@ ONE_PER_LAYER = {"rezero"}
 """Kinds whose sub-layers share what they learn with the others of their layer."""
 
 
-@pytest.mark.parametrize("kind", [kind for kind in get_args(ResidualKind) if kind != "hyper"])
+@pytest.mark.parametrize("kind", [kind for kind in get_args(ResidualKind) if kind not in STREAMS])
 def test_every_kind_has_its_formula_and_starts_as_it_says(kind: ResidualKind) -> None:
     make, shared = RESIDUAL[kind].make, material()
     formulas = [getattr(residual, name) for name in REFERENCES]
@@ -161,9 +176,9 @@ def test_every_kind_has_its_formula_and_starts_as_it_says(kind: ResidualKind) ->
     assert len(own) == expected, f"residual `{kind}` learns {len(own)} parameters per layer: ONE_PER_LAYER ({HERE})"
 
 
-@pytest.mark.parametrize("name", [*REFERENCES, "hyper"])
+@pytest.mark.parametrize("name", [*REFERENCES, *sorted(STREAMS)])
 def test_every_parameter_has_a_role(name: str) -> None:
-    kinds = layer_of(getattr(residual, name), streams=2, dynamic=True)
+    kinds = layer_of(getattr(residual, name), streams=2, dynamic=True, stream_start="streams")
     roles = {slot.name.rsplit(".", 1)[1]: slot.role for slot in assign_roles(kinds)}
     assert {roles.pop(part) for part in ("weight", "bias") if part in roles} <= {Role.NORM_GAIN, Role.NORM_BIAS}
     assert set(roles.values()) <= {Role.WIRING}
@@ -293,6 +308,99 @@ def test_streams_keep_their_precision_under_autocast(dynamic: bool) -> None:
         y = kind(x, torch.zeros(2, 3, WIDTH, dtype=torch.bfloat16), x)
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, x, atol=1e-6, rtol=0)
+
+
+def manifold_reference(h: Tensor, f: Branch, r: residual.ManifoldConnection) -> Tensor:
+    """Equations 7 to 9 of Xie et al. 2025 for one position, element by element; `h` is [n, d]."""
+    n = len(h)
+    flat = h.flatten()
+    seen = flat / (sum(value * value for value in flat) / len(flat) + 1e-6) ** 0.5  # type: ignore[operator]
+    c = [float((seen * row).sum()) for row in r.weight]
+    scales = [r.scale[0]] * n + [r.scale[1]] * n + [r.scale[2]] * (len(c) - 2 * n)
+    logits = [float(s * value + b) for s, value, b in zip(scales, c, r.bias, strict=True)]
+    read = [1 / (1 + math.exp(-x)) for x in logits[:n]]
+    write = [2 / (1 + math.exp(-x)) for x in logits[n : 2 * n]]
+    rest = [math.exp(x) for x in logits[2 * n :]]
+    if r.permutations is None:
+        mix = [rest[i * n : (i + 1) * n] for i in range(n)]
+        for _ in range(20):
+            columns = [sum(row[j] for row in mix) for j in range(n)]
+            mix = [[row[j] / columns[j] for j in range(n)] for row in mix]
+            mix = [[value / sum(row) for value in row] for row in mix]
+    else:
+        mix = [[0.0] * n for _ in range(n)]
+        for share, order in zip(rest, itertools.permutations(range(n)), strict=True):
+            for i, j in enumerate(order):
+                mix[i][j] += share / sum(rest)
+    fx = drop(f(ln(sum(read[i] * h[i] for i in range(n)), r.in_norm)))  # type: ignore[arg-type]
+    return torch.stack([sum(mix[i][j] * h[i] for i in range(n)) + write[j] * fx for j in range(n)])  # type: ignore[misc]
+
+
+@pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])
+@pytest.mark.parametrize("streams", [1, 2, 4])
+def test_manifold_connections_follow_the_equations(streams: int, mixing: str) -> None:
+    kinds = layer_of(residual.manifold_hyper, streams=streams, mixing=mixing)
+    functions, x = branches(2), stream(2, 3, streams)
+    expected = torch.empty_like(x)
+    with torch.no_grad():
+        for b, t in itertools.product(range(2), range(3)):
+            h = x[b, t]
+            for kind, f in zip(kinds, functions, strict=True):
+                h = manifold_reference(h, f, kind)  # type: ignore[arg-type]
+            expected[b, t] = h
+        torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])
+def test_streams_are_mixed_by_a_doubly_stochastic_matrix(mixing: str) -> None:
+    kind = layer_of(residual.manifold_hyper, streams=4, mixing=mixing)[0]
+    *_, mix = kind.weights(stream(2, 3, 4))  # type: ignore[operator]
+    assert (mix >= 0).all()
+    for axis in (-1, -2):
+        torch.testing.assert_close(mix.sum(axis), torch.ones(2, 3, 4, dtype=mix.dtype), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])
+def test_manifold_connections_start_as_hyper_connections_do(mixing: str) -> None:
+    at = SublayerPosition(True, 3, 1, 3, True, N, M)
+    kind = residual.manifold_hyper(at, material(streams=4, mixing=mixing)).double()
+    read, write, mix = kind.weights(stream(2, 3, 4))  # type: ignore[operator]
+    torch.testing.assert_close(read, torch.eye(4, dtype=read.dtype)[7 % 4].expand_as(read), atol=1e-3, rtol=0)
+    torch.testing.assert_close(write, torch.ones_like(write))
+    torch.testing.assert_close(mix, torch.eye(4, dtype=mix.dtype).expand_as(mix), atol=1e-3, rtol=0)
+
+
+def siamese_reference(h: Tensor, f: Branch, r: Any, at: SublayerPosition) -> Tensor:
+    """The authors' loop: x = N(x); z = f(N(x + N(y))); x = x + z / c; y = y + z."""
+    x, y = ln(h[..., 0, :], r.x_norm), h[..., 1, :]
+    z = drop(f(ln(x + ln(y, r.y_norm), r.in_norm)))
+    return torch.stack([x + z / (at.sublayers * at.layer) ** 0.5, y + z], -2)
+
+
+@pytest.mark.parametrize("side", SIDES)
+def test_siamese_streams_follow_the_equations(side: str) -> None:
+    kinds, functions = layer_of(residual.siamese, side, 3), branches(len(SIDES[side]))
+    expected = x = stream(2, 3, 2)
+    for i, f in enumerate(functions):
+        expected = siamese_reference(expected, f, kinds[i], place(i, side, 3))
+    torch.testing.assert_close(through(kinds, functions, x), expected, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", ["pre_norm", "post_norm", "peri", "deepnorm"])
+def test_a_gate_makes_the_stream_smaller_but_not_its_gradient(name: str) -> None:
+    """GPAS: the sum times 1 - silu(g), or in post-norm the skipped stream; going back, the factor is 1."""
+    kind, (f,) = layer_of(getattr(residual, name))[0], branches(1)
+    x = stream(2, 3).requires_grad_()
+    plain = kind(x, f(kind.enter(x)), x)
+    kind.gate = nn.Parameter(torch.tensor([0.7], dtype=torch.float64))
+    gated, smaller = kind(x, f(kind.enter(x)), x), 1 - 0.7 / (1 + math.exp(-0.7))
+    if kind.out_norm is None:
+        torch.testing.assert_close(gated, smaller * plain)
+        above = torch.ones_like(gated)
+        torch.testing.assert_close(*(torch.autograd.grad(y, x, above, retain_graph=True) for y in (gated, plain)))
+    else:
+        alpha = 1.0 if kind.skip is None else kind.skip
+        torch.testing.assert_close(gated, ln(smaller * alpha * x + drop(f(x)), kind.out_norm))  # type: ignore[operator]
 
 
 def test_shifted_linear_and_shift_scale_follow_their_formulas() -> None:

@@ -49,8 +49,21 @@ ResidualKind = Literal[
     "no_norm",
     "fixup",
     "hyper",
+    "manifold_hyper",
+    "siamese",
+    "keel",
 ]
-HistoryKind = Literal["latest", "dlcl", "dense", "average", "blocks", "top_only", "depth_weighted"]
+HistoryKind = Literal[
+    "latest",
+    "dlcl",
+    "dense",
+    "average",
+    "blocks",
+    "top_only",
+    "depth_weighted",
+    "attention_residuals",
+    "block_attention_residuals",
+]
 MemoryKind = Literal["top", "transparent"]
 EncoderAttentionKind = Literal["full", "relative"]
 DecoderAttentionKind = Literal[
@@ -144,11 +157,12 @@ _MATT = "Zhang et al. 2019 (DS-Init and MAtt)"
 _T_FIXUP = "Huang et al. 2020"
 _FIXUP = "Zhang et al. 2019 (Fixup)"
 
+_GPAS = frozenset({"wiring.gpas"})
 _UNNORMALISED = "has neither normalisation nor the initialisation that replaces it"
 
 RESIDUALS: dict[ResidualKind, ResidualFacts] = {
-    "post": ResidualFacts(_VASWANI),
-    "pre": ResidualFacts(_DLCL),
+    "post": ResidualFacts(_VASWANI, _GPAS),
+    "pre": ResidualFacts(_DLCL, _GPAS),
     "lingvo": ResidualFacts(f"code of {_BAPNA}"),
     "none": ResidualFacts(_BAPNA),
     "admin": ResidualFacts(
@@ -159,23 +173,30 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     ),
     "deepnorm": ResidualFacts(
         _DEEPNET,
+        _GPAS,
         init="deepnorm",
         without_init="has the paper's constant on the stream, but not the smaller weights that go with it",
         depth_constants=True,
     ),
     "rezero": ResidualFacts("Bachlechner et al. 2020"),
     "layer_scale": ResidualFacts("Touvron et al. 2021", frozenset({"wiring.layer_scale"})),
-    "ln_scaling": ResidualFacts("Sun et al. 2025"),
-    "peri": ResidualFacts("Kim et al. 2025"),
-    "res_post": ResidualFacts("Liu et al. 2022 (Swin v2)"),
+    "ln_scaling": ResidualFacts("Sun et al. 2025", _GPAS),
+    "peri": ResidualFacts("Kim et al. 2025", _GPAS),
+    "res_post": ResidualFacts("Liu et al. 2022 (Swin v2)", _GPAS),
     "b2t": ResidualFacts("Takase et al. 2022", layer_input=True),
     "no_norm": ResidualFacts(_T_FIXUP, init="t_fixup", without_init=_UNNORMALISED),
     "fixup": ResidualFacts(_FIXUP, init="fixup", without_init=_UNNORMALISED),
     "hyper": ResidualFacts("Zhu et al. 2024", frozenset({"wiring.streams", "wiring.dynamic"})),
+    "manifold_hyper": ResidualFacts(
+        "Xie et al. 2025", frozenset({"wiring.streams", "wiring.mixing", "wiring.stream_start"})
+    ),
+    "siamese": ResidualFacts("Li et al. 2026"),
+    "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True),
 }
 
 _ANY_COMBINATION = frozenset({"combination.dropout", "combination.groups", "combination.unit"})
 _OVER_LAYERS = _ANY_COMBINATION | {"combination.norm", "combination.normalize_embedding", "combination.window"}
+_ATTENTIVE = frozenset({"combination.unit"})
 _LEARNED = _OVER_LAYERS | {"combination.learnable", "combination.start", "combination.softmax"}
 
 HISTORIES: dict[HistoryKind, HistoryFacts] = {
@@ -189,6 +210,8 @@ HISTORIES: dict[HistoryKind, HistoryFacts] = {
         "Pagliardini et al. 2024",
         _ANY_COMBINATION | {"combination.learnable", "combination.period", "combination.dilation"},
     ),
+    "attention_residuals": HistoryFacts("Kimi Team 2026", _ATTENTIVE),
+    "block_attention_residuals": HistoryFacts("Kimi Team 2026", _ATTENTIVE | {"combination.period"}, period=6),
 }
 
 MEMORIES: dict[MemoryKind, Facts] = {

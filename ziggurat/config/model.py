@@ -61,7 +61,8 @@ class ModelConfig(Section):
     `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)),
     `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x + LN(f(LN(x))), `res_post` x + LN(f(x)), `b2t`
     post-norm with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
-    `hyper` hyper-connections (docs/depth.md)."""
+    `hyper` hyper-connections, `manifold_hyper` with doubly stochastic mixing, `siamese` a post- and a pre-norm stream
+    with one branch, `keel` LN(alpha x + f(LN(x))) (docs/depth.md)."""
     encoder: EncoderConfig = EncoderConfig()
     """Encoder stack."""
     decoder: DecoderConfig = DecoderConfig()

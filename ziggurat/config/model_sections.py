@@ -43,7 +43,9 @@ class StackConfig(Section):
     """The input of a layer. `latest`: the layer below. `dlcl`: a learned combination of all below (Wang et al. 2019);
     `dense`, `average`: the same with fixed weights 1 or 1/(l+1). `blocks`: combinations between blocks of
     `combination.period` layers (Li et al. 2020). `top_only`: only the stack's output combines all layers.
-    `depth_weighted`: DenseFormer (Pagliardini et al. 2024)."""
+    `depth_weighted`: DenseFormer (Pagliardini et al. 2024). `attention_residuals`: attention over all outputs below, by
+    what they hold; `block_attention_residuals`: over the sums of blocks of `combination.period` layers (Kimi Team
+    2026)."""
     residual: ResidualKind | None = None
     """The way sub-layers of this stack join the stream; null: as `model.residual`."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
@@ -160,8 +162,8 @@ class CombinationConfig(Section):
     unit: Literal["layer", "sublayer"] = "layer"
     """Combine the outputs of whole layers (the paper) or of every sub-layer."""
     period: Count | None = Field(default=None, ge=1)
-    """`blocks`: layers per block, by default 6; `depth_weighted`: a combination after every period-th layer, by
-    default every layer."""
+    """`blocks`, `block_attention_residuals`: layers (or sub-layers) per block, by default 6; `depth_weighted`: a
+    combination after every period-th layer, by default every layer."""
     dilation: Count = Field(default=1, ge=1)
     """`depth_weighted`: combine only every dilation-th of the layers below."""
 
@@ -182,9 +184,19 @@ class WiringConfig(Section):
     layer_scale: Real | None = Field(default=None, gt=0)
     """`layer_scale`: initial lambda; null: 0.1 up to 18 layers, 1e-5 up to 24, 1e-6 beyond (Touvron et al. 2021)."""
     streams: Width = Field(default=4, ge=1)
-    """`hyper`: parallel residual streams n (Zhu et al. 2024)."""
+    """`hyper`, `manifold_hyper`: parallel residual streams n (Zhu et al. 2024)."""
     dynamic: bool = False
     """`hyper`: weights that also depend on the stream (dynamic hyper-connections)."""
+    mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
+    """`manifold_hyper`: how the matrix that mixes streams is made doubly stochastic. `sinkhorn`: 20 rounds of dividing
+    columns and rows by their sums (Xie et al. 2025); `permutations`: a weighted mean of all n! permutations, exact
+    (mHC-lite, 2026)."""
+    stream_start: Literal["streams", "normal"] = "streams"
+    """`manifold_hyper`: initial values, which the paper leaves open. `streams`: each sub-layer reads one stream in turn
+    and mixes none, as hyper-connections start; `normal`: maps N(0, 0.02^2), as in transformers."""
+    gpas: bool = False
+    """`post`, `pre`, `deepnorm`, `ln_scaling`, `peri`, `res_post`: a trained gate for each layer that makes the stream
+    smaller without making its gradient smaller (Chen et al. 2025)."""
     planned_encoder_layers: Layers | None = Field(default=None, ge=1)
     """Encoder depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set
     it to the final depth if the model will be grown."""

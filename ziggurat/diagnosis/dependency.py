@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 from ziggurat.diagnosis.hooks import STACKS, Sublayer, Trace, layers_of, residuals_of
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
-from ziggurat.nn.residual import HyperConnection, Residual
+from ziggurat.nn.residual import Residual
 
 __all__ = ["TOKENS", "NormInputs", "contributions", "residual_dependency"]
 
@@ -131,25 +131,22 @@ def _replayed(
     """Run the wiring of a stack on all contributions at once, with the branches of the recorded pass."""
     if module.streams is not None:
         opened = opened.unsqueeze(-2).expand(*opened.shape[:-1], module.streams, opened.shape[-1])
-    # The contributions are one more batch axis: the wiring is linear, so their results add up to the states.
-    parts = opened.new_zeros(1 + len(passed), *opened.shape)
+    # The contributions are one more batch axis: the wiring is linear, so their results add up to the states. Weights that
+    # depend on the stream are held fixed, like the statistics of norms: `seen` and `whole` are what the pass had.
+    whole, parts = opened, opened.new_zeros(1 + len(passed), *opened.shape)
     parts[0] = opened
-    past = module.history.start(parts)
+    past, seen = module.history.start(parts), module.history.start(whole)
     x, below, layer = parts, parts, -1
     for number, (its_layer, sublayer) in zip(count(1), passed, strict=False):
         if module.split or its_layer != layer:
             if number > 1:
-                past = module.history.push(past, x)
-            x = below = module.history(past)
+                past, seen = module.history.push(past, x), module.history.push(seen, whole)
+            x = below = module.history.forward_as(seen, past)
             layer = its_layer
         branch = opened.new_zeros(1 + len(passed), *chosen(sublayer.fx).shape)
         branch[number] = chosen(sublayer.fx)
-        residual = sublayer.residual
-        if isinstance(residual, HyperConnection):
-            # Its weights depend on the stream; they are held fixed, like the statistics of norms.
-            x = residual.join(x, branch, *residual.weights(chosen(sublayer.x)))
-        else:
-            x = residual(x, branch, below)
+        x = sublayer.residual.join_as(chosen(sublayer.x), x, branch, below)
+        whole = chosen(sublayer.y)
         yield x if module.streams is None else x.sum(-2)
 
 

@@ -126,7 +126,8 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     Matrices are U(-bound, bound) (`xavier_bound`), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
 
     The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
-    N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) stays as its module made it.
+    N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) stays as its module made it;
+    maps from streams to their own weights are N(0, 0.02^2) where they do not start at 0 (`wiring.stream_start`).
     """
     match slot.role:
         case Role.EMBEDDING | Role.POSITION | Role.OUTPUT | Role.ADDITIVE:
@@ -139,6 +140,8 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
             return Uniform(math.sqrt(3.0 / slot.values.shape[-1]))
         case Role.WIRING:
             return AsBuilt()
+        case Role.STREAM_MAP:
+            return Normal(0.02)
         case (
             Role.ATTENTION_QUERY
             | Role.ATTENTION_KEY

@@ -10,10 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
+from torch import nn
+
 from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.nn.history import History, HistoryOptions
 from ziggurat.nn.history import kinds as history
-from ziggurat.nn.residual import Residual, ResidualOptions, SublayerPosition
+from ziggurat.nn.history.attention_residuals import AttentionResiduals, BlockAttentionResiduals
+from ziggurat.nn.residual import Residual, ResidualOptions, SiameseEnd, SublayerPosition
 from ziggurat.nn.residual import kinds as residual
 
 __all__ = ["HISTORY", "RESIDUAL", "Feeding", "Folding", "HistoryRow", "ResidualRow"]
@@ -38,7 +41,8 @@ class ResidualRow:
         entry_norm: the stack normalises its input.
         ends_as_model: an encoder of this kind is an ablation, and ends as one of `model.residual` would.
         shifted: linear maps have scalar shifts instead of biases (Fixup).
-        streams: the stream is n parallel ones (hyper-connections).
+        streams: the stream is so many parallel ones, or as many as `wiring.streams` says; None: it is one.
+        end: makes of a maker of norms the module that merges the streams at the end; None: they are added up.
     """
 
     make: Callable[[SublayerPosition, ResidualOptions], Residual]
@@ -48,7 +52,8 @@ class ResidualRow:
     entry_norm: bool = False
     ends_as_model: bool = False
     shifted: bool = False
-    streams: bool = False
+    streams: int | Literal["option"] | None = None
+    end: Callable[[Callable[[], nn.Module]], nn.Module] | None = None
 
 
 RESIDUAL: dict[ResidualKind, ResidualRow] = {
@@ -66,7 +71,10 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "b2t": ResidualRow(residual.b2t, False, "consumers"),
     "no_norm": ResidualRow(residual.no_norm, False, "none"),
     "fixup": ResidualRow(residual.fixup, False, "none", shifted=True),
-    "hyper": ResidualRow(residual.hyper, True, "sources", streams=True),
+    "hyper": ResidualRow(residual.hyper, True, "sources", streams="option"),
+    "manifold_hyper": ResidualRow(residual.manifold_hyper, True, "sources", streams="option"),
+    "siamese": ResidualRow(residual.siamese, True, "sources", streams=2, end=SiameseEnd),
+    "keel": ResidualRow(residual.keel, True, "none"),
 }
 
 
@@ -101,4 +109,6 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
     "blocks": HistoryRow(history.Blocks, lambda layer, period: "below" if layer % period else layer // period),
     "top_only": HistoryRow(history.TopOnly, lambda layer, period: "shared"),
     "depth_weighted": HistoryRow(history.DepthWeighted, lambda layer, period: "shared"),
+    "attention_residuals": HistoryRow(AttentionResiduals, lambda layer, period: "shared"),
+    "block_attention_residuals": HistoryRow(BlockAttentionResiduals, lambda layer, period: "shared"),
 }

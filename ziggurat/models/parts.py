@@ -13,7 +13,7 @@ from typing import assert_never
 import torch
 from torch import nn
 
-from ziggurat.config.kinds import ResidualKind
+from ziggurat.config.kinds import RESIDUALS, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError
@@ -129,8 +129,10 @@ class StackParts:
             layer_scale=wiring.layer_scale,
             streams=wiring.streams,
             dynamic=wiring.dynamic,
+            mixing=wiring.mixing,
+            stream_start=wiring.stream_start,
         )
-        return [
+        made = [
             self.row.make(
                 SublayerPosition(
                     self.decoder,
@@ -145,6 +147,11 @@ class StackParts:
             )
             for number, attention in enumerate(attentions)
         ]
+        if wiring.gpas and "wiring.gpas" in RESIDUALS[self.kind].options:
+            gate = nn.Parameter(torch.zeros(1))  # one for the layer, as in the authors' code
+            for residual in made:
+                residual.gate = gate
+        return made
 
     def _branch_dropout(self, layer: int) -> nn.Module:
         dropout, config = self.dropout(self.config.dropout.residual), self.config.dropout
@@ -192,7 +199,8 @@ class StackParts:
             history=HISTORY[self.stack.history].make(history),
             entry_norm=self.norm() if row.entry_norm else None,
             final_norm=self._end(RESIDUAL[self.config.residual] if row.ends_as_model else row),
-            streams=self.config.wiring.streams if row.streams else None,
+            streams=self.config.wiring.streams if row.streams == "option" else row.streams,
+            end=None if row.end is None else row.end(self.norm),
             split=split,
             layer_drop=self.stack.layer_drop,
         )

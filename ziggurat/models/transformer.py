@@ -32,6 +32,7 @@ class StackWiring:
         entry_norm: on the stack's input, or None.
         final_norm: on its output, or None.
         streams: parallel residual streams (hyper-connections); None: the plain stream.
+        end: merges the streams at the end; None: their sum.
         split: the history acts between sub-layers, not between layers.
         layer_drop: probability of skipping a layer in training (Fan et al. 2019).
     """
@@ -40,6 +41,7 @@ class StackWiring:
     entry_norm: nn.Module | None = None
     final_norm: nn.Module | None = None
     streams: int | None = None
+    end: nn.Module | None = None
     split: bool = False
     layer_drop: float = 0.0
 
@@ -68,6 +70,7 @@ class _Stack(Recomputing):
         self.entry_norm = wiring.entry_norm
         self.final_norm = wiring.final_norm
         self.streams = wiring.streams
+        self.end = wiring.end
         self.split = wiring.split
         self.layer_drop = wiring.layer_drop
 
@@ -113,8 +116,13 @@ class _Stack(Recomputing):
         """Return the sum of the streams [..., d_model]."""
         return x if self.streams is None else x.sum(-2)
 
+    def _ended(self, state: HistoryState) -> Tensor:
+        """Return the stack's output before its final norm, as one stream."""
+        y = self.history.output(state)
+        return self._merged(y) if self.end is None else self.end(y)
+
     def _close(self, state: HistoryState) -> Tensor:
-        y = self._merged(self.history.output(state))
+        y = self._ended(state)
         return y if self.final_norm is None else self.final_norm(y)
 
 
@@ -154,7 +162,7 @@ class Encoder(_Stack):
                 outputs.extend(given)
         if self.transparent is None:
             return (self._close(state),)
-        return self.transparent([*sources, self._merged(self.history.output(state))])
+        return self.transparent([*sources, self._ended(state)])
 
 
 class DecoderCache:

@@ -43,6 +43,7 @@ class Role(Enum):
     NORM_GAIN = "norm_gain"
     NORM_BIAS = "norm_bias"
     WIRING = "wiring"
+    STREAM_MAP = "stream_map"
 
 
 QUERY_KEY_VALUE = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)

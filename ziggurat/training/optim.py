@@ -24,6 +24,7 @@ _UNDECAYED = frozenset(
         Role.NORM_GAIN,
         Role.NORM_BIAS,
         Role.WIRING,
+        Role.STREAM_MAP,
         Role.EMBEDDING,
         Role.POSITION,
         Role.RELATIVE,

@@ -88,6 +88,14 @@ class History(nn.Module, ABC):
     def forward(self, state: HistoryState) -> Tensor:
         """Return the input of the next layer, [batch, length, d_model]."""
 
+    def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
+        """Return `forward` of `state`, with the weights that the outputs `seen` give where weights depend on outputs.
+
+        So that it is linear in `state`: for analyses that take a stream apart into its terms.
+        """
+        y: Tensor = self(state)
+        return y
+
     def output(self, state: HistoryState) -> Tensor:
         """Return the stack's output, before its final norm, [batch, length, d_model]."""
         y: Tensor = self(state)
@@ -99,7 +107,7 @@ class History(nn.Module, ABC):
 
         Row l is of the input of layer l+1, the last one of the stack's output. Column k is the weight of y_k,
         normalised where sources are; NaN where y_k is never read. Weights by groups of channels are averaged. None:
-        each layer reads the one below.
+        each layer reads the one below, or what it reads depends on what the outputs hold.
         """
 
     @abstractmethod

@@ -2,6 +2,16 @@
 
 from ziggurat.nn.residual.base import Residual, ResidualOptions, SublayerPosition
 from ziggurat.nn.residual.fixup import ShiftedLinear, ShiftScale
-from ziggurat.nn.residual.hyper import HyperConnection
+from ziggurat.nn.residual.streams import HyperConnection, ManifoldConnection, SiameseConnection, SiameseEnd
 
-__all__ = ["HyperConnection", "Residual", "ResidualOptions", "ShiftScale", "ShiftedLinear", "SublayerPosition"]
+__all__ = [
+    "HyperConnection",
+    "ManifoldConnection",
+    "Residual",
+    "ResidualOptions",
+    "ShiftScale",
+    "ShiftedLinear",
+    "SiameseConnection",
+    "SiameseEnd",
+    "SublayerPosition",
+]

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ziggurat.nn.roles import Role, Slot
 
@@ -48,6 +50,11 @@ class SublayerPosition:
         """Depth of its stack."""
         return self.decoder_layers if self.decoder else self.encoder_layers
 
+    @property
+    def branches(self) -> int:
+        """Residual sub-layers of its stack."""
+        return self.sublayers * self.layers
+
 
 @dataclass(frozen=True)
 class ResidualOptions:
@@ -59,8 +66,10 @@ class ResidualOptions:
         norm: makes a normalisation of the stream.
         omega_trainable: whether ADMIN's skip is trained.
         layer_scale: initial factor of LayerScale; None: by depth.
-        streams: hyper-connections' number of streams.
+        streams: number of streams of hyper-connections and their manifold-constrained form.
         dynamic: dynamic hyper-connections.
+        mixing: what makes the matrices of the manifold-constrained form doubly stochastic.
+        stream_start: its initial values.
         shared: parameters that the sub-layers of one layer share, by name; there is one ResidualOptions per layer.
     """
 
@@ -71,6 +80,8 @@ class ResidualOptions:
     layer_scale: float | None = None
     streams: int = 1
     dynamic: bool = False
+    mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
+    stream_start: Literal["streams", "normal"] = "streams"
     shared: dict[str, nn.Parameter] = field(default_factory=dict)
 
 
@@ -89,6 +100,10 @@ class Residual(nn.Module):
         skip: factor of x: a number, or a parameter of shape [1] or [d_model].
         branch: factor of the sub-layer's output, likewise.
         bypass: add the input of the layer (b2t); only the last sub-layer of a layer can, since only it is given it.
+
+    Attributes:
+        gate: g [1] of GPAS, or None. Without `out_norm` the sum s becomes s - silu(g) sg(s), with one the skipped
+            stream does; sg is the identity without a gradient (Chen et al. 2025).
     """
 
     skip: nn.Parameter | float | None
@@ -107,6 +122,7 @@ class Residual(nn.Module):
     ) -> None:
         super().__init__()
         self.dropout = dropout
+        self.gate: nn.Parameter | None = None
         self.in_norm = in_norm
         self.branch_norm = branch_norm
         self.out_norm = out_norm
@@ -121,6 +137,8 @@ class Residual(nn.Module):
     def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Join the stream `x` and the sub-layer's output `fx`; `bottom` is the layer's input; all [..., d_model]."""
         skipped = x if self.skip is None else x * self.skip
+        if self.gate is not None and self.out_norm is not None:
+            skipped = _gated(skipped, self.gate)
         if self.bypass:
             assert bottom is not None
             skipped = skipped + bottom
@@ -131,12 +149,27 @@ class Residual(nn.Module):
             y = self.dropout(fx, residual=skipped)
         else:
             y = skipped + self.branch * self.dropout(fx)
-        return y if self.out_norm is None else self.out_norm(y)
+        if self.out_norm is not None:
+            return self.out_norm(y)
+        return y if self.gate is None else _gated(y, self.gate)
+
+    def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
+        """Join `x` and `fx` with the weights that the stream `seen` gives where weights depend on the stream.
+
+        So that it is linear in both: for analyses that take a stream apart into its terms.
+        """
+        y: Tensor = self(x, fx, bottom)
+        return y
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of every parameter that is its own, not one of its norms'."""
         for name, values in self.named_parameters(recurse=False):
             yield Slot(values, Role.WIRING, name)
+
+
+def _gated(x: Tensor, gate: Tensor) -> Tensor:
+    """Return x - silu(g) sg(x): smaller by the gate going forward, not smaller going back."""
+    return x - F.silu(gate).to(x.dtype) * x.detach()
 
 
 class NormalisedSkip(Residual):

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 from ziggurat.nn.residual.base import NormalisedSkip, NoSkip, Residual, ResidualOptions, ScaledNorm, SublayerPosition
-from ziggurat.nn.residual.hyper import HyperConnection
+from ziggurat.nn.residual.streams import HyperConnection, ManifoldConnection, SiameseConnection
 
 __all__ = [
     "admin",
@@ -26,9 +26,11 @@ __all__ = [
     "deepnorm_constants",
     "fixup",
     "hyper",
+    "keel",
     "layer_scale",
     "lingvo",
     "ln_scaling",
+    "manifold_hyper",
     "no_norm",
     "no_skip",
     "peri",
@@ -36,6 +38,7 @@ __all__ = [
     "pre_norm",
     "res_post",
     "rezero",
+    "siamese",
 ]
 
 
@@ -91,6 +94,22 @@ def deepnorm_constants(encoder_layers: int, decoder_layers: int, decoder: bool) 
         return (3 * decoder_layers) ** 0.25, (12 * decoder_layers) ** -0.25
     both = (encoder_layers**4 * decoder_layers) ** 0.0625
     return 0.81 * both, 0.87 / both
+
+
+def keel(position: SublayerPosition, options: ResidualOptions) -> Residual:
+    """y = LN'(alpha x + f(LN(x))), alpha the number of sub-layers of the stack: Chen and Wei 2026 (KEEL). A final LN.
+
+    In the first layer alpha is 1, and its first sub-layer has no LN' (so three reproductions; others have none in the
+    whole layer; the paper's text was not at hand). The authors count two sub-layers to a layer; that a decoder layer
+    has three is our reading.
+    """
+    first = position.layer == 1
+    return Residual(
+        options.dropout(),
+        in_norm=options.norm(),
+        out_norm=None if first and position.sublayer == 0 else options.norm(),
+        skip=None if first else float(position.branches),
+    )
 
 
 def rezero(position: SublayerPosition, options: ResidualOptions) -> Residual:
@@ -166,3 +185,16 @@ def hyper(position: SublayerPosition, options: ResidualOptions) -> Residual:
     matrices (section 4) enlarges or shrinks them: there is none here.
     """
     return HyperConnection((position.layer - 1) * position.sublayers + position.sublayer, options)
+
+
+def manifold_hyper(position: SublayerPosition, options: ResidualOptions) -> Residual:
+    """H becomes R' H + p f(LN(q H)), with R doubly stochastic and all three made from H: Xie et al. 2025 (mHC)."""
+    return ManifoldConnection((position.layer - 1) * position.sublayers + position.sublayer, options)
+
+
+def siamese(position: SublayerPosition, options: ResidualOptions) -> Residual:
+    """x becomes N(x) + z/c and y becomes y + z, with z = f(N(N(x) + N(y))): Li et al. 2026 (SiameseNorm).
+
+    c = sqrt(s l) in layer l of s sub-layers. A stack ends with N(N(x) + N(y)).
+    """
+    return SiameseConnection(1 / math.sqrt(position.sublayers * position.layer), options)

@@ -1,0 +1,108 @@
+"""Attention residuals: each layer attends over the outputs below it, by what they hold (Kimi team 2026).
+
+The weights of all other histories are numbers of the model. Here they differ from position to position: a reader has a
+trained query, and the outputs below are its keys and its values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ziggurat.nn.history.base import History, HistoryOptions, HistoryState, inherited
+from ziggurat.nn.roles import Role, Slot
+
+__all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
+
+_EPSILON = 1e-6
+"""Of the RMS norm of keys; sources of any size that occurs are far above it."""
+
+
+class AttentionResiduals(History):
+    """Reader l + 1 gets sum_k a_k y_k over all outputs y_0, ..., y_l, with a = softmax_k(w . RMSNorm(y_k)).
+
+    Equations 1 to 3 of the paper. w and the gain of the norm belong to the reader: one pair for each layer, one more for
+    the stack's output. w is 0 at first, so all weights start equal. In the paper a "layer" is a sub-layer
+    (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the stream that they read (`residual:
+    none`): the sum over depth, not the residual connection, carries the stream.
+
+    `query` and `gain` are [L+1, d_model], row l for the reader above y_l.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(options.units + 1, options.d_model))
+        self.gain = nn.Parameter(torch.ones(options.units + 1, options.d_model))
+
+    def start(self, x: Tensor) -> HistoryState:
+        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
+        return HistoryState((x,), x, 0)
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        return HistoryState((*state.kept, y), y, state.depth + 1)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return what the reader above y_l gets for l = `state.depth`, [batch, length, d_model]."""
+        return self.forward_as(state, state)
+
+    def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
+        """Return the same for `state`, with the weights that the outputs `seen` give."""
+        # Of all products, only the outputs themselves are kept for the backward pass, and the layers that made them hold
+        # these anyway.
+        first, *others = state.kept
+        weights = [weight[..., None].to(first.dtype) for weight in self._weights(state.depth, seen.kept).unbind(-1)]
+        mixed = first * weights[0]
+        for weight, y in zip(weights[1:], others, strict=True):
+            mixed = torch.addcmul(mixed, y, weight)
+        return mixed
+
+    def _weights(self, row: int, sources: Sequence[Tensor]) -> Tensor:
+        """Return a of reader `row`, [batch, length, sources]."""
+        # In fp32 whatever the stream is in: logits decide over whole layers.
+        with torch.autocast(sources[0].device.type, enabled=False):
+            wide = torch.promote_types(sources[0].dtype, torch.float32)
+            query = (self.query[row] * self.gain[row]).to(wide)
+            logits = []
+            for source in sources:
+                y = source.to(wide)
+                logits.append((y @ query) * (y.square().mean(-1) + _EPSILON).rsqrt())
+            return torch.stack(logits, -1).softmax(-1)
+
+    def table(self) -> None:
+        """Return None: the weights depend on what is read."""
+
+    def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
+        """Keep the readers of the shallower stack; new ones start as in a new model. See History.
+
+        The reader of what was the stack's output becomes the first added layer's.
+        """
+        grown, rows = {"query": torch.zeros_like(self.query), "gain": torch.ones_like(self.gain)}, old_units + 1
+        for name, values in grown.items():
+            values[:rows] = inherited(old, name, (rows, values.shape[1]))
+        return grown
+
+    def slots(self) -> Iterator[Slot]:
+        """Yield the role of each parameter that the module holds itself."""
+        yield Slot(self.query, Role.WIRING, "query")
+        yield Slot(self.gain, Role.WIRING, "gain")
+
+
+class BlockAttentionResiduals(AttentionResiduals):
+    """The same over blocks: a reader's sources are y_0, the sum of each block below, and that of its own so far.
+
+    The paper's form for deep stacks: with about eight blocks it loses little of the full form, and what is kept does not
+    grow with the depth. A block is `period` layers (or sub-layers); the last one may be shorter.
+    """
+
+    def __init__(self, options: HistoryOptions) -> None:
+        super().__init__(options)
+        self.period = options.period
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        if state.depth % self.period == 0:  # the first of its block
+            return super().push(state, y)
+        return HistoryState((*state.kept[:-1], state.kept[-1] + y), y, state.depth + 1)
