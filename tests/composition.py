@@ -41,6 +41,7 @@ AXES: dict[str, list[Any]] = {
     "combination.unit": ["layer", "sublayer"],
     "combination.norm": ["auto", "sources", "consumers", "none"],
     "embedding.sharing": ["all", "decoder", "none"],
+    "wiring.gpas": [False, True],
 }
 """Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
 

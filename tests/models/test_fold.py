@@ -253,6 +253,7 @@ def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
         ("layer_scale", {"decoder": {"attention": "merged_gated"}}, "what decoder.layers.0.merged_attn gives is not"),
         ("rezero", {}, "encoder: `residual: rezero` has no plain form"),
         ("hyper", {}, "decoder: `residual: hyper` has no plain form"),
+        ("pre", {"wiring": {"gpas": True}}, "encoder: `wiring.gpas` has no plain form"),
     ],
 )
 def test_what_cannot_be_folded_is_refused(residual: str, more: dict[str, Any], reason: str) -> None:

@@ -130,7 +130,7 @@ def joined(
 
 
 def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
-    """Equations 7 to 9 of Xie et al. 2025 for two streams, whose Sinkhorn rounds end at a matrix [[a, 1-a], [1-a, a]]."""
+    """Equations 7 to 9 of Xie et al. 2025 for two streams."""
     flat = x.flatten(-2)
     seen = flat / (flat.square().mean(-1, keepdim=True) + 1e-6).sqrt()
     c = seen @ r.weight.T

@@ -60,7 +60,9 @@ def depth_weighted(r: Reader) -> Tensor:
 
 def attended(r: Reader, sources: list[Tensor]) -> Tensor:
     """sum_k a_k y_k with a = softmax_k(w . RMSNorm(y_k)), position by position."""
-    query = r.history.query[r.depth] * r.history.gain[r.depth]
+    if r.depth == 0:
+        return sources[0]
+    query = r.history.query[r.depth - 1] * r.history.gain[r.depth - 1]
     logits = torch.stack([(y / (y.square().mean(-1, keepdim=True) + 1e-6).sqrt() * query).sum(-1) for y in sources])
     shares = logits.exp() / logits.exp().sum(0)
     return sum(share[..., None] * y for share, y in zip(shares, sources, strict=True))  # type: ignore[return-value]

@@ -190,7 +190,7 @@ class WiringConfig(Section):
     mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
     """`manifold_hyper`: how the matrix that mixes streams is made doubly stochastic. `sinkhorn`: 20 rounds of dividing
     columns and rows by their sums (Xie et al. 2025); `permutations`: a weighted mean of all n! permutations, exact
-    (mHC-lite, 2026)."""
+    (mHC-lite, Yang and Gao 2026)."""
     stream_start: Literal["streams", "normal"] = "streams"
     """`manifold_hyper`: initial values, which the paper leaves open. `streams`: each sub-layer reads one stream in turn
     and mixes none, as hyper-connections start; `normal`: maps N(0, 0.02^2), as in transformers."""

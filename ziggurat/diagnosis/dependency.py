@@ -131,8 +131,8 @@ def _replayed(
     """Run the wiring of a stack on all contributions at once, with the branches of the recorded pass."""
     if module.streams is not None:
         opened = opened.unsqueeze(-2).expand(*opened.shape[:-1], module.streams, opened.shape[-1])
-    # The contributions are one more batch axis: the wiring is linear, so their results add up to the states. Weights that
-    # depend on the stream are held fixed, like the statistics of norms: `seen` and `whole` are what the pass had.
+    # The contributions are one more batch axis: the wiring is linear, so their results add up to the states. Weights
+    # that depend on the stream are held fixed, like the statistics of norms: `seen` and `whole` are what the pass had.
     whole, parts = opened, opened.new_zeros(1 + len(passed), *opened.shape)
     parts[0] = opened
     past, seen = module.history.start(parts), module.history.start(whole)

@@ -12,7 +12,7 @@ from typing import NamedTuple, assert_never
 import torch
 from torch import Tensor
 
-from ziggurat.config.kinds import ATTENTIONS, ResidualKind
+from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError
@@ -146,6 +146,8 @@ class _Stack:
         self.kind = config.decoder_residual if decoder else config.encoder_residual
 
     def fold(self) -> _Folded:
+        if self.config.wiring.gpas and "wiring.gpas" in RESIDUALS[self.kind].options:
+            self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
         match RESIDUAL[self.kind].folding:
             case "post" | "pre" as plain:
                 return _Folded(plain)

@@ -23,18 +23,18 @@ _EPSILON = 1e-6
 class AttentionResiduals(History):
     """Reader l + 1 gets sum_k a_k y_k over all outputs y_0, ..., y_l, with a = softmax_k(w . RMSNorm(y_k)).
 
-    Equations 1 to 3 of the paper. w and the gain of the norm belong to the reader: one pair for each layer, one more for
-    the stack's output. w is 0 at first, so all weights start equal. In the paper a "layer" is a sub-layer
-    (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the stream that they read (`residual:
-    none`): the sum over depth, not the residual connection, carries the stream.
+    Section 3 of the paper. w and the gain of the norm belong to the reader: a pair for each layer but the first, which
+    has y_0 alone to read, and one for the stack's output. w is 0 at first, so all weights start equal. In the paper a
+    "layer" is a sub-layer (`combination.unit: sublayer`) and the y_k are what sub-layers give, without the stream that
+    they read (`residual: none`): attention over depth, not the residual connection, carries the stream.
 
-    `query` and `gain` are [L+1, d_model], row l for the reader above y_l.
+    `query` and `gain` are [L, d_model], row l - 1 for the reader above y_l.
     """
 
     def __init__(self, options: HistoryOptions) -> None:
         super().__init__()
-        self.query = nn.Parameter(torch.zeros(options.units + 1, options.d_model))
-        self.gain = nn.Parameter(torch.ones(options.units + 1, options.d_model))
+        self.query = nn.Parameter(torch.zeros(options.units, options.d_model))
+        self.gain = nn.Parameter(torch.ones(options.units, options.d_model))
 
     def start(self, x: Tensor) -> HistoryState:
         """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
@@ -50,17 +50,19 @@ class AttentionResiduals(History):
 
     def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
         """Return the same for `state`, with the weights that the outputs `seen` give."""
-        # Of all products, only the outputs themselves are kept for the backward pass, and the layers that made them hold
-        # these anyway.
+        if state.depth == 0:
+            return state.latest
+        # Of all products, only the outputs themselves are kept for the backward pass, and the layers that made them
+        # hold these anyway.
         first, *others = state.kept
-        weights = [weight[..., None].to(first.dtype) for weight in self._weights(state.depth, seen.kept).unbind(-1)]
+        weights = [weight[..., None].to(first.dtype) for weight in self._weights(state.depth - 1, seen.kept).unbind(-1)]
         mixed = first * weights[0]
         for weight, y in zip(weights[1:], others, strict=True):
             mixed = torch.addcmul(mixed, y, weight)
         return mixed
 
     def _weights(self, row: int, sources: Sequence[Tensor]) -> Tensor:
-        """Return a of reader `row`, [batch, length, sources]."""
+        """Return a of the reader with this row, [batch, length, sources]."""
         # In fp32 whatever the stream is in: logits decide over whole layers.
         with torch.autocast(sources[0].device.type, enabled=False):
             wide = torch.promote_types(sources[0].dtype, torch.float32)
@@ -79,9 +81,9 @@ class AttentionResiduals(History):
 
         The reader of what was the stack's output becomes the first added layer's.
         """
-        grown, rows = {"query": torch.zeros_like(self.query), "gain": torch.ones_like(self.gain)}, old_units + 1
+        grown = {"query": torch.zeros_like(self.query), "gain": torch.ones_like(self.gain)}
         for name, values in grown.items():
-            values[:rows] = inherited(old, name, (rows, values.shape[1]))
+            values[:old_units] = inherited(old, name, (old_units, values.shape[1]))
         return grown
 
     def slots(self) -> Iterator[Slot]:
@@ -93,8 +95,8 @@ class AttentionResiduals(History):
 class BlockAttentionResiduals(AttentionResiduals):
     """The same over blocks: a reader's sources are y_0, the sum of each block below, and that of its own so far.
 
-    The paper's form for deep stacks: with about eight blocks it loses little of the full form, and what is kept does not
-    grow with the depth. A block is `period` layers (or sub-layers); the last one may be shorter.
+    Equations 5 and 6, the paper's form for deep stacks: with about eight blocks it loses little of the full form, and
+    what is kept does not grow with the depth. A block is `period` layers (or sub-layers); the last may be shorter.
     """
 
     def __init__(self, options: HistoryOptions) -> None:

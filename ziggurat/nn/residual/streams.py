@@ -78,18 +78,18 @@ SINKHORN_ROUNDS = 20
 class ManifoldConnection(Residual):
     """H' = R^T H + p^T dropout(f(LN(q H))) with q, p and R made from the streams themselves: Xie et al. 2025 (mHC).
 
-    For n streams H [..., n, d_model], x = RMSNorm(vec H) over all n d_model channels, and [c_q, c_p, c_R] = s * (x W) + b
-    with a scale s for each of the three parts (equations 7 to 9): q = sigmoid(c_q), p = 2 sigmoid(c_p), and R [n, n] is
-    doubly stochastic, so that the streams' mean passes through any depth unchanged. R is
+    For n streams H [..., n, d_model], x = RMSNorm(vec H) over all channels, and [c_q, c_p, c_R] = s (x W) + b with a
+    scale s for each of the three parts (equations 7 to 9): q = sigmoid(c_q), p = 2 sigmoid(c_p), and R [n, n] is doubly
+    stochastic, so that the streams' mean passes through any depth unchanged. R is
 
     - with `mixing: sinkhorn`, exp(c_R) after 20 rounds that divide its columns, then its rows, by their sums;
-    - with `mixing: permutations` (mHC-lite, Xie et al. 2026), sum_r softmax(c_R)_r P_r over all n! permutations of the
+    - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of the
       streams: exact, without iteration.
 
-    The paper says of initial values only that s is 0.01; W and b are ours to choose. `start: streams`: W = 0, and b such
-    that connection k reads stream k mod n, writes to all, and mixes none (to 4 digits), as hyper-connections start; which
-    stream is read tells them apart. `start: normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the port of DeepSeek's
-    model to transformers. All of it is computed in fp32.
+    The paper says of initial values only that s is 0.01; W and b are ours to choose. `stream_start: streams`: W = 0,
+    and b such that connection k reads stream k mod n, writes to all, and mixes none (to 3 digits), as hyper-connections
+    start; that they read different streams tells these apart. `normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the
+    port of DeepSeek's model to transformers. All of it is computed in fp32.
 
     Args:
         number: k of this connection, from 0, counted over the sub-layers of the stack.
