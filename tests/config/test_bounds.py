@@ -16,6 +16,8 @@ MINIMAL = "data: {source_language: de, target_language: en, store: s}\n"
 ABSURD = (10**30, -(10**30), 10**400, -(10**400), float("nan"), float("inf"), float("-inf"))
 GIVEN = {
     "training.growth.stages": [{"layers": 2, "updates": 5}],
+    "model.encoder.ranges": [{"layers": 2, "residual": "post"}],
+    "model.decoder.ranges": [{"layers": 2, "residual": "post"}],
     "data.train": [{"path": "a.tsv"}],
     "data.dev": [{"path": "a.tsv"}],
 }

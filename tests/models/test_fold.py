@@ -254,6 +254,7 @@ def test_a_trained_first_omega_is_refused_with_every_reason() -> None:
         ("rezero", {}, "encoder: `residual: rezero` has no plain form"),
         ("hyper", {}, "decoder: `residual: hyper` has no plain form"),
         ("pre", {"wiring": {"gpas": True}}, "encoder: `wiring.gpas` has no plain form"),
+        ("pre", {"decoder": {"ranges": [{"layers": 1, "residual": "post"}]}}, "decoder: `ranges`: layers of several"),
     ],
 )
 def test_what_cannot_be_folded_is_refused(residual: str, more: dict[str, Any], reason: str) -> None:

@@ -205,6 +205,33 @@ def test_a_decoder_is_its_equations(kind: str) -> None:
     same(model.decode(TARGET, memory), expected)
 
 
+def test_kinds_may_differ_by_ranges_of_layers() -> None:
+    """Mix-LN: lower layers are post-norm, those above pre-norm, and the stack ends as pre-norm does."""
+    parts = [{"layers": 1, "residual": "post"}, {"layers": 1, "residual": "peri"}]
+    model = built("pre", encoder__ranges=parts, decoder__ranges=parts[:1])
+    x = model.source_embedding(SOURCE)
+    for kind, layer in zip(("post", "peri", "pre"), model.encoder.layers, strict=True):
+        x = encoder_layer(kind, layer)(x)
+    memory = model.encode(SOURCE, MASK)
+    same(memory.of(0), ln(x, model.encoder.final_norm))
+    y = model.target_embedding(TARGET)
+    for kind, layer in zip(("post", "pre"), model.decoder.layers, strict=True):
+        y = decoder_layer(kind, layer, memory.of(0))(y)
+    same(model.decode(TARGET, memory), ln(y, model.decoder.final_norm))
+
+
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ([{"layers": 3, "residual": "post"}], "leaves none of 3 above"),
+        ([{"layers": 1, "residual": "siamese"}], "`siamese` mixes with no other kind: it has several streams"),
+    ],
+)
+def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        built("pre", encoder__ranges=parts)
+
+
 def test_ln_scaling_counts_layers_in_each_stack() -> None:
     model = built("ln_scaling")
     for stack, depth in ((model.encoder, N), (model.decoder, M)):

@@ -49,7 +49,7 @@ def _heeded(model: ModelConfig) -> set[str]:
 
 def _chosen(model: ModelConfig) -> Iterator[Facts]:
     """Yield the rows of the kinds that `model` has."""
-    for residual in (model.encoder_residual, model.decoder_residual):
+    for residual in (*model.residuals(decoder=False), *model.residuals(decoder=True)):
         yield RESIDUALS[residual]
     for stack in (model.encoder, model.decoder):
         yield HISTORIES[stack.history]
@@ -95,7 +95,7 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat.pop("residual")
     if not model.combination.learnable:  # fixed weights are not in the model's file: they follow from this key
         flat["combination.start"] = model.combination.start
-    if any(RESIDUALS[kind].depth_constants for kind in (model.encoder_residual, model.decoder_residual)):
+    if any(RESIDUALS[kind].depth_constants for decoder in (False, True) for kind in model.residuals(decoder=decoder)):
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
         flat["wiring.planned_decoder_layers"] = model.planned_decoder_layers
     return flat

@@ -105,6 +105,8 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     if model.family != "transformer":
         return f"only Transformers grow; `model.family: {model.family}` cannot"
     name, stack = ("decoder", model.decoder) if decoder else ("encoder", model.encoder)
+    if stack.ranges:
+        return f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
     if strategy == "interpolate" and across:

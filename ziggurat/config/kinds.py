@@ -100,12 +100,14 @@ class ResidualFacts(Facts):
         without_init: what a stack does that has this residual and another initialisation.
         depth_constants: it computes with constants of depth, so trained weights belong to that depth.
         layer_input: it reads the input of its layer, so layers must be called as wholes.
+        alone: why no layer of another kind can stand above or below one of this kind; "": any can.
     """
 
     init: InitKind | None = None
     without_init: str = ""
     depth_constants: bool = False
     layer_input: bool = False
+    alone: str = ""
 
 
 @dataclass(frozen=True)
@@ -158,6 +160,7 @@ _T_FIXUP = "Huang et al. 2020"
 _FIXUP = "Zhang et al. 2019 (Fixup)"
 
 _GPAS = frozenset({"wiring.gpas"})
+_STREAMS = "it has several streams"
 _UNNORMALISED = "has neither normalisation nor the initialisation that replaces it"
 
 RESIDUALS: dict[ResidualKind, ResidualFacts] = {
@@ -185,12 +188,14 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     "res_post": ResidualFacts("Liu et al. 2022 (Swin v2)", _GPAS),
     "b2t": ResidualFacts("Takase et al. 2022", layer_input=True),
     "no_norm": ResidualFacts(_T_FIXUP, init="t_fixup", without_init=_UNNORMALISED),
-    "fixup": ResidualFacts(_FIXUP, init="fixup", without_init=_UNNORMALISED),
-    "hyper": ResidualFacts("Zhu et al. 2024", frozenset({"wiring.streams", "wiring.dynamic"})),
-    "manifold_hyper": ResidualFacts(
-        "Xie et al. 2025", frozenset({"wiring.streams", "wiring.mixing", "wiring.stream_start"})
+    "fixup": ResidualFacts(
+        _FIXUP, init="fixup", without_init=_UNNORMALISED, alone="all linear maps of its stack have shifts for biases"
     ),
-    "siamese": ResidualFacts("Li et al. 2026"),
+    "hyper": ResidualFacts("Zhu et al. 2024", frozenset({"wiring.streams", "wiring.dynamic"}), alone=_STREAMS),
+    "manifold_hyper": ResidualFacts(
+        "Xie et al. 2025", frozenset({"wiring.streams", "wiring.mixing", "wiring.stream_start"}), alone=_STREAMS
+    ),
+    "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", alone=_STREAMS),
     "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True),
 }
 

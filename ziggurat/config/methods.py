@@ -99,6 +99,9 @@ def _kinds(model: ModelConfig) -> Iterator[tuple[str, str, str]]:
     else:
         yield "model.encoder.residual", "residual", model.encoder_residual
         yield "model.decoder.residual", "residual", model.decoder_residual
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for part in stack.ranges:
+            yield f"model.{side}.ranges", "residual", part.residual
     yield "model.encoder.history", "history", model.encoder.history
     yield "model.decoder.history", "history", model.decoder.history
     yield "model.encoder.attention", "attention", model.encoder.attention

@@ -113,6 +113,12 @@ class ModelConfig(Section):
         """Decoder layers for which constants of depth are computed."""
         return self.wiring.planned_decoder_layers or self.decoder.layers
 
+    def residuals(self, *, decoder: bool) -> tuple[ResidualKind, ...]:
+        """Return the residual kind of each layer of a stack, bottom first."""
+        stack, above = (self.decoder, self.decoder_residual) if decoder else (self.encoder, self.encoder_residual)
+        kinds = [part.residual for part in stack.ranges for _ in range(part.layers)]
+        return (*kinds, *[above] * (stack.layers - len(kinds)))
+
     @property
     def encoder_width(self) -> int:
         """d_model of the encoder."""
@@ -166,7 +172,7 @@ def _sizes(model: ModelConfig) -> Iterator[str]:
 
 
 def _transformer(model: ModelConfig) -> Iterator[str]:
-    residuals = (model.encoder_residual, model.decoder_residual)
+    residuals = (*model.residuals(decoder=False), *model.residuals(decoder=True))
     stacks = (model.encoder, model.decoder)
     if model.embedding.positions == "rotary":
         if "relative" in (model.encoder.attention, model.decoder.attention):
@@ -190,6 +196,12 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
                 f"`residual: {residual}` adds the layer's input to its last sub-layer; with `combination.unit: "
                 "sublayer` a layer has no input of its own"
             )
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
+            yield f"`{side}.ranges` has {lower} layers, which leaves none of {stack.layers} above them"
+        for residual in set(model.residuals(decoder=side == "decoder")) if stack.ranges else ():
+            if RESIDUALS[residual].alone:
+                yield f"`{side}.ranges`: `{residual}` mixes with no other kind: {RESIDUALS[residual].alone}"
     for side, width in (("encoder", model.encoder_width), ("decoder", model.d_model)):
         if width % model.combination.groups:
             yield f"`combination.groups` ({model.combination.groups}) does not divide the {side}'s width {width}"
@@ -200,6 +212,8 @@ def _rnmt(model: ModelConfig) -> Iterator[str]:
         ("decoder.residual", model.decoder.residual, {None}),
         ("encoder.residual", model.encoder.residual, {None, "none"}),
         ("residual", model.residual, {"pre"}),
+        ("encoder.ranges", str(model.encoder.ranges), {"[]"}),
+        ("decoder.ranges", str(model.decoder.ranges), {"[]"}),
         ("encoder.history", model.encoder.history, {"latest"}),
         ("decoder.history", model.decoder.history, {"latest"}),
         ("encoder.attention", model.encoder.attention, {"full"}),

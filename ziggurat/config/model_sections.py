@@ -29,9 +29,19 @@ __all__ = [
     "EmbeddingConfig",
     "EncoderConfig",
     "InitConfig",
+    "ResidualRange",
     "StackConfig",
     "WiringConfig",
 ]
+
+
+class ResidualRange(Section):
+    """Some layers of a stack that join the stream in a way of their own."""
+
+    layers: Layers = Field(ge=1)
+    """Number of layers."""
+    residual: ResidualKind
+    """The way in which their sub-layers join the stream, as in `model.residual`."""
 
 
 class StackConfig(Section):
@@ -48,6 +58,9 @@ class StackConfig(Section):
     2026)."""
     residual: ResidualKind | None = None
     """The way sub-layers of this stack join the stream; null: as `model.residual`."""
+    ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)
+    """Kinds of the lowest layers, from the bottom up; those above all ranges have `residual`. With a quarter of the
+    layers `post` and `pre` above them it is Mix-LN (Li et al. 2025)."""
     layer_drop: float = Field(default=0.0, ge=0, lt=1)
     """Probability of skipping a whole layer in training (LayerDrop, Fan et al. 2019); nothing is rescaled."""
     layer_norm_epsilon: Real | None = Field(default=None, gt=0)

@@ -46,25 +46,26 @@ def _changed(section: BaseModel) -> list[str]:
 
 def _halves(model: ModelConfig) -> Iterator[str]:
     """Yield a sentence for each method of which the model, or one of its stacks, has half."""
-    residuals = {"encoder": model.encoder_residual, "decoder": model.decoder_residual}
+    residuals = {"encoder": model.residuals(decoder=False), "decoder": model.residuals(decoder=True)}
+    every = dict.fromkeys((*residuals["encoder"], *residuals["decoder"]))
     for residual, facts in RESIDUALS.items():
         if facts.init is None:
             continue
         kind, elsewhere = facts.init, INITIALISATIONS[facts.init].elsewhere
-        chosen = [side for side, its in residuals.items() if its == residual]
+        chosen = [side for side, its in residuals.items() if residual in its]
         if chosen and model.init.kind != kind:
             yield f"`residual: {residual}` without `init.kind: {kind}` {facts.without_init}"
         if model.init.kind == kind and not chosen:
-            here = " and ".join(f"`{its}`" for its in dict.fromkeys(residuals.values()))
+            here = " and ".join(f"`{its}`" for its in every)
             yield f"`init.kind: {kind}` was made for `residual: {residual}`; here it is {here}"
         if model.init.kind == kind and len(chosen) == 1 and elsewhere:
             (other,) = residuals.keys() - chosen
             yield (
                 f"`init.kind: {kind}` is for both stacks: it {elsewhere} in the {other} too, whose "
-                f"`residual: {residuals[other]}` was not made for that; choose `residual: {residual}` for both"
+                f"`residual: {residuals[other][-1]}` was not made for that; choose `residual: {residual}` for both"
             )
     yield from _three_branches(model)
-    if "ln_scaling" in residuals.values() and model.init.kind == "depth_scaled":
+    if "ln_scaling" in every and model.init.kind == "depth_scaled":
         yield (
             "`residual: ln_scaling` beside `init.kind: depth_scaled`: both damp deep layers, and the authors of "
             "LayerNorm Scaling leave scaled initialisation out because it cancels the gain (Sun et al. 2025)"

@@ -146,6 +146,8 @@ class _Stack:
         self.kind = config.decoder_residual if decoder else config.encoder_residual
 
     def fold(self) -> _Folded:
+        if self.stack.ranges:
+            self._refuse("`ranges`: layers of several kinds have no plain form")
         if self.config.wiring.gpas and "wiring.gpas" in RESIDUALS[self.kind].options:
             self._refuse("`wiring.gpas` has no plain form: its gates stand on the stream")
         match RESIDUAL[self.kind].folding:

@@ -99,8 +99,8 @@ class StackParts:
         self.d_model = config.d_model if decoder else config.encoder_width
         self.d_ff = config.d_ff if decoder else config.encoder_d_ff
         self.heads = config.heads if decoder else config.encoder_heads
-        self.kind: ResidualKind = config.decoder_residual if decoder else config.encoder_residual
-        self.row: ResidualRow = RESIDUAL[self.kind]
+        self.kinds: tuple[ResidualKind, ...] = config.residuals(decoder=decoder)
+        self.row: ResidualRow = RESIDUAL[self.kinds[-1]]  # the stack ends as its top layers do
         self.linear: LinearMaker = ShiftedLinear if self.row.shifted else Linear
 
     def dropout(self, p: float) -> Dropout:
@@ -120,7 +120,7 @@ class StackParts:
 
     def residuals(self, layer: int, attentions: Sequence[bool]) -> list[Residual]:
         """Return the Residuals of layer `layer`, from 1; `attentions` is True for each attention sub-layer."""
-        wiring = self.config.wiring
+        wiring, kind = self.config.wiring, self.kinds[layer - 1]
         options = ResidualOptions(
             self.d_model,
             partial(self._branch_dropout, layer),
@@ -133,7 +133,7 @@ class StackParts:
             stream_start=wiring.stream_start,
         )
         made = [
-            self.row.make(
+            RESIDUAL[kind].make(
                 SublayerPosition(
                     self.decoder,
                     layer,
@@ -147,7 +147,7 @@ class StackParts:
             )
             for number, attention in enumerate(attentions)
         ]
-        if wiring.gpas and "wiring.gpas" in RESIDUALS[self.kind].options:
+        if wiring.gpas and "wiring.gpas" in RESIDUALS[kind].options:
             gate = nn.Parameter(torch.zeros(1))  # one for the layer, as in the authors' code
             for residual in made:
                 residual.gate = gate
@@ -197,7 +197,7 @@ class StackParts:
         )
         return StackWiring(
             history=HISTORY[self.stack.history].make(history),
-            entry_norm=self.norm() if row.entry_norm else None,
+            entry_norm=self.norm() if RESIDUAL[self.kinds[0]].entry_norm else None,
             final_norm=self._end(RESIDUAL[self.config.residual] if row.ends_as_model else row),
             streams=self.config.wiring.streams if row.streams == "option" else row.streams,
             end=None if row.end is None else row.end(self.norm),

@@ -196,9 +196,7 @@ def make_fast(model: nn.Module, precision: Precision) -> None:
             needs = "AVX-512-BF16 or AMX" if precision == "bfloat16" else "VNNI"
             way_out = "use float32"
             if precision == "int8":
-                way_out += (
-                    ", or `ziggurat export MODEL --to ctranslate2 --quantization int8 --out FOLDER`, which does without"
-                )
+                way_out += ", or `ziggurat export --to ctranslate2 --quantization int8`, which does without"
             raise ConfigError(f"`decoding.precision: {precision}` needs a CPU with {needs}; {way_out}")
     elif precision == "int8":
         raise ConfigError("`decoding.precision: int8` is for CPUs; on a GPU use bfloat16")

@@ -83,8 +83,8 @@ class ManifoldConnection(Residual):
     stochastic, so that the streams' mean passes through any depth unchanged. R is
 
     - with `mixing: sinkhorn`, exp(c_R) after 20 rounds that divide its columns, then its rows, by their sums;
-    - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of the
-      streams: exact, without iteration.
+    - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of
+      the streams: exact, without iteration.
 
     The paper says of initial values only that s is 0.01; W and b are ours to choose. `stream_start: streams`: W = 0,
     and b such that connection k reads stream k mod n, writes to all, and mixes none (to 3 digits), as hyper-connections
