@@ -101,6 +101,13 @@ def test_folding_admin_leaves_the_function_unchanged(more: dict[str, Any]) -> No
     assert not any(name.endswith(".skip") for name in tensors)
 
 
+def test_the_factors_of_a_base_fold_into_the_maps() -> None:
+    config = config_of("pre", transfer={"width": 4, "encoder_layers": 1, "decoder_layers": 1})
+    plain, tensors = check_exact(random_model(config), config)
+    assert plain.transfer is None
+    assert "decoder.final_norm.weight" in tensors
+
+
 def test_folding_moves_exactly_what_it_must() -> None:
     config = config_of("admin")
     model = random_model(config)

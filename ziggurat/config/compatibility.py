@@ -95,7 +95,11 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat.pop("residual")
     if not model.combination.learnable:  # fixed weights are not in the model's file: they follow from this key
         flat["combination.start"] = model.combination.start
-    if any(RESIDUALS[kind].depth_constants for decoder in (False, True) for kind in model.residuals(decoder=decoder)):
+    # As one value: its keys may be there in one of two models only.
+    flat = {k: v for k, v in flat.items() if not k.startswith("transfer")}
+    flat["transfer"] = None if model.transfer is None else model.transfer.model_dump()
+    kinds = {*model.residuals(decoder=False), *model.residuals(decoder=True)}
+    if model.transfer is not None or any(RESIDUALS[kind].depth_constants for kind in kinds):
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
         flat["wiring.planned_decoder_layers"] = model.planned_decoder_layers
     return flat

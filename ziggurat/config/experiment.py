@@ -55,6 +55,8 @@ class Experiment(Section):
                 "`model.embedding.sharing: all` needs one vocabulary for both sides, but `data.subword` has two; "
                 "set `data.subword.joint: true` or `model.embedding.sharing: decoder`"
             )
+        if self.model.transfer is not None and self.training.optimiser.kind == "muon":
+            raise ValueError("`model.transfer` scales the rates of Adam: `training.optimiser.kind` cannot be muon")
         growth = self.training.growth
         if growth is not None and (reasons := growth_refused(growth, self.model)):
             raise ValueError(f"`training.growth`: {'; '.join(reasons)}")

@@ -26,6 +26,7 @@ from ziggurat.config.model_sections import (
     EmbeddingConfig,
     EncoderConfig,
     InitConfig,
+    TransferConfig,
     WiringConfig,
 )
 
@@ -87,6 +88,9 @@ class ModelConfig(Section):
     """Embeddings and positions."""
     dropout: DropoutConfig = DropoutConfig()
     """Dropout probabilities."""
+    transfer: TransferConfig | None = None
+    """Take over the learning rate of a smaller model, the base; null: none. Branches, rates, epsilon and logits are
+    then scaled by the ratios of width and depth (CompleteP, Dey et al. 2025)."""
     init: InitConfig = InitConfig()
     """Initialisation."""
 
@@ -196,6 +200,17 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
                 f"`residual: {residual}` adds the layer's input to its last sub-layer; with `combination.unit: "
                 "sublayer` a layer has no input of its own"
             )
+    if model.transfer is not None:
+        needed: list[tuple[str, object, object]] = [
+            *(("residual", residual, "pre") for residual in dict.fromkeys(residuals)),
+            ("init.kind", model.init.kind, "xavier"),
+            ("embedding.scale", model.embedding.scale, True),
+            ("embedding.positions: learned", model.embedding.positions == "learned", False),
+            ("wiring.gpas", model.wiring.gpas, False),
+        ]
+        for key, value, allowed in needed:
+            if value != allowed:
+                yield f"`transfer` is not worked out for `{key}: {value}`; it needs `{allowed}`"
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
             yield f"`{side}.ranges` has {lower} layers, which leaves none of {stack.layers} above them"
@@ -209,6 +224,7 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
 
 def _rnmt(model: ModelConfig) -> Iterator[str]:
     transformer_only: list[tuple[str, object, set[object]]] = [
+        ("transfer", str(model.transfer), {"None"}),
         ("decoder.residual", model.decoder.residual, {None}),
         ("encoder.residual", model.encoder.residual, {None, "none"}),
         ("residual", model.residual, {"pre"}),

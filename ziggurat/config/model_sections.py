@@ -31,6 +31,7 @@ __all__ = [
     "InitConfig",
     "ResidualRange",
     "StackConfig",
+    "TransferConfig",
     "WiringConfig",
 ]
 
@@ -215,6 +216,19 @@ class WiringConfig(Section):
     it to the final depth if the model will be grown."""
     planned_decoder_layers: Layers | None = Field(default=None, ge=1)
     """The same for the decoder; null: `decoder.layers`."""
+
+
+class TransferConfig(Section):
+    """The small model whose learning rate this one takes over: CompleteP (Dey et al. 2025)."""
+
+    exponent: float = Field(default=1.0, ge=0.5, le=1.0)
+    """a: 1 is CompleteP, 0.5 depth-muP."""
+    width: Width = Field(ge=2)
+    """d_model of the base, whose heads must be as wide as those of this model."""
+    encoder_layers: Layers = Field(ge=1)
+    """Encoder layers of the base."""
+    decoder_layers: Layers = Field(ge=1)
+    """Decoder layers of the base."""
 
 
 class InitConfig(Section):

@@ -21,6 +21,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import RecomputeConfig
 from ziggurat.errors import ConfigError
 from ziggurat.init import ModelDepth, Role, Slot, assign_roles, constant_omega, initialise
+from ziggurat.init.transfer import Scale, scales
 from ziggurat.models.attention import ENCODER_ATTENTION, decoder_layer
 from ziggurat.models.layers import EncoderLayer
 from ziggurat.models.parts import Embeddings, StackParts, memory_mixtures
@@ -38,6 +39,7 @@ __all__ = [
     "count_parameters",
     "model_slots",
     "parameter_roles",
+    "parameter_scales",
     "set_recompute",
     "stack_residuals",
 ]
@@ -199,6 +201,14 @@ def parameter_roles(model: Seq2Seq) -> dict[str, Role]:
     """Return the role of every parameter by its name; that of the first part of a matrix made of several."""
     role_of = {slot.place: slot.role for slot in reversed(model_slots(model))}
     return {name: role_of[place_of(parameter)] for name, parameter in model.named_parameters()}
+
+
+def parameter_scales(model: Seq2Seq, config: ModelConfig) -> dict[str, Scale] | None:
+    """Return the factors of rate, epsilon and decay of every parameter by its name; None: `config` has no base."""
+    if config.transfer is None:
+        return None
+    found = scales(config, model_slots(model))
+    return {name: found[place_of(parameter)] for name, parameter in model.named_parameters()}
 
 
 def count_parameters(model: nn.Module) -> int:

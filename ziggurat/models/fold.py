@@ -16,6 +16,7 @@ from ziggurat.config.kinds import ATTENTIONS, RESIDUALS, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError
+from ziggurat.init.transfer import branch_factor, output_factor
 from ziggurat.models.attention import ATTENTION
 from ziggurat.models.kinds import HISTORY, RESIDUAL
 from ziggurat.nn.residual.kinds import deepnorm_constants
@@ -70,6 +71,7 @@ def fold(
     for name, stack in (("encoder", encoder), ("decoder", decoder)):
         if stack.epsilon is not None:
             values[name] |= {"layer_norm_epsilon": stack.epsilon}
+    values["transfer"] = None
     if config.init.kind == "admin":
         values["init"] |= {"kind": "xavier"}
     return ModelConfig.model_validate(values), folded
@@ -146,6 +148,8 @@ class _Stack:
         self.kind = config.decoder_residual if decoder else config.encoder_residual
 
     def fold(self) -> _Folded:
+        if self.config.transfer is not None:
+            self._base()
         if self.stack.ranges:
             self._refuse("`ranges`: layers of several kinds have no plain form")
         if self.config.wiring.gpas and "wiring.gpas" in RESIDUALS[self.kind].options:
@@ -263,6 +267,17 @@ class _Stack:
             self._write(sublayer, torch.tensor(1.0 / skip, dtype=torch.float64))
         epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
         return _Folded("post", epsilon / skip**2)
+
+    def _base(self) -> None:
+        """Multiply what `transfer` multiplies: the branches, and what the output projection reads."""
+        factor, last = branch_factor(self.config, self.decoder), output_factor(self.config)
+        assert factor is not None
+        assert last is not None
+        for sublayer in self._sublayers():
+            self._write(sublayer, torch.tensor(factor, dtype=torch.float64))
+        for name in ("weight", "bias") if self.decoder else ():
+            if (values := self.tensors.pop(f"decoder.final_norm.norm.{name}", None)) is not None:
+                self.tensors[f"decoder.final_norm.{name}"] = values * last
 
     def _branch_vector(self) -> _Folded:
         for sublayer in self._sublayers():

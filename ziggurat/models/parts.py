@@ -17,6 +17,7 @@ from ziggurat.config.kinds import RESIDUALS, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.model_sections import StackConfig
 from ziggurat.errors import ConfigError
+from ziggurat.init.transfer import branch_factor, output_factor
 from ziggurat.models.kinds import HISTORY, RESIDUAL, ResidualRow
 from ziggurat.models.transformer import StackWiring
 from ziggurat.nn.attention import LinearMaker
@@ -25,7 +26,7 @@ from ziggurat.nn.embedding import InputEmbedding, LearnedPositions, OutputProjec
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.nn.history import HistoryOptions, Transparent
 from ziggurat.nn.linear import Linear
-from ziggurat.nn.residual import Residual, ResidualOptions, ShiftedLinear, ShiftScale, SublayerPosition
+from ziggurat.nn.residual import Residual, ResidualOptions, ScaledNorm, ShiftedLinear, ShiftScale, SublayerPosition
 
 __all__ = ["Embeddings", "StackParts", "memory_mixtures"]
 
@@ -131,6 +132,7 @@ class StackParts:
             dynamic=wiring.dynamic,
             mixing=wiring.mixing,
             stream_start=wiring.stream_start,
+            branch=branch_factor(self.config, self.decoder),
         )
         made = [
             RESIDUAL[kind].make(
@@ -209,7 +211,10 @@ class StackParts:
         """Return the module that ends a stack: a norm, Fixup's shift (and, on the encoder, scale), or nothing."""
         if row.shifted:
             return ShiftScale(scaled=not self.decoder)
-        return self.norm() if row.final_norm else None
+        if not row.final_norm:
+            return None
+        factor = output_factor(self.config) if self.decoder else None
+        return self.norm() if factor is None else ScaledNorm(self.norm(), factor)
 
 
 def memory_mixtures(config: ModelConfig, *, sources: int, readers: int) -> Transparent | None:

@@ -15,7 +15,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.subword import same_vocabulary
 from ziggurat.errors import ConfigError
-from ziggurat.models.build import build_model, compile_layers, parameter_roles, set_recompute
+from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
 from ziggurat.models.directory import OpenedModel, load_weights, open_model, weights
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
@@ -175,10 +175,11 @@ class Learner:
             compile_layers(model)  # a deeper stage reuses the graphs of the one before
         # (2) Roles, while every parameter is whole and found under its own name.
         roles = parameter_roles(model)
+        scales = parameter_scales(model, self.experiment.model)
         passes = GraphedPasses(model, training.cuda_graphs) if training.cuda_graphs else nullcontext()
         # (3) FSDP replaces the model's parameters by their parts, and the optimiser must own those.
         parallel = _parallel(model, training, self.processes)
-        optimiser = Optimiser(model, roles, training.optimiser, seed=training.seed)
+        optimiser = Optimiser(model, roles, training.optimiser, scales=scales, seed=training.seed)
         return _Stage(number, parallel, optimiser, passes)
 
 

@@ -43,12 +43,14 @@ class _Rule(NamedTuple):
         decay: factor of p that is added to g (L2 regularisation).
         size: see above.
         root: see above; None: p -= size * m, the unrectified step of RAdam.
+        epsilon: see above.
     """
 
     shrink: float
     decay: float
     size: float
     root: float | None
+    epsilon: float
 
 
 class NarrowAdam(torch.optim.Optimizer):
@@ -60,7 +62,7 @@ class NarrowAdam(torch.optim.Optimizer):
     larger than a chunk of a parameter is allocated.
 
     Args:
-        groups: parameter groups with their `weight_decay`.
+        groups: parameter groups with their `weight_decay` and, where it is another one, their `eps`.
         names: name of each parameter.
         config: kind (adam, adamw or radam), betas and epsilon.
         seed: seed of the rounding.
@@ -69,10 +71,9 @@ class NarrowAdam(torch.optim.Optimizer):
     def __init__(
         self, groups: list[dict[str, Any]], names: Mapping[Tensor, str], config: OptimiserConfig, seed: int
     ) -> None:
-        super().__init__(groups, {"lr": 0.0, "betas": config.betas, "weight_decay": 0.0})
+        super().__init__(groups, {"lr": 0.0, "betas": config.betas, "weight_decay": 0.0, "eps": config.epsilon})
         self.names = names
         self.kind = config.kind
-        self.epsilon = config.epsilon
         self.seed = seed
 
     @torch.no_grad()
@@ -94,7 +95,7 @@ class NarrowAdam(torch.optim.Optimizer):
         step = int(state["step"])
         # Seeded anew for each parameter and step, so that resuming needs no state of a generator.
         generator = torch.Generator(parameter.device).manual_seed(self._seed(parameter, step))
-        rule = self._rule(step, group["lr"], group["weight_decay"])
+        rule = self._rule(step, group["lr"], group["weight_decay"], group["eps"])
         assert parameter.grad is not None
         # Chunk by chunk, all in the order of memory: the generator's numbers belong to places in the parameter.
         for part in zip(
@@ -123,7 +124,7 @@ class NarrowAdam(torch.optim.Optimizer):
         if rule.root is None:
             p.add_(m, alpha=-rule.size)
         else:
-            p.addcdiv_(m, v.sqrt().mul_(rule.root).add_(self.epsilon), value=-rule.size)
+            p.addcdiv_(m, v.sqrt().mul_(rule.root).add_(rule.epsilon), value=-rule.size)
         # All 64 bits of a draw are used: 16 for each moment of two values.
         draws = torch.empty((p.numel() + 1) // 2, dtype=torch.int64, device=p.device)
         draws.random_(torch.iinfo(torch.int64).min, None, generator=generator)
@@ -131,19 +132,19 @@ class NarrowAdam(torch.optim.Optimizer):
         exp_avg.copy_(rounded(m.float(), noise & _LOW))
         exp_avg_sq.copy_(rounded(v.float(), (noise >> 16) & _LOW))
 
-    def _rule(self, t: int, rate: float, decay: float) -> _Rule:
+    def _rule(self, t: int, rate: float, decay: float, epsilon: float) -> _Rule:
         """Return step t = 1, 2, ...: Kingma and Ba 2015, algorithm 1; for radam, Liu et al. 2020a, algorithm 2."""
         beta1, beta2 = self.defaults["betas"]
         shrink, decay = (1.0, decay) if self.kind == "adam" else (1 - rate * decay, 0.0)
         mean, root = rate / (1 - beta1**t), math.sqrt(1 - beta2**t)
         if self.kind != "radam":
-            return _Rule(shrink, decay, mean, 1 / root)
+            return _Rule(shrink, decay, mean, 1 / root, epsilon)
         longest = 2 / (1 - beta2) - 1
         rho = longest - 2 * t * beta2**t / (1 - beta2**t)
         if rho <= 5:  # as in torch and the authors' code; the paper has 4
-            return _Rule(shrink, decay, mean, None)
+            return _Rule(shrink, decay, mean, None, epsilon)
         rectified = math.sqrt((rho - 4) * (rho - 2) * longest / ((longest - 4) * (longest - 2) * rho))
-        return _Rule(shrink, decay, mean * rectified * root, 1.0)
+        return _Rule(shrink, decay, mean * rectified * root, 1.0, epsilon)
 
     def _seed(self, parameter: Tensor, step: int) -> int:
         key = f"{self.seed}/{self.names[parameter]}/{step}".encode()

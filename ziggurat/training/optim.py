@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from ziggurat.config.train import OptimiserConfig
 from ziggurat.errors import CheckpointError
 from ziggurat.init import Role
+from ziggurat.init.transfer import Scale
 from ziggurat.models.tensors import local, placed_as
 from ziggurat.training.moments import NarrowAdam
 
@@ -42,15 +43,28 @@ class Optimiser:
         model: the names of its parameters are the names in the saved state.
         roles: role of each parameter by name (ziggurat.models.build.parameter_roles).
         config: kind and constants.
+        scales: factors of rate, epsilon and decay by name, where a rate is taken over from a smaller model
+            (ziggurat.models.build.parameter_scales); not for muon.
         seed: seed of the rounding of moments in bf16.
     """
 
-    def __init__(self, model: nn.Module, roles: Mapping[str, Role], config: OptimiserConfig, *, seed: int = 1) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        roles: Mapping[str, Role],
+        config: OptimiserConfig,
+        *,
+        scales: Mapping[str, Scale] | None = None,
+        seed: int = 1,
+    ) -> None:
         trained = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
         self.names: dict[Tensor, str] = {parameter: name for name, parameter in trained}
-        undecayed = [p for name, p in trained if roles[name] in _UNDECAYED]
-        decayed = [p for name, p in trained if roles[name] not in _UNDECAYED]
-        self.parts = _optimisers(decayed, undecayed, self.names, config, seed)
+        # Matrices first: the order of groups decides in which order fused steps go through memory, nothing else.
+        groups: dict[tuple[bool, Scale], list[nn.Parameter]] = {(True, Scale()): [], (False, Scale()): []}
+        for name, parameter in trained:
+            decays = roles[name] not in _UNDECAYED
+            groups.setdefault((decays, scales[name] if scales else Scale()), []).append(parameter)
+        self.parts = _optimisers(groups, self.names, config, seed)
         self._rectified_only = config.rectified_only
         self.unrectified = config.rectified_only  # until the first rectified step
 
@@ -63,7 +77,7 @@ class Optimiser:
         """Set the learning rate of all groups."""
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = rate
+                group["lr"] = rate * group["rate_scale"]
 
     def step(self) -> None:
         """Apply the gradients; with `rectified_only`, RAdam's unrectified steps only decay and advance the moments."""
@@ -172,18 +186,25 @@ def _moment_dtype(part: torch.optim.Optimizer, parameter: Tensor) -> torch.dtype
 
 
 def _optimisers(
-    decayed: list[nn.Parameter],
-    undecayed: list[nn.Parameter],
+    parameters: Mapping[tuple[bool, Scale], list[nn.Parameter]],
     names: Mapping[Tensor, str],
     config: OptimiserConfig,
     seed: int,
 ) -> list[torch.optim.Optimizer]:
-    """Return one optimiser; for muon two, since it takes only matrices."""
+    """Return one optimiser; for muon two, since it takes only matrices.
+
+    `parameters` are by (whether weights decay, factors).
+    """
     groups = [
-        {"params": decayed, "weight_decay": config.weight_decay},
-        {"params": undecayed, "weight_decay": 0.0},
+        {
+            "params": members,
+            "weight_decay": config.weight_decay * scale.decay if decays else 0.0,
+            "eps": config.epsilon * scale.epsilon,
+            "rate_scale": scale.rate,
+        }
+        for (decays, scale), members in parameters.items()
+        if members
     ]
-    groups = [group for group in groups if group["params"]]
     if config.moments == "bf16":
         return [NarrowAdam(groups, names, config, seed)]
     betas, eps = config.betas, config.epsilon
@@ -196,15 +217,20 @@ def _optimisers(
             return [torch.optim.RAdam(groups, betas=betas, eps=eps, decoupled_weight_decay=True)]
         case "muon":
             # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.
+            decayed, undecayed = parameters[True, Scale()], parameters[False, Scale()]
             muon = torch.optim.Muon(
-                [p for p in decayed if p.dim() == 2],
+                [{"params": [p for p in decayed if p.dim() == 2], "rate_scale": 1.0}],
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
                 adjust_lr_fn="match_rms_adamw",
             )
             others = [
-                {"params": [p for p in decayed if p.dim() != 2], "weight_decay": config.weight_decay},
-                {"params": undecayed, "weight_decay": 0.0},
+                {
+                    "params": [p for p in decayed if p.dim() != 2],
+                    "weight_decay": config.weight_decay,
+                    "rate_scale": 1.0,
+                },
+                {"params": undecayed, "weight_decay": 0.0, "rate_scale": 1.0},
             ]
             others = [group for group in others if group["params"]]
             return [muon, torch.optim.AdamW(others, betas=betas, eps=eps, fused=True)]

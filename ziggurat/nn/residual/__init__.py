@@ -1,6 +1,6 @@
 """Residual connections: how a sub-layer joins the stream. The kinds are in ziggurat.nn.residual.kinds."""
 
-from ziggurat.nn.residual.base import Residual, ResidualOptions, SublayerPosition
+from ziggurat.nn.residual.base import Residual, ResidualOptions, ScaledNorm, SublayerPosition
 from ziggurat.nn.residual.fixup import ShiftedLinear, ShiftScale
 from ziggurat.nn.residual.streams import HyperConnection, ManifoldConnection, SiameseConnection, SiameseEnd
 
@@ -9,6 +9,7 @@ __all__ = [
     "ManifoldConnection",
     "Residual",
     "ResidualOptions",
+    "ScaledNorm",
     "ShiftScale",
     "ShiftedLinear",
     "SiameseConnection",

@@ -70,6 +70,7 @@ class ResidualOptions:
         dynamic: dynamic hyper-connections.
         mixing: what makes the matrices of the manifold-constrained form doubly stochastic.
         stream_start: its initial values.
+        branch: factor of every branch (transfer of a learning rate); None: 1.
         shared: parameters that the sub-layers of one layer share, by name; there is one ResidualOptions per layer.
     """
 
@@ -82,6 +83,7 @@ class ResidualOptions:
     dynamic: bool = False
     mixing: Literal["sinkhorn", "permutations"] = "sinkhorn"
     stream_start: Literal["streams", "normal"] = "streams"
+    branch: float | None = None
     shared: dict[str, nn.Parameter] = field(default_factory=dict)
 
 

@@ -48,8 +48,8 @@ def post_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
 
 
 def pre_norm(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """y = x + f(LN(x)): Wang et al. 2019, equation 3. A final LN ends the stack."""
-    return Residual(options.dropout(), in_norm=options.norm())
+    """y = x + f(LN(x)): Wang et al. 2019, equation 3. A final LN ends the stack. `options.branch` multiplies f."""
+    return Residual(options.dropout(), in_norm=options.norm(), branch=options.branch)
 
 
 def lingvo(position: SublayerPosition, options: ResidualOptions) -> Residual:
