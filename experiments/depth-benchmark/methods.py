@@ -1,0 +1,98 @@
+"""The methods of the table, as overrides of the recipe `multi30k-de-en`."""
+
+from __future__ import annotations
+
+__all__ = ["DEPTHS", "METHODS", "RATES", "common"]
+
+_BOTH = "model.encoder.history={0} model.decoder.history={0}"
+
+
+def _history(kind: str, *more: str) -> list[str]:
+    return ["model.residual=pre", *_BOTH.format(kind).split(), *more]
+
+
+METHODS: dict[str, list[str]] = {
+    "pre": ["model.residual=pre"],
+    "post": ["model.residual=post"],
+    "ds-init": ["model.residual=post", "model.init.kind=depth_scaled"],
+    "admin": [
+        "model.residual=admin",
+        "model.init.kind=admin",
+        "training.optimiser={kind: radam, betas: [0.9, 0.98], epsilon: 1e-8, rectified_only: true}",
+    ],
+    "deepnorm": ["model.residual=deepnorm", "model.init.kind=deepnorm"],
+    "b2t": ["model.residual=b2t"],
+    "t-fixup": ["model.residual=no_norm", "model.init.kind=t_fixup"],
+    "rezero": ["model.residual=rezero"],
+    "layer-scale": ["model.residual=layer_scale"],
+    "ln-scaling": ["model.residual=ln_scaling"],
+    "peri": ["model.residual=peri"],
+    "res-post": ["model.residual=res_post"],
+    "gpas": ["model.residual=pre", "model.wiring.gpas=true"],
+    "mix-ln": ["model.residual=pre"],  # and ranges, by depth
+    "keel": ["model.residual=keel"],
+    "siamese": ["model.residual=siamese"],
+    "hyper": ["model.residual=hyper", "model.wiring={streams: 4, dynamic: true}"],
+    # Narrower feed-forward networks make up for the maps that read the streams: equal parameters within 1 %.
+    "mhc": ["model.residual=manifold_hyper", "model.d_ff=368", "model.encoder.d_ff=416"],
+    "mhc-lite": [
+        "model.residual=manifold_hyper",
+        "model.wiring.mixing=permutations",
+        "model.d_ff=320",
+        "model.encoder.d_ff=384",
+    ],
+    "dlcl": _history("dlcl"),
+    "blocks": _history("blocks"),
+    "depth-weighted": _history("depth_weighted"),
+    "attnres": [
+        "model.residual=none",
+        *_BOTH.format("attention_residuals").split(),
+        "model.combination.unit=sublayer",
+    ],
+    "attnres-blocks": [
+        "model.residual=none",
+        *_BOTH.format("block_attention_residuals").split(),
+        "model.combination.unit=sublayer",
+    ],
+    "transparent": ["model.residual=pre", "model.memory=transparent"],
+    "completep": ["model.residual=pre", "model.transfer={width: 128, encoder_layers: 6, decoder_layers: 6}"],
+}
+"""Method -> overrides. Everything else is the same for all (`common`), the rate is swept for each."""
+
+RATES = (7e-4, 2e-3, 4e-3)
+"""Peaks that are tried for each method at 18-18."""
+DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
+"""Encoder and decoder layers."""
+
+
+def _ranges(method: str, depth: tuple[int, int]) -> list[str]:
+    """Return Mix-LN's lower quarter of post-norm layers."""
+    if method != "mix-ln":
+        return []
+    stacks = zip(("encoder", "decoder"), depth, strict=True)
+    return [f"model.{stack}.ranges=[{{layers: {layers // 4}, residual: post}}]" for stack, layers in stacks]
+
+
+def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed: int) -> list[str]:
+    """Return all overrides of one run."""
+    encoder, decoder = depth
+    every = max(1, updates // 6)
+    return [
+        "model={preset: tiny, dropout: {residual: 0.1, attention: 0.0, activation: 0.1, embedding: 0.1}}",
+        f"model.encoder.layers={encoder}",
+        f"model.decoder.layers={decoder}",
+        "training.batch.max_tokens=512",
+        "training.optimiser={kind: adam, betas: [0.9, 0.98], epsilon: 1e-8}",
+        *METHODS[method],
+        *_ranges(method, depth),
+        f"training.schedule={{kind: isqrt, warmup_updates: 120, peak: {rate}}}",
+        "training.clip_norm=null",
+        "training.log_every_updates=10",
+        f"training.validation={{every_updates: {every}, decode: false, metric: loss}}",
+        f"training.checkpoint={{every_updates: {max(1, updates // 12)}, keep_last: 3, average_last: 3}}",
+        f"training.diagnostics={{every_updates: {every}, max_share: null}}",
+        f"training.stop={{updates: {updates}}}",
+        "training.threads=1",
+        "training.tensorboard=false",
+        f"training.seed={seed}",
+    ]

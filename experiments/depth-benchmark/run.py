@@ -1,0 +1,271 @@
+"""Every depth method on one budget: a small sweep of rates for each, then seeds and depths at the best rate.
+
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, in the order of worth
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory, in turns
+    python experiments/depth-benchmark/run.py --work FOLDER --table                     # the figures so far
+
+STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`; FOLDER keeps the runs, for `ziggurat report`, and their
+translations. A run is one file of results/; those that are there are not repeated, so that a run that was stopped goes
+on, and methods that are added are made up for. Names given by --method, --depth and --seed choose some.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import multiprocessing
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE))
+
+from methods import DEPTHS, METHODS, RATES, common  # noqa: E402
+
+import ziggurat  # noqa: E402
+from ziggurat.config.recipes import load_named  # noqa: E402
+from ziggurat.cost.simulation import BatchShape, simulate_update  # noqa: E402
+from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.errors import TrainingError, ZigguratError  # noqa: E402
+from ziggurat.evaluation.scores import evaluate  # noqa: E402
+from ziggurat.models.build import build_model, count_parameters  # noqa: E402
+from ziggurat.training.feeding import loader_of  # noqa: E402
+from ziggurat.training.learner import Learner  # noqa: E402
+from ziggurat.training.loop import train  # noqa: E402
+from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory  # noqa: E402
+from ziggurat.training.update import train_update  # noqa: E402
+
+SWEEP, UPDATES, MAIN = 200, 600, "18-18"
+TEST = Path("../shared/data/multi30k/test_2016_flickr")
+
+
+class Run(NamedTuple):
+    """One training. `rate` None: the best of the sweep."""
+
+    method: str
+    depth: str
+    seed: int
+    updates: int
+    rate: float | None
+
+    @property
+    def name(self) -> str:
+        """Name of its file and folder."""
+        swept = f"-rate-{self.rate:g}" if self.rate is not None else ""
+        return f"{self.depth}-{self.method}-{self.seed}{swept}"
+
+
+def all_runs() -> list[Run]:
+    """Return everything that the table wants, the most wanted first."""
+    sweep = [Run(method, MAIN, 1, SWEEP, rate) for method in METHODS for rate in RATES]
+    seeds = [Run(method, MAIN, seed, UPDATES, None) for seed in (1, 2, 3) for method in METHODS]
+    others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in METHODS]
+    return [*sweep, *seeds, *others]
+
+
+def result_of(run: Run) -> Path:
+    """Return the file with the figures of a run."""
+    return HERE / "results" / f"{run.name}.json"
+
+
+def best_rate(method: str) -> float | None:
+    """Return the rate with the lowest dev loss of the sweep; None: the sweep is not there yet."""
+    tried = {}
+    for rate in RATES:
+        file = result_of(Run(method, MAIN, 1, SWEEP, rate))
+        if not file.exists():
+            return None
+        dev = json.loads(file.read_text("utf-8"))["dev"]
+        tried[rate] = dev[-1][1] if dev else float("inf")
+    return min(tried, key=lambda rate: tried[rate])
+
+
+def one_run(run: Run, store: str, work: Path) -> None:
+    """Train once, translate the test set, and write the figures down."""
+    out, folder = result_of(run), work / run.name
+    rate = run.rate if run.rate is not None else best_rate(run.method)
+    if out.exists() or rate is None:
+        return
+    torch.set_num_threads(1)
+    values = [*common(run.method, DEPTHS[run.depth], rate, run.updates, run.seed), f"data.store={store}"]
+    experiment = load_named("multi30k-de-en", values)
+    shutil.rmtree(folder, ignore_errors=True)  # of a run that was stopped
+    began, failure = time.perf_counter(), None
+    try:
+        result = train(folder, experiment, console=Console(stderr=True, quiet=True))
+        if result.signal is not None:
+            raise SystemExit(128 + result.signal)
+    except TrainingError as error:
+        failure = str(error)
+    seconds = time.perf_counter() - began
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+    measured = [json.loads(line) for line in (folder / "diagnostics" / "depth.jsonl").read_text("utf-8").splitlines()]
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
+    figures: dict[str, Any] = {
+        **run._asdict(),
+        "rate": rate,
+        "commit": head.stdout.strip(),
+        "seconds": round(seconds, 1),
+        "failure": failure,
+        "train": [[r["update"], r["nll"], r["grad_norm"]] for r in records if r["kind"] == "train"][::6],
+        "dev": [[r["update"], r["nll"]] for r in records if r["kind"] == "validation"],
+        "measures": {"first": measured[0], "last": measured[-1]} if measured else None,
+    }
+    if run.rate is None and failure is None:
+        figures |= scored(folder)
+    shutil.rmtree(folder / "checkpoints", ignore_errors=True)
+    if run.rate is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+    out.parent.mkdir(exist_ok=True)
+    temporary = out.with_suffix(".tmp")
+    temporary.write_text(json.dumps(figures) + "\n", encoding="utf-8")
+    os.replace(temporary, out)
+    said = f"dev nll {figures['dev'][-1][1]:.3f}" if figures["dev"] else str(failure)
+    print(f"{run.name}: {said}, BLEU {figures.get('bleu', 0):.1f}, {seconds:.0f} s", flush=True)
+
+
+def lines_of(language: str) -> list[str]:
+    """Return the lines of one side of the test set."""
+    with gzip.open(f"{TEST}.{language}.gz", "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
+def scored(folder: Path) -> dict[str, float]:
+    """Translate the test set by the averaged weights; return BLEU and chrF. The translations stay in the folder."""
+    try:
+        translator = ziggurat.load(folder, which="averaged", device="cpu")
+    except ZigguratError:  # nothing was averaged: the run was too short
+        translator = ziggurat.load(folder, device="cpu")
+    found = [t.text for t in translator.translate(lines_of("de"), beam_size=4)]
+    (folder / "test.en").write_text("".join(line + "\n" for line in found), encoding="utf-8")
+    bleu, chrf = evaluate(found, [lines_of("en")], metrics=("bleu", "chrf"))
+    return {"bleu": bleu.value, "chrf": chrf.value}
+
+
+def cost(store: str, depth: str, rounds: int = 12) -> None:
+    """Measure an update of every method in turns, and the memory of its tensors, beside plain pre-norm."""
+    torch.set_num_threads(1)
+    opened, found = Store.open(store), {}
+    for name in METHODS:
+        experiments = {
+            which: load_named("multi30k-de-en", [*common(which, DEPTHS[depth], 1e-3, 600, 1), f"data.store={store}"])
+            for which in dict.fromkeys(("pre", name))
+        }
+        keep_freed_memory()
+        learners = {which: Learner(made, opened, torch.device("cpu")) for which, made in experiments.items()}
+        groups, seconds = loader_of(experiments["pre"], opened).groups(), {which: [0.0] * 0 for which in learners}
+        for number in range(rounds + 2):
+            group = next(groups)
+            for which, learner in learners.items():
+                began = time.perf_counter()
+                train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
+                if number >= 2:  # the first ones make moments and warm up
+                    seconds[which].append(time.perf_counter() - began)
+        means = {which: statistics.median(times) for which, times in seconds.items()}
+        sizes = (opened.source.size, opened.target.size)
+        shape = BatchShape(32, 16, 16)
+        peaks = {w: simulate_update(e, sizes, shape, torch.device("cpu")).peak for w, e in experiments.items()}
+        found[name] = {
+            "seconds": means[name],
+            "relative": means[name] / means["pre"],
+            "memory": peaks[name] / peaks["pre"],
+            "parameters": count_parameters(build_model(experiments[name].model, *sizes)),
+        }
+        print(f"{name}: {found[name]}", flush=True)
+        del learners
+        give_back_freed_memory()
+    out = HERE / "results" / f"cost-{depth}.json"
+    out.parent.mkdir(exist_ok=True)
+    out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+def _mean(values: list[float]) -> str:
+    if not values:
+        return ""
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{error}"
+
+
+def table() -> None:
+    """Print the methods by their dev loss at 18-18: means over seeds with standard errors."""
+    rows = []
+    costs = HERE / "results" / f"cost-{MAIN}.json"
+    taken = json.loads(costs.read_text("utf-8")) if costs.exists() else {}
+    for method in METHODS:
+        of: dict[str, list[dict[str, Any]]] = {depth: [] for depth in DEPTHS}
+        for depth in DEPTHS:
+            for seed in (1, 2, 3):
+                file = result_of(Run(method, depth, seed, UPDATES, None))
+                if file.exists():
+                    of[depth].append(json.loads(file.read_text("utf-8")))
+        ended = {depth: [run["dev"][-1][1] for run in runs if run["dev"]] for depth, runs in of.items()}
+        if not any(ended.values()):
+            continue
+        bleu = [run["bleu"] for run in of[MAIN] if "bleu" in run]
+        chrf = [run["chrf"] for run in of[MAIN] if "chrf" in run]
+        rates = {run["rate"] for run in of[MAIN]}
+        more = taken.get(method, {})
+        rows.append(
+            (
+                statistics.mean(ended[MAIN]) if ended[MAIN] else float("inf"),
+                [
+                    method,
+                    ", ".join(f"{rate:g}" for rate in rates),
+                    _mean(ended[MAIN]),
+                    f"{statistics.mean(bleu):.1f}" if bleu else "",
+                    f"{statistics.mean(chrf):.1f}" if chrf else "",
+                    *(_mean(ended[depth]) for depth in DEPTHS if depth != MAIN),
+                    f"{more['relative']:.2f}" if more else "",
+                    f"{more['memory']:.2f}" if more else "",
+                ],
+            )
+        )
+    others = [depth for depth in DEPTHS if depth != MAIN]
+    heads = ["method", "rate", f"dev nll {MAIN}", "BLEU", "chrF", *(f"dev nll {depth}" for depth in others)]
+    heads += ["seconds, of pre", "memory, of pre"]
+    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    for _, row in sorted(rows, key=lambda row: row[0]):
+        print("| " + " | ".join(row) + " |")
+
+
+def main() -> None:
+    """Train what is missing, measure, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--method", choices=METHODS, nargs="*", default=list(METHODS))
+    parser.add_argument("--depth", choices=DEPTHS, nargs="*", default=list(DEPTHS))
+    parser.add_argument("--seed", type=int, nargs="*", default=[1, 2, 3])
+    parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    o = parser.parse_args()
+    if o.table:
+        table()
+        return
+    if o.store is None or o.work is None:
+        parser.error("--store and --work say where the data is and where runs go")
+    if o.cost:
+        cost(o.store, MAIN)
+        return
+    o.work.mkdir(parents=True, exist_ok=True)
+    wanted = [run for run in all_runs() if run.method in o.method and run.depth in o.depth and run.seed in o.seed]
+    with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
+        # In stages: the rates of the later ones follow from the sweep.
+        for stage in (True, False):
+            tasks = [(run, o.store, o.work.resolve()) for run in wanted if (run.rate is not None) == stage]
+            pool.starmap(one_run, tasks, chunksize=1)
+
+
+if __name__ == "__main__":
+    main()
