@@ -42,6 +42,7 @@ AXES: dict[str, list[Any]] = {
     "combination.norm": ["auto", "sources", "consumers", "none"],
     "embedding.sharing": ["all", "decoder", "none"],
     "wiring.gpas": [False, True],
+    "attention.value_norm": ["none", "layer", "rms"],
 }
 """Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
 

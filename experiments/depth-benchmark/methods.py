@@ -30,6 +30,7 @@ METHODS: dict[str, list[str]] = {
     "res-post": ["model.residual=res_post"],
     "gpas": ["model.residual=pre", "model.wiring.gpas=true"],
     "mix-ln": ["model.residual=pre"],  # and ranges, by depth
+    "hybrid": ["model.residual=hybrid", "model.attention={qk_norm: rms, value_norm: rms}"],
     "keel": ["model.residual=keel"],
     "siamese": ["model.residual=siamese"],
     "hyper": ["model.residual=hyper", "model.wiring={streams: 4, dynamic: true}"],

@@ -27,9 +27,9 @@ FUTURE = Mask(torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, N
 KINDS = get_args(ResidualKind)
 
 STREAMS = {"hyper", "manifold_hyper", "siamese"}
-FINAL_NORM = {"pre", "res_post", "layer_scale", "ln_scaling", "peri", "none", "keel", *STREAMS}
+FINAL_NORM = {"hybrid", "pre", "res_post", "layer_scale", "ln_scaling", "peri", "none", "keel", *STREAMS}
 CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
-SOURCES = {"pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", *STREAMS}
+SOURCES = {"hybrid", "pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", *STREAMS}
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
@@ -121,6 +121,9 @@ def joined(
             post, pre = ln(x[..., 0, :], r.x_norm), x[..., 1, :]
             z = f(ln(post + ln(pre, r.y_norm), r.in_norm))
             return torch.stack([post + z * r.factor, pre + z], -2)
+        case "hybrid":
+            u = x if attention else ln(x, r.in_norm)
+            return u + f(u)
         case "keel":
             if r.out_norm is None:  # the first sub-layer
                 return x + f(ln(x, r.in_norm))

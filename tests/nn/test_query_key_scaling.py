@@ -18,8 +18,9 @@ D_MODEL, HEADS, D_HEAD, EPSILON = 8, 2, 4, 1e-3
 KINDS = [("layer", False), ("rms", False), ("l2", False), ("none", True), ("layer", True), ("l2", True)]
 
 
-def scaling(norm: Any, per_dimension: bool, length: int = 50) -> QueryKeyScaling:
-    return QueryKeyScaling(D_HEAD, norm=norm, length=length, per_dimension=per_dimension, epsilon=EPSILON)
+def scaling(norm: Any, per_dimension: bool, length: int = 50, value_norm: Any = "none") -> QueryKeyScaling:
+    options = {"norm": norm, "length": length, "per_dimension": per_dimension, "value_norm": value_norm}
+    return QueryKeyScaling(D_HEAD, epsilon=EPSILON, **options)
 
 
 def normalised(vector: Tensor, norm: str, gain: Tensor | None) -> Tensor:
@@ -59,9 +60,11 @@ def test_self_attention_has_the_logits_of_the_formula(norm: str, per_dimension: 
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("norm", "per_dimension"), KINDS)
-def test_cross_attention_has_the_logits_of_the_formula(norm: str, per_dimension: bool) -> None:
-    module = randomised(CrossAttention(D_MODEL, 6, HEADS, Dropout(0.0), scaling=scaling(norm, per_dimension)))
+@pytest.mark.parametrize("values", ["none", "layer", "rms"])
+@pytest.mark.parametrize(("norm", "per_dimension"), [*KINDS, ("none", False)])
+def test_cross_attention_is_the_mean_of_the_formula(norm: str, per_dimension: bool, values: str) -> None:
+    chosen = scaling(norm, per_dimension, value_norm=values)
+    module = randomised(CrossAttention(D_MODEL, 6, HEADS, Dropout(0.0), scaling=chosen))
     part, maps = module.scaling, module.kv_proj
     assert part is not None
     x, memory = draw(2, 3, D_MODEL, seed=1), draw(2, 5, 6, seed=2)
@@ -76,7 +79,9 @@ def test_cross_attention_has_the_logits_of_the_formula(norm: str, per_dimension:
                 weights = weights_of(
                     query[b, i, head], key[b][:, head], i, seen, lambda q, k, i, j: logit(part, norm, q, k)
                 )
-                context[b, i, head] = sum(w * value[b, j, head] for j, w in zip(seen, weights, strict=True))
+                gain = None if part.value_norm is None else part.value_norm.weight
+                means = [w * normalised(value[b, j, head], values, gain) for j, w in zip(seen, weights, strict=True)]
+                context[b, i, head] = sum(means)
     assert module.out_proj is not None
     expected = linear(context, module.out_proj.weight, module.out_proj.bias)
     got = module(x, module.remember(memory, padding_mask(mask, torch.float64)))
@@ -84,9 +89,9 @@ def test_cross_attention_has_the_logits_of_the_formula(norm: str, per_dimension:
 
 
 @pytest.mark.parametrize("relative", [False, True])
-@pytest.mark.parametrize(("norm", "per_dimension"), KINDS)
+@pytest.mark.parametrize(("norm", "per_dimension"), [*KINDS, ("none", False)])
 def test_steps_equal_whole_sequences(norm: str, per_dimension: bool, relative: bool) -> None:
-    part = scaling(norm, per_dimension)
+    part = scaling(norm, per_dimension, value_norm="rms")
     module = (
         RelativeAttention(D_MODEL, HEADS, Dropout(0.0), clip=2, scaling=part)
         if relative

@@ -106,6 +106,11 @@ def b2t_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: Sublayer
     return ln(x + drop(f(x)) + bypass, r.out_norm)
 
 
+def hybrid_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
+    u = x if at.attention else ln(x, r.in_norm)
+    return u + drop(f(u))
+
+
 def keel_reference(x: Tensor, f: Branch, r: Residual, below: Tensor, at: SublayerPosition) -> Tensor:
     if at.layer == 1:
         y = x + drop(f(ln(x, r.in_norm)))
@@ -129,6 +134,7 @@ REFERENCES: dict[str, Callable[[Tensor, Branch, Residual, Tensor, SublayerPositi
     "res_post": lambda x, f, r, below, at: x + drop(ln(f(x), r.branch_norm)),
     "b2t": b2t_reference,
     "keel": keel_reference,
+    "hybrid": hybrid_reference,
     "fixup": lambda x, f, r, below, at: x + r.branch * drop(f(x)),  # type: ignore[operator]
 }
 """One sub-layer of each kind: (stream, branch, the Residual for its parameters, input of the layer, place)."""

@@ -52,6 +52,7 @@ ResidualKind = Literal[
     "manifold_hyper",
     "siamese",
     "keel",
+    "hybrid",
 ]
 HistoryKind = Literal[
     "latest",
@@ -197,6 +198,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     ),
     "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", alone=_STREAMS),
     "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True),
+    "hybrid": ResidualFacts("Zhuo et al. 2025 (HybridNorm)"),
 }
 
 _ANY_COMBINATION = frozenset({"combination.dropout", "combination.groups", "combination.unit"})

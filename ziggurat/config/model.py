@@ -63,7 +63,8 @@ class ModelConfig(Section):
     `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x + LN(f(LN(x))), `res_post` x + LN(f(x)), `b2t`
     post-norm with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
     `hyper` hyper-connections, `manifold_hyper` with doubly stochastic mixing, `siamese` a post- and a pre-norm stream
-    with one branch, `keel` LN(alpha x + f(LN(x))) (docs/depth.md)."""
+    with one branch, `keel` LN(alpha x + f(LN(x))), `hybrid` x + f(x) for attention and u + f(u) with u = LN(x) for
+    feed-forward networks (docs/depth.md)."""
     encoder: EncoderConfig = EncoderConfig()
     """Encoder stack."""
     decoder: DecoderConfig = DecoderConfig()
@@ -239,6 +240,7 @@ def _rnmt(model: ModelConfig) -> Iterator[str]:
         ("encoder.heads", model.encoder.heads, {None}),
         ("activation", model.activation, {"relu"}),
         ("attention.qk_norm", model.attention.qk_norm, {"none"}),
+        ("attention.value_norm", model.attention.value_norm, {"none"}),
         ("attention.query_scale", model.attention.query_scale, {False}),
         ("norm", model.norm, {"layer"}),
         ("encoder.layer_drop", model.encoder.layer_drop, {0.0}),

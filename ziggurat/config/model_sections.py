@@ -148,6 +148,8 @@ class AttentionConfig(Section):
     length with one learned factor of the logits (Henry et al. 2020)."""
     qk_length: Width = Field(default=100, ge=2)
     """`qk_norm: l2`: sentence length L (97.5th percentile) in the factor's initial value log2(L^2 - L)."""
+    value_norm: Literal["none", "layer", "rms"] = "none"
+    """Normalise values per head, with a learned gain (HybridNorm, Zhuo et al. 2025)."""
     query_scale: bool = False
     """Multiply queries by a learned softplus(a)/softplus(0) per dimension, shared by the heads (lingvo)."""
 

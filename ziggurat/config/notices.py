@@ -65,6 +65,11 @@ def _halves(model: ModelConfig) -> Iterator[str]:
                 f"`residual: {residuals[other][-1]}` was not made for that; choose `residual: {residual}` for both"
             )
     yield from _three_branches(model)
+    if "hybrid" in every and "none" in (model.attention.qk_norm, model.attention.value_norm):
+        yield (
+            "`residual: hybrid` leaves the normalisation of attention to attention itself: set `attention.qk_norm: "
+            "rms` and `attention.value_norm: rms`"
+        )
     if "ln_scaling" in every and model.init.kind == "depth_scaled":
         yield (
             "`residual: ln_scaling` beside `init.kind: depth_scaled`: both damp deep layers, and the authors of "

@@ -174,6 +174,8 @@ def unlike_plain(config: ModelConfig) -> Iterator[str]:
     """Yield the choices inside attention that matrices alone do not express in other toolkits."""
     if config.attention.qk_norm != "none":
         yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
+    if config.attention.value_norm != "none":
+        yield f"`attention.value_norm: {config.attention.value_norm}`: other toolkits do not normalise values"
     if config.attention.query_scale:
         yield "`attention.query_scale`: other toolkits have no scale per dimension of queries"
     if config.embedding.positions == "rotary":

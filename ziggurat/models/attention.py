@@ -82,7 +82,7 @@ def _cross(parts: StackParts, *, project_out: bool = True) -> CrossAttention:
 
 def _scaling(parts: StackParts) -> QueryKeyScaling | None:
     options = parts.config.attention
-    if options.qk_norm == "none" and not options.query_scale:
+    if options.qk_norm == options.value_norm == "none" and not options.query_scale:
         return None
     return QueryKeyScaling(
         parts.d_model // parts.heads,
@@ -90,6 +90,7 @@ def _scaling(parts: StackParts) -> QueryKeyScaling | None:
         length=options.qk_length,
         per_dimension=options.query_scale,
         epsilon=parts.config.layer_norm_epsilon,
+        value_norm=options.value_norm,
     )
 
 

@@ -75,6 +75,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "manifold_hyper": ResidualRow(residual.manifold_hyper, True, "sources", streams="option"),
     "siamese": ResidualRow(residual.siamese, True, "sources", streams=2, end=SiameseEnd),
     "keel": ResidualRow(residual.keel, True, "none"),
+    "hybrid": ResidualRow(residual.hybrid, True, "sources"),
 }
 
 

@@ -107,7 +107,7 @@ class SelfAttention(OwnAttention):
         """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
         query, key, value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
         if self.scaling is not None:
-            query, key = self.scaling.query(query), self.scaling.key(key)
+            query, key, value = self.scaling.query(query), self.scaling.key(key), self.scaling.value(value)
         if self.rotary is not None:
             query, key = self._rotated(query, live), self._rotated(key, live)
         return query, key, value
@@ -166,7 +166,7 @@ class CrossAttention(nn.Module):
         """
         key, value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(2, dim=-1))
         if self.scaling is not None:
-            key = self.scaling.key(key)
+            key, value = self.scaling.key(key), self.scaling.value(value)
         return CrossAttentionCache(key, value, mask, keep_weights)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:

@@ -1,4 +1,4 @@
-"""Scaling of queries and keys before their product: QK-norm in two forms, and a learned scale per dimension."""
+"""Scaling of queries, keys and values: QK-norm in two forms, a learned scale per dimension, a norm of values."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ _NORMS: dict[str, Callable[[int, float], nn.LayerNorm | nn.RMSNorm]] = {
 
 
 class QueryKeyScaling(nn.Module):
-    """Normalisation of the queries and keys of every head, and scaling of the queries; heads share all parameters.
+    """Normalisation of the queries, keys and values of every head, and scaling of the queries.
+
+    Heads share all parameters.
 
     Args:
         d_head: width of a head.
@@ -30,6 +32,7 @@ class QueryKeyScaling(nn.Module):
             and one learned factor g of the logits in place of that division (Henry et al. 2020). "none": neither.
         length: L in the initial value log2(L^2 - L) of g, the 97.5th percentile of sentence lengths; at least 2.
         per_dimension: also multiply queries by softplus(a) / softplus(0), a [d_head] learned from 0 (lingvo).
+        value_norm: normalise values too, as "layer" or "rms" says (HybridNorm, Zhuo et al. 2025).
         epsilon: of the norms; with "l2" a shorter query or key is divided by this.
     """
 
@@ -44,6 +47,7 @@ class QueryKeyScaling(nn.Module):
         length: int,
         per_dimension: bool,
         epsilon: float,
+        value_norm: Literal["none", "layer", "rms"] = "none",
     ) -> None:
         super().__init__()
         self.epsilon = epsilon
@@ -51,6 +55,7 @@ class QueryKeyScaling(nn.Module):
         make = _NORMS.get(norm)
         self.query_norm = None if make is None else make(d_head, epsilon)
         self.key_norm = None if make is None else make(d_head, epsilon)
+        self.value_norm = None if value_norm == "none" else _NORMS[value_norm](d_head, epsilon)
         factor = nn.Parameter(torch.tensor([math.log2(length**2 - length)])) if norm == "l2" else None
         self.register_parameter("factor", factor)
         self.register_parameter("dimensions", nn.Parameter(torch.zeros(d_head)) if per_dimension else None)
@@ -68,9 +73,16 @@ class QueryKeyScaling(nn.Module):
         """Return `key` [batch, heads, length, d_head] scaled, in its own type."""
         return self._normalised(key, self.key_norm).to(key.dtype)
 
+    def value(self, value: Tensor) -> Tensor:
+        """Return `value` [batch, heads, length, d_head] normalised, in its own type."""
+        return self._by(self.value_norm, value).to(value.dtype)
+
     def _normalised(self, x: Tensor, norm: nn.LayerNorm | nn.RMSNorm | None) -> Tensor:
         if self.factor is not None:
             return F.normalize(x, dim=-1, eps=self.epsilon)
+        return self._by(norm, x)
+
+    def _by(self, norm: nn.LayerNorm | nn.RMSNorm | None, x: Tensor) -> Tensor:
         # Under autocast queries and keys are of a half type, the gain is fp32: RMSNorm has no fused kernel for both.
         return x if norm is None else norm(x.to(norm.weight.dtype))
 

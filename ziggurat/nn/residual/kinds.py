@@ -25,6 +25,7 @@ __all__ = [
     "deepnorm",
     "deepnorm_constants",
     "fixup",
+    "hybrid",
     "hyper",
     "keel",
     "layer_scale",
@@ -110,6 +111,17 @@ def keel(position: SublayerPosition, options: ResidualOptions) -> Residual:
         out_norm=None if first and position.sublayer == 0 else options.norm(),
         skip=None if first else float(position.branches),
     )
+
+
+def hybrid(position: SublayerPosition, options: ResidualOptions) -> Residual:
+    """y = x + f(x) for attention, u + f(u) with u = LN(x) for feed-forward networks: Zhuo et al. 2025 (HybridNorm).
+
+    Attention has its norms inside, on the queries, keys and values of each head (`attention.qk_norm`, `value_norm`). A
+    final LN. For attention to the memory the authors, who have decoders only, say nothing: here it is as the other.
+    """
+    if position.attention:
+        return Residual(options.dropout())
+    return NormalisedSkip(options.dropout(), in_norm=options.norm())
 
 
 def rezero(position: SublayerPosition, options: ResidualOptions) -> Residual:
