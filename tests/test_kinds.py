@@ -168,6 +168,7 @@ VALUE_MAP: dict[str, Callable[[], Distribution]] = {
     "depth_scaled": lambda: Uniform(FUSED * LAYER**-0.25),
     "admin": lambda: Uniform(FUSED),
     "deepnorm": lambda: Normal((12 * M) ** -0.25 * math.sqrt(2 / (IN + OUT))),
+    "magneto": lambda: Uniform(FUSED * math.log(3 * M) ** 0.5),
     "t_fixup": lambda: Uniform((9 * M) ** -0.25 * math.sqrt(6 / (IN + OUT))),
     "fixup": lambda: Uniform(FUSED * (2 * N + 3 * M) ** (-1 / 6)),
     "uniform": lambda: Uniform(FUSED),

@@ -30,6 +30,7 @@ METHODS: dict[str, list[str]] = {
     "res-post": ["model.residual=res_post"],
     "gpas": ["model.residual=pre", "model.wiring.gpas=true"],
     "mix-ln": ["model.residual=pre"],  # and ranges, by depth
+    "sub-ln": ["model.residual=sub_ln", "model.init.kind=magneto"],
     "hybrid": ["model.residual=hybrid", "model.attention={qk_norm: rms, value_norm: rms}"],
     "keel": ["model.residual=keel"],
     "siamese": ["model.residual=siamese"],

@@ -174,6 +174,19 @@ def test_deepnorm_goes_by_the_planned_depth() -> None:
     assert values.std().item() == pytest.approx(beta * math.sqrt(2 / (32 + 96)), rel=0.03)
 
 
+def test_magneto_factors() -> None:
+    """6-6: 1.547 and 1.700; 18-18: 2.183 and 1.997 (Wang et al. 2022, section 3.2); queries and keys are Glorot's."""
+    config = {"kind": "magneto", "qkv": "separate"}
+    for (n, m), (encoder, decoder) in {(6, 6): (1.547, 1.700), (18, 18): (2.183, 1.997)}.items():
+        depth = ModelDepth(n, m)
+        for role in (Role.ATTENTION_VALUE, Role.ATTENTION_OUT, Role.FFN_IN, Role.FFN_OUT):
+            for above, factor in ((False, encoder), (True, decoder)):
+                values = drawn(role, config=config, layer=2, decoder=above, depth=depth)
+                assert float(values.abs().max()) == pytest.approx(factor * glorot(), rel=2e-3)
+            check_uniform(drawn(role, config=config, layer=2, decoder=True, cross=True, depth=depth), glorot())
+        check_uniform(drawn(Role.ATTENTION_KEY, config=config, layer=2, depth=depth), glorot())
+
+
 def test_t_fixup_factors() -> None:
     n, m = DEPTH[:2]
     config = {"kind": "t_fixup", "qkv": "fused"}

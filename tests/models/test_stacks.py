@@ -27,9 +27,9 @@ FUTURE = Mask(torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, N
 KINDS = get_args(ResidualKind)
 
 STREAMS = {"hyper", "manifold_hyper", "siamese"}
-FINAL_NORM = {"hybrid", "pre", "res_post", "layer_scale", "ln_scaling", "peri", "none", "keel", *STREAMS}
+FINAL_NORM = {"hybrid", "sub_ln", "pre", "res_post", "layer_scale", "ln_scaling", "peri", "none", "keel", *STREAMS}
 CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
-SOURCES = {"hybrid", "pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", *STREAMS}
+SOURCES = {"hybrid", "sub_ln", "pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", *STREAMS}
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
@@ -87,7 +87,7 @@ def joined(
             return ln(x + f(x), r.out_norm)
         case "b2t":
             return ln(x + f(x) if attention else x + f(x) + below, r.out_norm)
-        case "pre":
+        case "pre" | "sub_ln":
             return x + f(ln(x, r.in_norm))
         case "lingvo":
             u = ln(x, r.in_norm)
@@ -233,6 +233,24 @@ def test_kinds_may_differ_by_ranges_of_layers() -> None:
 def test_ranges_that_fit_no_stack_are_refused(parts: list[dict[str, Any]], said: str) -> None:
     with pytest.raises(ValueError, match=said):
         built("pre", encoder__ranges=parts)
+
+
+def test_sub_ln_has_a_norm_before_the_last_map_of_attention_and_feed_forward_networks() -> None:
+    """But not of attention to the memory (Wang et al. 2022, section 3.2)."""
+    model = built("sub_ln")
+    layer: Any = model.encoder.layers[1]
+    x = model.source_embedding(SOURCE)
+    ffn, last = layer.ffn, layer.ffn.out_proj
+    inner = ln(torch.relu(x @ ffn.in_proj.weight.T + ffn.in_proj.bias), last.norm)
+    same(ffn(x), inner @ last.map.weight.T + last.map.bias)
+    attention, last = layer.self_attn, layer.self_attn.out_proj
+    parts = (x @ attention.qkv_proj.weight.T + attention.qkv_proj.bias).chunk(3, -1)
+    query, key, value = (part.unflatten(-1, (attention.heads, -1)).transpose(1, 2) for part in parts)
+    weights = (query @ key.mT / query.shape[-1] ** 0.5 + HIDDEN.bias).softmax(-1)
+    joined_heads = (weights @ value).transpose(1, 2).flatten(2)
+    same(attention(x, HIDDEN), ln(joined_heads, last.norm) @ last.map.weight.T + last.map.bias)
+    above: Any = model.decoder.layers[0]
+    assert isinstance(above.cross_attn.out_proj, nn.Linear)
 
 
 def test_ln_scaling_counts_layers_in_each_stack() -> None:

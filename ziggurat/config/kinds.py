@@ -53,6 +53,7 @@ ResidualKind = Literal[
     "siamese",
     "keel",
     "hybrid",
+    "sub_ln",
 ]
 HistoryKind = Literal[
     "latest",
@@ -70,7 +71,7 @@ EncoderAttentionKind = Literal["full", "relative"]
 DecoderAttentionKind = Literal[
     "full", "relative", "average", "simplified_average", "merged", "merged_full", "merged_gated"
 ]
-InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "t_fixup", "fixup", "uniform"]
+InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "t_fixup", "fixup", "uniform"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
 Sharing = Literal["none", "decoder", "all"]
 Activation = Literal["relu", "gelu", "silu", "swiglu"]
@@ -158,6 +159,7 @@ _DEEPNET = "Wang et al. 2022"
 _AAN = "Zhang et al. 2018"
 _MATT = "Zhang et al. 2019 (DS-Init and MAtt)"
 _T_FIXUP = "Huang et al. 2020"
+_MAGNETO = "Wang et al. 2022 (Magneto)"
 _FIXUP = "Zhang et al. 2019 (Fixup)"
 
 _GPAS = frozenset({"wiring.gpas"})
@@ -199,6 +201,12 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", alone=_STREAMS),
     "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True),
     "hybrid": ResidualFacts("Zhuo et al. 2025 (HybridNorm)"),
+    "sub_ln": ResidualFacts(
+        _MAGNETO,
+        init="magneto",
+        without_init="has norms inside its sub-layers, but not the larger weights that go with them",
+        alone="its linear maps have norms before them",
+    ),
 }
 
 _ANY_COMBINATION = frozenset({"combination.dropout", "combination.groups", "combination.unit"})
@@ -249,6 +257,12 @@ INITIALISATIONS: dict[InitKind, InitFacts] = {
     "depth_scaled": InitFacts(_MATT, _QKV | {"init.alpha", "init.exponent"}),
     "admin": InitFacts(_ADMIN, _QKV | {"init.omega", "init.profile_tokens"}),  # elsewhere it is Glorot's
     "deepnorm": InitFacts(_DEEPNET, elsewhere=_SMALLER_BRANCHES, three_branches="DeepNorm"),
+    "magneto": InitFacts(
+        _MAGNETO,
+        _QKV,
+        elsewhere="makes value, output and feed-forward weights larger by depth",
+        three_branches="Magneto",
+    ),
     "t_fixup": InitFacts(_T_FIXUP, _QKV, elsewhere=_SMALLER_BRANCHES, three_branches="T-Fixup"),
     "fixup": InitFacts(_FIXUP, _QKV, elsewhere="starts all branches at zero"),
     "uniform": InitFacts("Chen et al. 2018", _QKV | {"init.uniform"}, rnmt=True),

@@ -64,7 +64,7 @@ class ModelConfig(Section):
     post-norm with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
     `hyper` hyper-connections, `manifold_hyper` with doubly stochastic mixing, `siamese` a post- and a pre-norm stream
     with one branch, `keel` LN(alpha x + f(LN(x))), `hybrid` x + f(x) for attention and u + f(u) with u = LN(x) for
-    feed-forward networks (docs/depth.md)."""
+    feed-forward networks, `sub_ln` pre-norm with a second LN before the last map of a sub-layer (docs/depth.md)."""
     encoder: EncoderConfig = EncoderConfig()
     """Encoder stack."""
     decoder: DecoderConfig = DecoderConfig()

@@ -240,6 +240,7 @@ class InitConfig(Section):
     """`xavier`: Glorot uniform for matrices, N(0, 1/d_model) for embeddings, zero biases. `depth_scaled`: DS-Init,
     the bounds of layer l times alpha l^-exponent (Zhang et al. 2019). `admin`: xavier, and `omega` sets the skip
     vectors of `residual: admin` (Liu et al. 2020). `deepnorm`: Xavier normal with gain beta (Wang et al. 2022).
+    `magneto`: xavier, larger by depth for `residual: sub_ln` (Wang et al. 2022).
     `t_fixup`: Huang et al. 2020. `fixup`: Zhang et al. 2019 as in zero's code. `uniform`: U(-0.04, 0.04) as in
     RNMT+."""
     qkv: Literal["fused", "separate", "fused_self"] = "fused"

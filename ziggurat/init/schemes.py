@@ -214,6 +214,19 @@ def deepnorm(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     return Normal(gain * math.sqrt(2.0 / (fan_in + fan_out)))
 
 
+def magneto(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
+    """Glorot, with value, output and feed-forward maps larger by depth: Wang et al. 2022 (Magneto), section 3.2.
+
+    The factor is sqrt(ln(3M) ln(2N) / 3) in the encoder and sqrt(ln 3M) in the decoder. Attention to the memory, which
+    has no inner norm, keeps Glorot's bounds.
+    """
+    draw = xavier(slot, config, depth)
+    if not slot.layer or slot.role not in WRITTEN or slot.cross:
+        return draw
+    above = math.log(3 * depth.decoder_layers)
+    return draw.scaled(math.sqrt(above if slot.decoder else above * math.log(2 * depth.encoder_layers) / 3))
+
+
 def t_fixup(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     """Glorot, with value, output and feed-forward maps and token embeddings smaller by depth (Huang et al. 2020, 3.2).
 
@@ -260,6 +273,7 @@ INIT: dict[InitKind, Scheme] = {
     "depth_scaled": depth_scaled,
     "admin": xavier,  # ADMIN changes its skip vectors only: ziggurat.init.admin
     "deepnorm": deepnorm,
+    "magneto": magneto,
     "t_fixup": t_fixup,
     "fixup": fixup,
     "uniform": uniform,

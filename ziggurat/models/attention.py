@@ -36,6 +36,7 @@ def _full(parts: StackParts) -> SelfAttention:
         linear=parts.linear,
         scaling=_scaling(parts),
         rotary=Rotary(parts.d_model // parts.heads) if parts.config.embedding.positions == "rotary" else None,
+        out=parts.normed_linear,
     )
 
 
@@ -49,6 +50,7 @@ def _relative(parts: StackParts) -> RelativeAttention:
         values=options.relative_values,
         linear=parts.linear,
         scaling=_scaling(parts),
+        out=parts.normed_linear,
     )
 
 

@@ -41,6 +41,7 @@ class ResidualRow:
         entry_norm: the stack normalises its input.
         ends_as_model: an encoder of this kind is an ablation, and ends as one of `model.residual` would.
         shifted: linear maps have scalar shifts instead of biases (Fixup).
+        inner_norm: the last map of self-attention and of the feed-forward network has a norm before it (Sub-LN).
         streams: the stream is so many parallel ones, or as many as `wiring.streams` says; None: it is one.
         end: makes of a maker of norms the module that merges the streams at the end; None: they are added up.
     """
@@ -52,6 +53,7 @@ class ResidualRow:
     entry_norm: bool = False
     ends_as_model: bool = False
     shifted: bool = False
+    inner_norm: bool = False
     streams: int | Literal["option"] | None = None
     end: Callable[[Callable[[], nn.Module]], nn.Module] | None = None
 
@@ -76,6 +78,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "siamese": ResidualRow(residual.siamese, True, "sources", streams=2, end=SiameseEnd),
     "keel": ResidualRow(residual.keel, True, "none"),
     "hybrid": ResidualRow(residual.hybrid, True, "sources"),
+    "sub_ln": ResidualRow(residual.pre_norm, True, "sources", inner_norm=True),
 }
 
 

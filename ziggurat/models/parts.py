@@ -25,7 +25,7 @@ from ziggurat.nn.dropout import Dropout, StochasticBranch
 from ziggurat.nn.embedding import InputEmbedding, LearnedPositions, OutputProjection, SinusoidalPositions
 from ziggurat.nn.feed_forward import FeedForward, GatedFeedForward
 from ziggurat.nn.history import HistoryOptions, Transparent
-from ziggurat.nn.linear import Linear
+from ziggurat.nn.linear import Linear, NormedLinear
 from ziggurat.nn.residual import Residual, ResidualOptions, ScaledNorm, ShiftedLinear, ShiftScale, SublayerPosition
 
 __all__ = ["Embeddings", "StackParts", "memory_mixtures"]
@@ -108,16 +108,25 @@ class StackParts:
         """Return a Dropout of probability `p`."""
         return Dropout(p, self.exact_dropout)
 
-    def norm(self) -> nn.Module:
-        """Return a normalisation of the stream."""
+    def norm(self, width: int | None = None) -> nn.Module:
+        """Return a normalisation of the stream, or of something of another width."""
+        width = width or self.d_model
         epsilon = self.stack.layer_norm_epsilon or self.config.layer_norm_epsilon
         match self.config.norm:
             case "layer":
-                return nn.LayerNorm(self.d_model, eps=epsilon)
+                return nn.LayerNorm(width, eps=epsilon)
             case "rms":
-                return nn.RMSNorm(self.d_model, eps=epsilon)
+                return nn.RMSNorm(width, eps=epsilon)
             case _:
                 assert_never(self.config.norm)
+
+    @property
+    def normed_linear(self) -> LinearMaker | None:
+        """Makes the last map of a sub-layer with a norm before it (Sub-LN); None: it has none."""
+        return self._normed_linear if self.row.inner_norm else None
+
+    def _normed_linear(self, width_in: int, width_out: int) -> NormedLinear:
+        return NormedLinear(self.norm(width_in), width_in, width_out)
 
     def residuals(self, layer: int, attentions: Sequence[bool]) -> list[Residual]:
         """Return the Residuals of layer `layer`, from 1; `attentions` is True for each attention sub-layer."""
@@ -172,10 +181,17 @@ class StackParts:
                 self.d_ff,
                 dropout,
                 linear=self.linear if self.row.shifted else partial(Linear, bias=False),
+                out=self.normed_linear,
                 shifted=self.row.shifted,
             )
         return FeedForward(
-            self.d_model, self.d_ff, config.activation, dropout, linear=self.linear, shifted=self.row.shifted
+            self.d_model,
+            self.d_ff,
+            config.activation,
+            dropout,
+            linear=self.linear,
+            out=self.normed_linear,
+            shifted=self.row.shifted,
         )
 
     def wiring(self, sublayers: int) -> StackWiring:

@@ -51,6 +51,7 @@ class FeedForward(_TwoMaps):
         activation: "relu", "gelu" or "silu".
         dropout: after the activation.
         linear: makes the two maps from (width in, width out).
+        out: makes the second one; None: as `linear`.
         shifted: add one trained scalar, from 0, before the activation (Fixup).
     """
 
@@ -62,9 +63,10 @@ class FeedForward(_TwoMaps):
         dropout: nn.Module,
         *,
         linear: Callable[[int, int], nn.Module] = Linear,
+        out: Callable[[int, int], nn.Module] | None = None,
         shifted: bool = False,
     ) -> None:
-        super().__init__(linear(d_model, d_ff), linear(d_ff, d_model), dropout, shifted=shifted)
+        super().__init__(linear(d_model, d_ff), (out or linear)(d_ff, d_model), dropout, shifted=shifted)
         self.activation = _ACTIVATIONS[activation]
 
     @property
@@ -100,6 +102,7 @@ class GatedFeedForward(_TwoMaps):
         d_ff: inner width of the plain network of that size.
         dropout: after the gate.
         linear: makes the two maps from (width in, width out).
+        out: makes the second one; None: as `linear`.
         shifted: add one trained scalar, from 0, before the activation (Fixup).
     """
 
@@ -110,11 +113,12 @@ class GatedFeedForward(_TwoMaps):
         dropout: nn.Module,
         *,
         linear: Callable[[int, int], nn.Module] = _without_bias,
+        out: Callable[[int, int], nn.Module] | None = None,
         shifted: bool = False,
     ) -> None:
         step = math.gcd(64, d_ff)
         width = -(-2 * d_ff // (3 * step)) * step
-        super().__init__(linear(d_model, 2 * width), linear(width, d_model), dropout, shifted=shifted)
+        super().__init__(linear(d_model, 2 * width), (out or linear)(width, d_model), dropout, shifted=shifted)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [batch, length, d_model] for `x` of that shape."""

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-__all__ = ["Kernel", "Linear", "kernel", "linear", "product"]
+__all__ = ["Kernel", "Linear", "NormedLinear", "kernel", "linear", "product"]
 
 Kernel = Literal["auto", "torch", "onednn"]
 
@@ -125,3 +125,33 @@ class Linear(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] for `x` [..., in]."""
         return linear(x, self.weight, self.bias)
+
+
+class NormedLinear(nn.Module):
+    """N(x) W^T + b: a norm and the linear map that alone reads it (Sub-LN, Wang et al. 2022).
+
+    Args:
+        norm: of [..., in].
+        width_in: in.
+        width_out: out.
+    """
+
+    def __init__(self, norm: nn.Module, width_in: int, width_out: int) -> None:
+        super().__init__()
+        self.norm = norm
+        self.map = Linear(width_in, width_out)
+
+    @property
+    def weight(self) -> Tensor:
+        """W [out, in]."""
+        return self.map.weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """b [out]."""
+        return self.map.bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return [..., out] for `x` [..., in]."""
+        y: Tensor = self.map(self.norm(x))
+        return y

@@ -15,13 +15,13 @@ from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.linear import Linear
+from ziggurat.nn.linear import Linear, NormedLinear
 from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
 
 __all__ = ["CrossAttention", "LinearMaker", "SelfAttention", "join_heads", "split_heads"]
 
-LinearMaker = Callable[[int, int], Linear | ShiftedLinear]
+LinearMaker = Callable[[int, int], Linear | ShiftedLinear | NormedLinear]
 """Makes a linear map from (width in, width out)."""
 
 
@@ -51,8 +51,9 @@ class SelfAttention(OwnAttention):
         heads: number of heads; divides d_model.
         dropout: on the attention weights.
         linear: makes the linear maps.
-        scaling: of queries and keys, or None.
+        scaling: of queries, keys and values, or None.
         rotary: rotation of queries and keys by their positions, or None.
+        out: makes the output map; None: as `linear`.
     """
 
     def __init__(
@@ -64,11 +65,12 @@ class SelfAttention(OwnAttention):
         linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
         rotary: Rotary | None = None,
+        out: LinearMaker | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
         self.qkv_proj = linear(d_model, 3 * d_model)
-        self.out_proj = linear(d_model, d_model)
+        self.out_proj = (out or linear)(d_model, d_model)
         self.dropout = dropout
         self.scaling = scaling
         self.rotary = rotary

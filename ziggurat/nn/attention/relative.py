@@ -34,7 +34,8 @@ class RelativeAttention(SelfAttention):
         clip: k; larger distances count as k.
         values: whether there is the table s.
         linear: makes the linear maps.
-        scaling: of queries and keys, or None; it leaves the tables as they are.
+        scaling: of queries, keys and values, or None; it leaves the tables as they are.
+        out: makes the output map; None: as `linear`.
     """
 
     value_table: nn.Parameter | None
@@ -49,8 +50,9 @@ class RelativeAttention(SelfAttention):
         values: bool = False,
         linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
+        out: LinearMaker | None = None,
     ) -> None:
-        super().__init__(d_model, heads, dropout, linear=linear, scaling=scaling)
+        super().__init__(d_model, heads, dropout, linear=linear, scaling=scaling, out=out)
         self.clip = clip
         self.key_table = _table(clip, d_model // heads)
         self.register_parameter("value_table", _table(clip, d_model // heads) if values else None)
