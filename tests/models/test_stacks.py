@@ -27,9 +27,10 @@ FUTURE = Mask(torch.full((4, 4), -math.inf, dtype=torch.float64).triu(1)[None, N
 KINDS = get_args(ResidualKind)
 
 STREAMS = {"hyper", "manifold_hyper", "siamese"}
-FINAL_NORM = {"hybrid", "sub_ln", "pre", "res_post", "layer_scale", "ln_scaling", "peri", "none", "keel", *STREAMS}
+PRE = {"pre", "sandwich", "hybrid", "sub_ln", "res_post", "layer_scale", "ln_scaling", "peri", "none", *STREAMS}
+FINAL_NORM = {*PRE, "keel"}
 CONSUMERS = {"post", "admin", "deepnorm", "b2t"}
-SOURCES = {"hybrid", "sub_ln", "pre", "lingvo", "none", "layer_scale", "ln_scaling", "peri", "res_post", *STREAMS}
+SOURCES = {*PRE, "lingvo"}
 
 
 def built(residual: str, **choices: Any) -> Seq2Seq:
@@ -105,7 +106,7 @@ def joined(
             return x + r.branch * f(ln(x, r.in_norm))
         case "ln_scaling":
             return x + f(ln(x, r.in_norm.norm) * r.in_norm.factor)
-        case "peri":
+        case "peri" | "sandwich":
             return x + ln(f(ln(x, r.in_norm)), r.branch_norm)
         case "res_post":
             return x + ln(f(x), r.branch_norm)

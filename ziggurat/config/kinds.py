@@ -54,6 +54,7 @@ ResidualKind = Literal[
     "keel",
     "hybrid",
     "sub_ln",
+    "sandwich",
 ]
 HistoryKind = Literal[
     "latest",
@@ -201,6 +202,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", alone=_STREAMS),
     "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True),
     "hybrid": ResidualFacts("Zhuo et al. 2025 (HybridNorm)"),
+    "sandwich": ResidualFacts("Ding et al. 2021 (CogView)", _GPAS),
     "sub_ln": ResidualFacts(
         _MAGNETO,
         init="magneto",

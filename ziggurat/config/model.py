@@ -59,9 +59,9 @@ class ModelConfig(Section):
     residual: ResidualKind = "pre"
     """The way a sub-layer f joins the stream x: `post` LN(x + f(x)), `pre` x + f(LN(x)) with a final LN per stack,
     `lingvo` LN(x) + f(LN(x)) for attention, `none` f(LN(x)), `admin` LN(omega x + f(x)), `deepnorm` LN(alpha x + f(x)),
-    `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)),
-    `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x + LN(f(LN(x))), `res_post` x + LN(f(x)), `b2t`
-    post-norm with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
+    `rezero` x + a f(x), `layer_scale` x + lambda f(LN(x)), `ln_scaling` x + f(LN(x) / sqrt(layer)), `peri` x +
+    LN(f(LN(x))) with an LN on the embedding, `sandwich` the same without it, `res_post` x + LN(f(x)), `b2t` post-norm
+    with a bypass to the last LN of the layer, `no_norm` x + f(x), `fixup` x + m f(x) with scalar shifts,
     `hyper` hyper-connections, `manifold_hyper` with doubly stochastic mixing, `siamese` a post- and a pre-norm stream
     with one branch, `keel` LN(alpha x + f(LN(x))), `hybrid` x + f(x) for attention and u + f(u) with u = LN(x) for
     feed-forward networks, `sub_ln` pre-norm with a second LN before the last map of a sub-layer (docs/depth.md)."""

@@ -211,8 +211,8 @@ class WiringConfig(Section):
     """`manifold_hyper`: initial values, which the paper leaves open. `streams`: each sub-layer reads one stream in turn
     and mixes none, as hyper-connections start; `normal`: maps N(0, 0.02^2), as in transformers."""
     gpas: bool = False
-    """`post`, `pre`, `deepnorm`, `ln_scaling`, `peri`, `res_post`: a trained gate for each layer that makes the stream
-    smaller without making its gradient smaller (Chen et al. 2025)."""
+    """`post`, `pre`, `deepnorm`, `ln_scaling`, `peri`, `sandwich`, `res_post`: a trained gate for each layer that makes
+    the stream smaller without making its gradient smaller (Chen et al. 2025)."""
     planned_encoder_layers: Layers | None = Field(default=None, ge=1)
     """Encoder depth for which constants such as DeepNorm's alpha and beta are computed; null: `encoder.layers`. Set
     it to the final depth if the model will be grown."""

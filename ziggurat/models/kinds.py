@@ -69,6 +69,7 @@ RESIDUAL: dict[ResidualKind, ResidualRow] = {
     "layer_scale": ResidualRow(residual.layer_scale, True, "sources", "branch_vector"),
     "ln_scaling": ResidualRow(residual.ln_scaling, True, "sources"),
     "peri": ResidualRow(residual.peri, True, "sources", entry_norm=True),
+    "sandwich": ResidualRow(residual.peri, True, "sources"),
     "res_post": ResidualRow(residual.res_post, True, "sources"),
     "b2t": ResidualRow(residual.b2t, False, "consumers"),
     "no_norm": ResidualRow(residual.no_norm, False, "none"),

@@ -156,7 +156,8 @@ def ln_scaling(position: SublayerPosition, options: ResidualOptions) -> Residual
 def peri(position: SublayerPosition, options: ResidualOptions) -> Residual:
     """y = x + LN(f(LN(x))): Kim et al. 2025 (Peri-LN), with dropout on the normalised branch.
 
-    The stack normalises its input, which the paper calls optional, and its output.
+    The stack normalises its input, which the paper calls optional, and its output. Without the first it is CogView's
+    sandwich norm (Ding et al. 2021, kind `sandwich`), whose code has dropout inside f.
     """
     return Residual(options.dropout(), in_norm=options.norm(), branch_norm=options.norm())
 
