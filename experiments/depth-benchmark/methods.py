@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DEPTHS", "METHODS", "RATES", "common"]
+__all__ = ["DEPTHS", "METHODS", "RATES", "SWEPT_AT", "common"]
 
 _BOTH = "model.encoder.history={0} model.decoder.history={0}"
 
@@ -63,6 +63,8 @@ METHODS: dict[str, list[str]] = {
 
 RATES = (7e-4, 2e-3, 4e-3)
 """Peaks that are tried for each method at 18-18."""
+SWEPT_AT = {"completep": "6-6"}
+"""Methods whose rate is to be taken over from another depth: their base."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
 """Encoder and decoder layers."""
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+import math
 import multiprocessing
 import os
 import shutil
@@ -30,7 +31,7 @@ from rich.console import Console
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from methods import DEPTHS, METHODS, RATES, common  # noqa: E402
+from methods import DEPTHS, METHODS, RATES, SWEPT_AT, common  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -67,7 +68,7 @@ class Run(NamedTuple):
 
 def all_runs() -> list[Run]:
     """Return everything that the table wants, the most wanted first."""
-    sweep = [Run(method, MAIN, 1, SWEEP, rate) for method in METHODS for rate in RATES]
+    sweep = [Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate) for method in METHODS for rate in RATES]
     seeds = [Run(method, MAIN, seed, UPDATES, None) for seed in (1, 2, 3) for method in METHODS]
     others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in METHODS]
     return [*sweep, *seeds, *others]
@@ -82,11 +83,12 @@ def best_rate(method: str) -> float | None:
     """Return the rate with the lowest dev loss of the sweep; None: the sweep is not there yet."""
     tried = {}
     for rate in RATES:
-        file = result_of(Run(method, MAIN, 1, SWEEP, rate))
+        file = result_of(Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate))
         if not file.exists():
             return None
-        dev = json.loads(file.read_text("utf-8"))["dev"]
-        tried[rate] = dev[-1][1] if dev else float("inf")
+        found = json.loads(file.read_text("utf-8"))
+        last = found["dev"][-1][1] if found["dev"] and not found["failure"] else math.inf
+        tried[rate] = last if math.isfinite(last) else math.inf
     return min(tried, key=lambda rate: tried[rate])
 
 

@@ -11,8 +11,8 @@ from torch import Tensor
 from tests.composition import model as small_model
 from tests.parameter_counts import encoder
 from tests.small import moved, small_config
-from ziggurat.config.growth import CopyStrategy
-from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind
+from ziggurat.config.growth import CopyStrategy, GrowthConfig, growth_refused
+from ziggurat.config.kinds import DecoderAttentionKind, HistoryKind, ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, count_parameters
@@ -67,6 +67,22 @@ def test_each_layer_starts_as_the_strategy_says(strategy: CopyStrategy, new: int
         assert torch.equal(grown.get_parameter(name), shallow.get_parameter(name))
     d, f = deep.d_model, deep.d_ff
     assert count_parameters(grown) - count_parameters(shallow) == (new - 4) * encoder(d, f)
+
+
+@pytest.mark.parametrize("strategy", get_args(CopyStrategy))
+@pytest.mark.parametrize("residual", get_args(ResidualKind))
+def test_every_residual_kind_grows_or_says_before_the_run_why_not(residual: str, strategy: CopyStrategy) -> None:
+    deep = small_model({"residual": residual, "encoder.layers": 4, "decoder.layers": 4})
+    growth = GrowthConfig.model_validate(
+        {"stages": [{"layers": 2, "decoder_layers": 2, "updates": 1}], "copy_strategy": strategy}
+    )
+    if reasons := growth_refused(growth, deep):
+        assert residual in ("keel", "ln_scaling", "siamese")
+        assert strategy in ("interpolate", "copy_all", "g_top")
+        assert f"`residual: {residual}`" in reasons[0]
+        return
+    shallow, grown = grown_from(at_depth(deep, 2, 2), deep, strategy)
+    assert count_parameters(grown) > count_parameters(shallow)
 
 
 def test_random_layers_are_fresh() -> None:

@@ -145,7 +145,7 @@ def manifold(x: Tensor, f: Callable[[Tensor], Tensor], r: Any) -> Tensor:
         mix = mix / mix.sum(-2, keepdim=True)
         mix = mix / mix.sum(-1, keepdim=True)
     made = f(ln((read[..., None] * x).sum(-2), r.in_norm))
-    streams = [mix[..., 0, i, None] * x[..., 0, :] + mix[..., 1, i, None] * x[..., 1, :] for i in range(2)]
+    streams = [mix[..., i, 0, None] * x[..., 0, :] + mix[..., i, 1, None] * x[..., 1, :] for i in range(2)]
     return torch.stack([stream + write[..., i, None] * made for i, stream in enumerate(streams)], -2)
 
 
@@ -325,14 +325,12 @@ def test_every_kind_says_where_combinations_normalise() -> None:
     assert not set(KINDS) ^ (CONSUMERS | SOURCES | {"rezero", "no_norm", "fixup", "keel"})
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "siamese"])  # which is refused
 def test_a_transparent_memory_mixes_the_layers_and_nothing_ends_the_encoder(kind: str) -> None:
     model = built(kind, memory="transparent")
     assert model.encoder.final_norm is None
     memory = model.encode(SOURCE, MASK)
     streams = [x.sum(-2) if kind in STREAMS else x for x in plain(kind, model)]
-    if kind in STREAMS:
-        streams[-1] = ended(kind, plain(kind, model)[-1], model.encoder)
     shares = model.encoder.transparent.weight.softmax(-1)  # type: ignore[operator, union-attr]
     assert shares.shape == (M, N + 1)
     for reader, row in enumerate(shares):

@@ -339,7 +339,7 @@ def manifold_reference(h: Tensor, f: Branch, r: residual.ManifoldConnection) -> 
             for i, j in enumerate(order):
                 mix[i][j] += share / sum(rest)
     fx = drop(f(ln(sum(read[i] * h[i] for i in range(n)), r.in_norm)))  # type: ignore[arg-type]
-    return torch.stack([sum(mix[i][j] * h[i] for i in range(n)) + write[j] * fx for j in range(n)])  # type: ignore[misc]
+    return torch.stack([sum(mix[j][i] * h[i] for i in range(n)) + write[j] * fx for j in range(n)])  # type: ignore[misc]
 
 
 @pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])

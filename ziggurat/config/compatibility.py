@@ -68,6 +68,7 @@ _INITIAL_OR_TRAINING = (
     "combination.dropout",
     "wiring.layer_scale",
     "wiring.omega_trainable",
+    "wiring.stream_start",
     "wiring.planned_encoder_layers",
     "wiring.planned_decoder_layers",
 )
@@ -93,13 +94,17 @@ def _computing(model: ModelConfig) -> dict[str, object]:
     flat |= {"encoder.d_model": model.encoder_width, "encoder.heads": model.encoder_heads}
     flat |= {"encoder.d_ff": model.encoder_d_ff}
     flat.pop("residual")
+    # By layer: ranges may say in two ways what computes the same.
+    for name in ("encoder", "decoder"):
+        kinds = model.residuals(decoder=name == "decoder")
+        flat[f"{name}.ranges"] = kinds if len(set(kinds)) > 1 else None
     if not model.combination.learnable:  # fixed weights are not in the model's file: they follow from this key
         flat["combination.start"] = model.combination.start
     # As one value: its keys may be there in one of two models only.
     flat = {k: v for k, v in flat.items() if not k.startswith("transfer")}
     flat["transfer"] = None if model.transfer is None else model.transfer.model_dump()
-    kinds = {*model.residuals(decoder=False), *model.residuals(decoder=True)}
-    if model.transfer is not None or any(RESIDUALS[kind].depth_constants for kind in kinds):
+    every = {*model.residuals(decoder=False), *model.residuals(decoder=True)}
+    if model.transfer is not None or any(RESIDUALS[kind].depth_constants for kind in every):
         flat["wiring.planned_encoder_layers"] = model.planned_encoder_layers
         flat["wiring.planned_decoder_layers"] = model.planned_decoder_layers
     return flat

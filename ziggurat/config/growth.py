@@ -12,6 +12,7 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Count, Layers, Section
+from ziggurat.config.kinds import RESIDUALS, ResidualKind
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.model import ModelConfig
 
@@ -86,8 +87,10 @@ def _named(stage: GrowthStage) -> str:
     return f"{stage.layers} layers" + (f" and {stage.decoder_layers} decoder layers" if stage.decoder_layers else "")
 
 
-def unreachable(strategy: CopyStrategy, old: int, new: int, stack: str = "encoder") -> str | None:
-    """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can."""
+def unreachable(
+    strategy: CopyStrategy, old: int, new: int, stack: str = "encoder", kind: ResidualKind | None = None
+) -> str | None:
+    """Return why `strategy` cannot grow a stack from `old` to `new` layers of a kind, or None when it can."""
     if new <= old:
         return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
     if strategy == "g_top" and new > 2 * old:
@@ -97,6 +100,12 @@ def unreachable(strategy: CopyStrategy, old: int, new: int, stack: str = "encode
         )
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
+    first_copied = strategy in ("copy_all", "interpolate") or (strategy == "g_top" and new == 2 * old)
+    if kind is not None and RESIDUALS[kind].first_differs and (first_copied or (strategy == "top_only" and old == 1)):
+        return (
+            f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `residual: {kind}` builds "
+            "unlike the others; add fewer layers at a time by `g_top`, or use `random`"
+        )
     return None
 
 
@@ -107,6 +116,12 @@ def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = Fa
     name, stack = ("decoder", model.decoder) if decoder else ("encoder", model.encoder)
     if stack.ranges:
         return f"layers of other kinds stand in `model.{name}.ranges`: a copy of one would be of another kind higher up"
+    kinds = model.residuals(decoder=decoder)
+    if strategy == "interpolate" and RESIDUALS[kinds[0]].layer_constants:
+        return (
+            f"the copy strategy `interpolate` moves layers up, and `residual: {kinds[0]}` computes with their number: "
+            "trained layers would compute something else; use `g_top`"
+        )
     across = [f"{name}.history: {stack.history}"] if stack.history != "latest" else []
     across += ["memory: transparent"] if model.memory != "top" and not decoder else []
     if strategy == "interpolate" and across:
@@ -127,7 +142,8 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
         if len(set(layers)) > 1:
             reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
         steps = ((old, new) for old, new in pairwise(layers) if old != new)
-        reasons += [unreachable(growth.copy_strategy, old, new, stack) for old, new in steps]
+        kind = model.residuals(decoder=stack == "decoder")[-1]
+        reasons += [unreachable(growth.copy_strategy, old, new, stack, kind) for old, new in steps]
     if depths[-2] == final:
         reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
     return [reason for reason in reasons if reason is not None]

@@ -103,6 +103,8 @@ class ResidualFacts(Facts):
         without_init: what a stack does that has this residual and another initialisation.
         depth_constants: it computes with constants of depth, so trained weights belong to that depth.
         layer_input: it reads the input of its layer, so layers must be called as wholes.
+        first_differs: its first layer has other parts than those above, so that none of these can be a copy of it.
+        layer_constants: it computes with the number of the layer.
         alone: why no layer of another kind can stand above or below one of this kind; "": any can.
     """
 
@@ -110,6 +112,8 @@ class ResidualFacts(Facts):
     without_init: str = ""
     depth_constants: bool = False
     layer_input: bool = False
+    first_differs: bool = False
+    layer_constants: bool = False
     alone: str = ""
 
 
@@ -187,7 +191,7 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     ),
     "rezero": ResidualFacts("Bachlechner et al. 2020"),
     "layer_scale": ResidualFacts("Touvron et al. 2021", frozenset({"wiring.layer_scale"})),
-    "ln_scaling": ResidualFacts("Sun et al. 2025", _GPAS),
+    "ln_scaling": ResidualFacts("Sun et al. 2025", _GPAS, layer_constants=True),
     "peri": ResidualFacts("Kim et al. 2025", _GPAS),
     "res_post": ResidualFacts("Liu et al. 2022 (Swin v2)", _GPAS),
     "b2t": ResidualFacts("Takase et al. 2022", layer_input=True),
@@ -199,8 +203,8 @@ RESIDUALS: dict[ResidualKind, ResidualFacts] = {
     "manifold_hyper": ResidualFacts(
         "Xie et al. 2025", frozenset({"wiring.streams", "wiring.mixing", "wiring.stream_start"}), alone=_STREAMS
     ),
-    "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", alone=_STREAMS),
-    "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True),
+    "siamese": ResidualFacts("Li et al. 2026 (SiameseNorm)", layer_constants=True, alone=_STREAMS),
+    "keel": ResidualFacts("Chen and Wei 2026", depth_constants=True, first_differs=True),
     "hybrid": ResidualFacts("Zhuo et al. 2025 (HybridNorm)"),
     "sandwich": ResidualFacts("Ding et al. 2021 (CogView)", _GPAS),
     "sub_ln": ResidualFacts(

@@ -72,6 +72,12 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
             found.append(Method(f"model.{side}.layer_drop", str(stack.layer_drop), "Fan et al. 2019"))
     if model.dropout.sublayer:
         found.append(Method("model.dropout.sublayer", str(model.dropout.sublayer), "Pham et al. 2019"))
+    if model.wiring.gpas:
+        found.append(Method("model.wiring.gpas", "true", "Chen et al. 2025 (GPAS)"))
+    if model.attention.value_norm != "none":
+        found.append(Method("model.attention.value_norm", model.attention.value_norm, "Zhuo et al. 2025 (HybridNorm)"))
+    if model.transfer is not None:
+        found.append(Method("model.transfer", str(model.transfer.exponent), "Dey et al. 2025 (CompleteP)"))
     if training.loss.inter_sim:
         found.append(
             Method("training.loss.inter_sim", str(training.loss.inter_sim), f"named by {_DEEPENING}, defined here")

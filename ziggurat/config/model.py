@@ -201,6 +201,18 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
                 f"`residual: {residual}` adds the layer's input to its last sub-layer; with `combination.unit: "
                 "sublayer` a layer has no input of its own"
             )
+    if "hybrid" in model.residuals(decoder=True) and not ATTENTIONS[model.decoder.attention].rotary:
+        yield (
+            f"`residual: hybrid` has its norms on queries, keys and values, which `decoder.attention: "
+            f"{model.decoder.attention}` lacks: nothing would be normalised"
+        )
+    if model.memory == "transparent" and "siamese" in residuals[: model.encoder.layers]:
+        yield "`memory: transparent` mixes the states of all layers; `residual: siamese` has one only at the end"
+    if "manifold_hyper" in residuals and model.wiring.mixing == "permutations" and model.wiring.streams > 6:
+        yield f"`wiring.mixing: permutations` of {model.wiring.streams} streams: 6 have 720 already; use `sinkhorn`"
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        if stack.layer_drop and "attention_residuals" in stack.history:
+            yield f"`{side}.layer_drop`: a layer that is left out gives nothing for `{stack.history}` to attend to"
     if model.transfer is not None:
         needed: list[tuple[str, object, object]] = [
             *(("residual", residual, "pre") for residual in dict.fromkeys(residuals)),
@@ -208,6 +220,7 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
             ("embedding.scale", model.embedding.scale, True),
             ("embedding.positions: learned", model.embedding.positions == "learned", False),
             ("wiring.gpas", model.wiring.gpas, False),
+            ("encoder.d_model", model.encoder_width, model.d_model),
         ]
         for key, value, allowed in needed:
             if value != allowed:

@@ -65,6 +65,18 @@ def _halves(model: ModelConfig) -> Iterator[str]:
                 f"`residual: {residuals[other][-1]}` was not made for that; choose `residual: {residual}` for both"
             )
     yield from _three_branches(model)
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        paper = residuals[side] == ("none",) * stack.layers and model.combination.unit == "sublayer"
+        if stack.history in ("attention_residuals", "block_attention_residuals") and not paper:
+            yield (
+                f"`{side}.history: {stack.history}` takes the place of residual connections in its paper: `residual: "
+                "none` and `combination.unit: sublayer`; here it mixes streams that hold what is below them already"
+            )
+    if "sub_ln" in residuals["decoder"] and model.decoder.attention not in ("full", "relative", "merged_full"):
+        yield (
+            f"`residual: sub_ln` has no second norm inside `decoder.attention: {model.decoder.attention}`, only in "
+            "feed-forward networks"
+        )
     if "hybrid" in every and "none" in (model.attention.qk_norm, model.attention.value_norm):
         yield (
             "`residual: hybrid` leaves the normalisation of attention to attention itself: set `attention.qk_norm: "

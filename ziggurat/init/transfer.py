@@ -10,7 +10,7 @@ their changes stay as they were. With m_N the ratio of widths and m_L that of de
     Adam's epsilon      m_N^-1 m_L^-a in layers
 
 with a = 1 for CompleteP and 1/2 for depth-muP. What it does not say is ours: encoder and decoder have each their own
-m_L, and the encoder its own m_N. The variance of weights follows from Glorot's bounds. Embeddings are here
+m_L. The variance of weights follows from Glorot's bounds. Embeddings are here
 W = E / sqrt(d_model), multiplied by sqrt(d_model) where they are read, so that E, which the paper is about, keeps its
 size: for E to change by the same amount, W has the rate and the epsilon m_N^-1/2, and logits, products with W, need
 m_N^-1/2 more. The attention's scale 1/sqrt(d_head) stays, so the width of heads is to be that of the base.
@@ -41,7 +41,8 @@ class Scale(NamedTuple):
     decay: float = 1.0
 
 
-_VECTORS = frozenset({Role.BIAS, Role.NORM_GAIN, Role.NORM_BIAS, Role.WIRING})
+# Tables of relative positions are as wide as a head, which is as wide as in the base.
+_VECTORS = frozenset({Role.BIAS, Role.NORM_GAIN, Role.NORM_BIAS, Role.WIRING, Role.RELATIVE})
 _VOCABULARY = frozenset({Role.EMBEDDING, Role.OUTPUT})
 
 
@@ -68,7 +69,7 @@ def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], 
     base, a = config.transfer.width, config.transfer.exponent
     found: dict[tuple[int, int], Scale] = {}
     for slot in slots:
-        width = (config.d_model if slot.decoder else config.encoder_width) / base
+        width = config.d_model / base
         if slot.layer:
             depth = _depth(config, slot.decoder)
             epsilon = depth**-a / width

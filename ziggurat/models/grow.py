@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.growth import CopyStrategy, unreachable
+from ziggurat.config.kinds import ResidualKind
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.layers import AnyDecoderLayer, EncoderLayer
@@ -51,12 +52,12 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
     Raises ConfigError when the strategy cannot reach that depth.
     """
     return Deepening(
-        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder"),
-        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder"),
+        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder", after.encoder_residual),
+        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder", after.decoder_residual),
     )
 
 
-def _copies(strategy: CopyStrategy, old: int, new: int, stack: str) -> Copies:
+def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, kind: ResidualKind) -> Copies:
     """Return where each of `new` layers comes from, given `old` ones; as many as before stay what they are.
 
     With g = new - old added layers: `g_top` copies the g top-most ones, `top_only` the last one g times,
@@ -65,7 +66,7 @@ def _copies(strategy: CopyStrategy, old: int, new: int, stack: str) -> Copies:
     kept: list[int | None] = list(range(old))
     if new == old:
         return Copies(old, kept)
-    if reason := unreachable(strategy, old, new, stack):
+    if reason := unreachable(strategy, old, new, stack, kind):
         raise ConfigError(reason)
     added = new - old
     match strategy:

@@ -125,8 +125,8 @@ class StackParts:
         """Makes the last map of a sub-layer with a norm before it (Sub-LN); None: it has none."""
         return self._normed_linear if self.row.inner_norm else None
 
-    def _normed_linear(self, width_in: int, width_out: int) -> NormedLinear:
-        return NormedLinear(self.norm(width_in), width_in, width_out)
+    def _normed_linear(self, width_in: int, width_out: int, *, bias: bool = True) -> NormedLinear:
+        return NormedLinear(self.norm(width_in), width_in, width_out, bias=bias)
 
     def residuals(self, layer: int, attentions: Sequence[bool]) -> list[Residual]:
         """Return the Residuals of layer `layer`, from 1; `attentions` is True for each attention sub-layer."""
@@ -181,7 +181,7 @@ class StackParts:
                 self.d_ff,
                 dropout,
                 linear=self.linear if self.row.shifted else partial(Linear, bias=False),
-                out=self.normed_linear,
+                out=partial(self._normed_linear, bias=False) if self.row.inner_norm else None,
                 shifted=self.row.shifted,
             )
         return FeedForward(

@@ -134,12 +134,13 @@ class NormedLinear(nn.Module):
         norm: of [..., in].
         width_in: in.
         width_out: out.
+        bias: whether there is b.
     """
 
-    def __init__(self, norm: nn.Module, width_in: int, width_out: int) -> None:
+    def __init__(self, norm: nn.Module, width_in: int, width_out: int, *, bias: bool = True) -> None:
         super().__init__()
         self.norm = norm
-        self.map = Linear(width_in, width_out)
+        self.map = Linear(width_in, width_out, bias=bias)
 
     @property
     def weight(self) -> Tensor:
@@ -148,7 +149,7 @@ class NormedLinear(nn.Module):
 
     @property
     def bias(self) -> Tensor | None:
-        """b [out]."""
+        """b [out], or None."""
         return self.map.bias
 
     def forward(self, x: Tensor) -> Tensor:

@@ -105,7 +105,7 @@ class Learner:
         opened = open_model(path)
         theirs, ours = opened.experiment.model, self.architecture
         if changed := unlike(theirs, ours):
-            deeper = theirs.encoder.layers < ours.encoder.layers
+            deeper = theirs.encoder.layers < ours.encoder.layers or theirs.decoder.layers < ours.decoder.layers
             hint = (
                 "`ziggurat grow` makes a deeper model" if deeper else f"{path} has a config.yaml with which to train on"
             )

@@ -107,4 +107,6 @@ class BlockAttentionResiduals(AttentionResiduals):
         """Return the state after one more layer, whose output is `y`."""
         if state.depth % self.period == 0:  # the first of its block
             return super().push(state, y)
-        return HistoryState((*state.kept[:-1], state.kept[-1] + y), y, state.depth + 1)
+        # At least in fp32: under autocast outputs are of a half type, and many are added up.
+        so_far = state.kept[-1].to(torch.promote_types(y.dtype, torch.float32))
+        return HistoryState((*state.kept[:-1], so_far + y), y, state.depth + 1)

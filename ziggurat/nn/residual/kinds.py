@@ -201,7 +201,7 @@ def hyper(position: SublayerPosition, options: ResidualOptions) -> Residual:
 
 
 def manifold_hyper(position: SublayerPosition, options: ResidualOptions) -> Residual:
-    """H becomes R' H + p f(LN(q H)), with R doubly stochastic and all three made from H: Xie et al. 2025 (mHC)."""
+    """H becomes R H + p f(LN(q H)), with R doubly stochastic and all three made from H: Xie et al. 2025 (mHC)."""
     return ManifoldConnection((position.layer - 1) * position.sublayers + position.sublayer, options)
 
 

@@ -76,13 +76,14 @@ SINKHORN_ROUNDS = 20
 
 
 class ManifoldConnection(Residual):
-    """H' = R^T H + p^T dropout(f(LN(q H))) with q, p and R made from the streams themselves: Xie et al. 2025 (mHC).
+    """H' = R H + p^T dropout(f(LN(q H))) with q, p and R made from the streams themselves: Xie et al. 2025 (mHC).
 
     For n streams H [..., n, d_model], x = RMSNorm(vec H) over all channels, and [c_q, c_p, c_R] = s (x W) + b with a
     scale s for each of the three parts (equations 7 to 9): q = sigmoid(c_q), p = 2 sigmoid(c_p), and R [n, n] is doubly
     stochastic, so that the streams' mean passes through any depth unchanged. R is
 
-    - with `mixing: sinkhorn`, exp(c_R) after 20 rounds that divide its columns, then its rows, by their sums;
+    - with `mixing: sinkhorn`, exp(c_R) after 20 rounds that divide its columns, then its rows, by their sums, so that
+      each new stream is exactly a mean of the old ones, and each old one nearly shared out;
     - with `mixing: permutations` (mHC-lite, Yang and Gao 2026), sum_r softmax(c_R)_r P_r over all n! permutations of
       the streams: exact, without iteration.
 
@@ -131,7 +132,7 @@ class ManifoldConnection(Residual):
         """Join them by the weights that the streams `seen` give."""
         _, write, mix = self.weights(seen)
         with torch.autocast(x.device.type, enabled=False):
-            mixed = mix.transpose(-1, -2).to(x.dtype) @ x
+            mixed = mix.to(x.dtype) @ x
         return mixed + write[..., None].to(x.dtype) * self.dropout(fx)[..., None, :]
 
     def weights(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
