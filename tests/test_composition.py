@@ -232,7 +232,8 @@ def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
         for stack in (built.encoder, built.decoder):
             for layer in stack.layers:  # type: ignore[union-attr]
                 nn.Module.compile(layer, backend=backend, fullgraph=True)
-        torch.testing.assert_close(_gradients(built, batch), expected)
+        # A few stacks without any norm overflow at seven layers; then both do.
+        torch.testing.assert_close(_gradients(built, batch), expected, equal_nan=True)
         graphs[layers] = backend.graphs
     split = choices.get("combination.unit") == "sublayer"  # then sub-layers are called, and nothing is compiled
     assert graphs[3] == graphs[7] <= 2 or split
