@@ -360,7 +360,7 @@ def test_manifold_connections_follow_the_equations(streams: int, mixing: str) ->
 @pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])
 def test_streams_are_mixed_by_a_doubly_stochastic_matrix(mixing: str) -> None:
     kind = layer_of(residual.manifold_hyper, streams=4, mixing=mixing)[0]
-    *_, mix = kind.weights(stream(2, 3, 4))  # type: ignore[operator]
+    _, mix = kind.writing(stream(2, 3, 4))  # type: ignore[operator]
     assert (mix >= 0).all()
     # Twenty rounds end with the rows; where the logits differ by ten or more, the columns are not there yet.
     for axis, near in ((-1, 1e-6), (-2, 1e-6 if mixing == "permutations" else 0.1)):
@@ -368,10 +368,21 @@ def test_streams_are_mixed_by_a_doubly_stochastic_matrix(mixing: str) -> None:
 
 
 @pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])
+def test_weights_of_streams_are_the_same_under_autocast(mixing: str) -> None:
+    kind = layer_of(residual.manifold_hyper, streams=4, mixing=mixing)[0].float()
+    x = stream(2, 3, 4).float()
+    before = kind.reading(x), *kind.writing(x)  # type: ignore[operator]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        after = kind.reading(x), *kind.writing(x)  # type: ignore[operator]
+    assert all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+@pytest.mark.parametrize("mixing", ["sinkhorn", "permutations"])
 def test_manifold_connections_start_as_hyper_connections_do(mixing: str) -> None:
     at = SublayerPosition(True, 3, 1, 3, True, N, M)
     kind = residual.manifold_hyper(at, material(streams=4, mixing=mixing)).double()
-    read, write, mix = kind.weights(stream(2, 3, 4))  # type: ignore[operator]
+    x = stream(2, 3, 4)
+    read, (write, mix) = kind.reading(x), kind.writing(x)  # type: ignore[operator]
     torch.testing.assert_close(read, torch.eye(4, dtype=read.dtype)[7 % 4].expand_as(read), atol=1e-3, rtol=0)
     torch.testing.assert_close(write, torch.ones_like(write))
     torch.testing.assert_close(mix, torch.eye(4, dtype=mix.dtype).expand_as(mix), atol=1e-3, rtol=0)

@@ -61,7 +61,7 @@ def _by_onednn(a: Tensor, b: Tensor, rows: int) -> bool:
 
 def _onednn(a: Tensor, b: Tensor, bias: Tensor | None = None) -> Tensor:
     # Some columns of a wider matrix, such as those of an LSTM's weight that belong to its input: for them oneDNN has a
-    # plain loop alone, which took 400 times as long.
+    # plain loop alone: 430 ms for a product [128, 256] x [256, 512] (Zen 4).
     if not (b.is_contiguous() or b.t().is_contiguous()):
         b = b.contiguous()
     y: Tensor = torch.ops.mkldnn._linear_pointwise(a, b, bias, "none", [], "")

@@ -77,7 +77,7 @@ class Optimiser:
         """Set the learning rate of all groups."""
         for part in self.parts:
             for group in part.param_groups:
-                group["lr"] = rate * group["rate_scale"]
+                group["lr"] = rate * group.get("rate_scale", 1.0)
 
     def step(self) -> None:
         """Apply the gradients; with `rectified_only`, RAdam's unrectified steps only decay and advance the moments."""
@@ -219,18 +219,14 @@ def _optimisers(
             # match_rms_adamw gives updates of AdamW's size, so that one learning rate serves both parts.
             decayed, undecayed = parameters[True, Scale()], parameters[False, Scale()]
             muon = torch.optim.Muon(
-                [{"params": [p for p in decayed if p.dim() == 2], "rate_scale": 1.0}],
+                [p for p in decayed if p.dim() == 2],
                 weight_decay=config.weight_decay,
                 momentum=config.momentum,
                 adjust_lr_fn="match_rms_adamw",
             )
             others = [
-                {
-                    "params": [p for p in decayed if p.dim() != 2],
-                    "weight_decay": config.weight_decay,
-                    "rate_scale": 1.0,
-                },
-                {"params": undecayed, "weight_decay": 0.0, "rate_scale": 1.0},
+                {"params": [p for p in decayed if p.dim() != 2], "weight_decay": config.weight_decay},
+                {"params": undecayed, "weight_decay": 0.0},
             ]
             others = [group for group in others if group["params"]]
             return [muon, torch.optim.AdamW(others, betas=betas, eps=eps, fused=True)]

@@ -92,6 +92,8 @@ class ManifoldConnection(Residual):
     start; that they read different streams tells these apart. `normal`: W from N(0, 0.02^2), b = 0, s = 1, as in the
     port of DeepSeek's model to transformers. All of it is computed in fp32.
 
+    q is needed before the sub-layer and p and R after it, so each is computed from H when it is needed.
+
     Args:
         number: k of this connection, from 0, counted over the sub-layers of the stack.
         options: see ResidualOptions; n is `streams`.
@@ -122,7 +124,7 @@ class ManifoldConnection(Residual):
 
     def enter(self, x: Tensor) -> Tensor:
         """Return the sub-layer's input [..., d_model] for the streams `x` [..., n, d_model]."""
-        return super().enter((self.weights(x)[0][..., None] * x).sum(-2))
+        return super().enter((self.reading(x)[..., None] * x).sum(-2))
 
     def forward(self, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Join the streams `x` [..., n, d_model] and the sub-layer's output `fx` [..., d_model]."""
@@ -130,23 +132,31 @@ class ManifoldConnection(Residual):
 
     def join_as(self, seen: Tensor, x: Tensor, fx: Tensor, bottom: Tensor | None = None) -> Tensor:
         """Join them by the weights that the streams `seen` give."""
-        _, write, mix = self.weights(seen)
+        write, mix = self.writing(seen)
+        # Autocast would compute the product in a half type, and so round the streams at every sub-layer.
         with torch.autocast(x.device.type, enabled=False):
             mixed = mix.to(x.dtype) @ x
         return mixed + write[..., None].to(x.dtype) * self.dropout(fx)[..., None, :]
 
-    def weights(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return q [..., n], p [..., n] and R [..., n, n] for the streams `x` [..., n, d_model]."""
-        n = self.streams
+    def reading(self, x: Tensor) -> Tensor:
+        """Return q [..., n] for the streams `x` [..., n, d_model]."""
+        (read,) = self._logits(x, slice(0, 1))
+        return torch.sigmoid(read)
+
+    def writing(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return p [..., n] and R [..., n, n] for the streams `x` [..., n, d_model]."""
+        write, mix = self._logits(x, slice(1, 3))
+        with torch.autocast(x.device.type, enabled=False):  # or the mean of permutations would be in a half type
+            return 2 * torch.sigmoid(write), self._mixing(mix)
+
+    def _logits(self, x: Tensor, parts: slice) -> list[Tensor]:
+        """Return some of c_q, c_p and c_R, at least in fp32."""
+        sizes = [self.streams, self.streams, len(self.bias) - 2 * self.streams]
+        rows = zip(self.scale, self.weight.split(sizes), self.bias.split(sizes), strict=True)
         with torch.autocast(x.device.type, enabled=False):
             wide = torch.promote_types(x.dtype, torch.float32)
             seen = F.rms_norm(x.flatten(-2).to(wide), (self.width,), eps=1e-6)
-            sizes = [n, n, len(self.bias) - 2 * n]
-            parts = (seen @ self.weight.to(wide).T).split(sizes, -1)
-            read, write, mix = (
-                s * part + b for s, part, b in zip(self.scale, parts, self.bias.split(sizes), strict=True)
-            )
-            return torch.sigmoid(read), 2 * torch.sigmoid(write), self._mixing(mix)
+            return [s * (seen @ weight.to(wide).T) + b for s, weight, b in list(rows)[parts]]
 
     def _mixing(self, logits: Tensor) -> Tensor:
         """Return R, [..., n, n]."""
