@@ -19,7 +19,6 @@ import multiprocessing
 import os
 import shutil
 import statistics
-import subprocess
 import sys
 import time
 from pathlib import Path
@@ -29,8 +28,9 @@ import torch
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from measuring import commit, seconds_in_turns  # noqa: E402
 from methods import DEPTHS, METHODS, RATES, SWEPT_AT, common  # noqa: E402
 
 import ziggurat  # noqa: E402
@@ -40,11 +40,7 @@ from ziggurat.data.corpus import Store  # noqa: E402
 from ziggurat.errors import TrainingError, ZigguratError  # noqa: E402
 from ziggurat.evaluation.scores import evaluate  # noqa: E402
 from ziggurat.models.build import build_model, count_parameters  # noqa: E402
-from ziggurat.training.feeding import loader_of  # noqa: E402
-from ziggurat.training.learner import Learner  # noqa: E402
 from ziggurat.training.loop import train  # noqa: E402
-from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory  # noqa: E402
-from ziggurat.training.update import train_update  # noqa: E402
 
 SWEEP, UPDATES, MAIN = 200, 600, "18-18"
 TEST = Path("../shared/data/multi30k/test_2016_flickr")
@@ -112,11 +108,10 @@ def one_run(run: Run, store: str, work: Path) -> None:
     seconds = time.perf_counter() - began
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
     measured = [json.loads(line) for line in (folder / "diagnostics" / "depth.jsonl").read_text("utf-8").splitlines()]
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
     figures: dict[str, Any] = {
         **run._asdict(),
         "rate": rate,
-        "commit": head.stdout.strip(),
+        "commit": commit(),
         "seconds": round(seconds, 1),
         "failure": failure,
         "train": [[r["update"], r["nll"], r["grad_norm"]] for r in records if r["kind"] == "train"][::6],
@@ -155,25 +150,15 @@ def scored(folder: Path) -> dict[str, float]:
 
 
 def cost(store: str, depth: str, rounds: int = 12) -> None:
-    """Measure an update of every method in turns, and the memory of its tensors, beside plain pre-norm."""
-    torch.set_num_threads(1)
+    """Measure an update of every method in turns with plain pre-norm, and the memory of its tensors."""
     opened, found = Store.open(store), {}
     for name in METHODS:
         experiments = {
             which: load_named("multi30k-de-en", [*common(which, DEPTHS[depth], 1e-3, 600, 1), f"data.store={store}"])
             for which in dict.fromkeys(("pre", name))
         }
-        keep_freed_memory()
-        learners = {which: Learner(made, opened, torch.device("cpu")) for which, made in experiments.items()}
-        groups, seconds = loader_of(experiments["pre"], opened).groups(), {which: [0.0] * 0 for which in learners}
-        for number in range(rounds + 2):
-            group = next(groups)
-            for which, learner in learners.items():
-                began = time.perf_counter()
-                train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
-                if number >= 2:  # the first ones make moments and warm up
-                    seconds[which].append(time.perf_counter() - began)
-        means = {which: statistics.median(times) for which, times in seconds.items()}
+        times = seconds_in_turns(experiments, opened, rounds)
+        means = {which: statistics.median(seconds) for which, seconds in times.items()}
         sizes = (opened.source.size, opened.target.size)
         shape = BatchShape(32, 16, 16)
         peaks = {w: simulate_update(e, sizes, shape, torch.device("cpu")).peak for w, e in experiments.items()}
@@ -184,8 +169,6 @@ def cost(store: str, depth: str, rounds: int = 12) -> None:
             "parameters": count_parameters(build_model(experiments[name].model, *sizes)),
         }
         print(f"{name}: {found[name]}", flush=True)
-        del learners
-        give_back_freed_memory()
     out = HERE / "results" / f"cost-{depth}.json"
     out.parent.mkdir(exist_ok=True)
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -14,7 +14,6 @@ import argparse
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,20 +24,14 @@ import torch
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
-sys.path.insert(0, str(HERE))
+sys.path[:0] = [str(HERE), str(HERE.parent)]
 
+from measuring import commit  # noqa: E402
 from methods import DEPTHS, INITIALISATIONS, METHODS, UNEQUAL, common, growth  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.errors import TrainingError  # noqa: E402
 from ziggurat.training.loop import train  # noqa: E402
-
-
-def commit() -> str:
-    """Return the commit of the code, with `+` when files differ from it."""
-    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE)
-    changed = subprocess.run(["git", "status", "--porcelain", "ziggurat"], capture_output=True, text=True, cwd=HERE)
-    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
 def one_run(out: Path, name: str, depth: tuple[int, int], overrides: list[str], options: argparse.Namespace) -> None:

@@ -15,25 +15,24 @@ import math
 import multiprocessing
 import os
 import statistics
-import subprocess
+import sys
 import tempfile
-import time
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
 from rich.console import Console
 
-from ziggurat.config.recipes import load_named
-from ziggurat.data.corpus import Store
-from ziggurat.models.grow import at_depth
-from ziggurat.training.feeding import loader_of
-from ziggurat.training.learner import Learner
-from ziggurat.training.loop import train
-from ziggurat.training.memory import keep_freed_memory
-from ziggurat.training.update import train_update
-
 HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measuring import commit, seconds_in_turns  # noqa: E402
+
+from ziggurat.config.recipes import load_named  # noqa: E402
+from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.models.grow import at_depth  # noqa: E402
+from ziggurat.training.loop import train  # noqa: E402
+
 PERIOD = 6
 """Layers of a block."""
 UPDATES = 1200
@@ -114,9 +113,7 @@ def one_run(name: str, store: str, layers: int, seed: int) -> None:
         "layers": layers,
         "seed": seed,
         "overrides": values,
-        "commit": subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=HERE
-        ).stdout.strip(),
+        "commit": commit(),
         "machine": f"{os.uname().machine}, 1 thread, torch {torch.__version__}",
         "seconds": result.seconds,
         "seconds_of_validation": validating,
@@ -130,24 +127,12 @@ def one_run(name: str, store: str, layers: int, seed: int) -> None:
 def cost(store: str, layers: int, rounds: int = 40) -> None:
     """Measure an update at each depth in turns, so that whatever else the machine does weighs on all alike."""
     experiment = load_named("multi30k-de-en", [*overrides(layers, "from scratch", 1), f"data.store={store}"])
-    torch.set_num_threads(1)
-    keep_freed_memory()
     final = (layers, experiment.model.decoder.layers)
     depths = sorted({(stage.encoder, stage.decoder) for stage in SCHEDULES["shallow to deep"][layers]} | {final})
-    opened, learners = Store.open(store), {}
-    for depth in depths:
-        model = at_depth(experiment.model, *depth)
-        learners[depth] = Learner(experiment.model_copy(update={"model": model}), opened, torch.device("cpu"))
-    groups = loader_of(experiment, opened).groups()
-    seconds: dict[tuple[int, int], list[float]] = {depth: [] for depth in depths}
-    for number in range(rounds + 2):
-        group = next(groups)
-        for depth, learner in learners.items():
-            began = time.perf_counter()
-            train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
-            if number >= 2:  # the first ones make moments and warm up
-                seconds[depth].append(time.perf_counter() - began)
-    found = {f"{n}-{m}": statistics.mean(sorted(times)[: 3 * rounds // 4]) for (n, m), times in seconds.items()}
+    models = {f"{n}-{m}": at_depth(experiment.model, n, m) for n, m in depths}
+    experiments = {name: experiment.model_copy(update={"model": model}) for name, model in models.items()}
+    times = seconds_in_turns(experiments, Store.open(store), rounds)
+    found = {name: statistics.mean(sorted(seconds)[: 3 * rounds // 4]) for name, seconds in times.items()}
     out = HERE / "results" / f"{layers}-cost.json"
     out.write_text(json.dumps({"layers": layers, "seconds_per_update": found}, indent=1) + "\n", encoding="utf-8")
     print(found)

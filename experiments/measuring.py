@@ -1,0 +1,48 @@
+"""What several experiments measure in the same way: the commit of the code, and updates of several models in turns."""
+
+from __future__ import annotations
+
+import subprocess
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+
+from ziggurat.config import Experiment
+from ziggurat.data.corpus import Store
+from ziggurat.training.feeding import loader_of
+from ziggurat.training.learner import Learner
+from ziggurat.training.memory import keep_freed_memory
+from ziggurat.training.update import train_update
+
+__all__ = ["commit", "seconds_in_turns"]
+
+_HERE = Path(__file__).resolve().parent
+
+
+def commit() -> str:
+    """Return the commit of the code, with `+` when files differ from it."""
+    head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=_HERE)
+    changed = subprocess.run(["git", "status", "--porcelain", "../ziggurat"], capture_output=True, text=True, cwd=_HERE)
+    return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def seconds_in_turns(experiments: Mapping[str, Experiment], store: Store, rounds: int) -> dict[str, list[float]]:
+    """Return the seconds of `rounds` updates of each experiment's model, one thread, each on the same batches.
+
+    They take turns, so that whatever else the machine does weighs on all alike; the batches are those of the first.
+    """
+    torch.set_num_threads(1)
+    keep_freed_memory()
+    learners = {name: Learner(experiment, store, torch.device("cpu")) for name, experiment in experiments.items()}
+    groups = loader_of(next(iter(experiments.values())), store).groups()
+    seconds: dict[str, list[float]] = {name: [] for name in experiments}
+    for number in range(rounds + 2):
+        group = next(groups)
+        for name, learner in learners.items():
+            began = time.perf_counter()
+            train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
+            if number >= 2:  # the first ones make moments and warm up
+                seconds[name].append(time.perf_counter() - began)
+    return seconds
