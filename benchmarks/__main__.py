@@ -28,7 +28,7 @@ ALL = (
     "inspect_costs --only multi30k",
     "threads --work translate --beside 0 1 --policy ours default --rounds 1 --seconds 4",
     "prepare_rate",
-    "prepare_memory",
+    "prepare_memory --pairs 200000 1000000",
 )
 MULTI30K = Path("../shared/data/multi30k")
 

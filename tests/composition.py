@@ -43,6 +43,8 @@ AXES: dict[str, list[Any]] = {
     "embedding.sharing": ["all", "decoder", "none"],
     "wiring.gpas": [False, True],
     "attention.value_norm": ["none", "layer", "rms"],
+    "attention.value_residual": ["none", "half", "learned", "single"],
+    "attention.cross_value_residual": ["none", "half", "learned", "single"],
 }
 """Axis -> its values. `family: rnmt` combines with few of them (refused_by_rnmt) and has tests of its own."""
 

@@ -128,7 +128,10 @@ def some(every: int) -> list[Any]:
 
 @pytest.mark.parametrize("choices", PAIRS, ids=named)
 def test_every_pair_of_choices_trains(choices: dict[str, Any]) -> None:
-    one_update(build_model(model(choices), VOCABULARY, VOCABULARY, seed=5), padded_batch())
+    built = build_model(model(choices), VOCABULARY, VOCABULARY, seed=5)
+    if choices["residual"] in ("no_norm", "fixup"):  # without any norm a few of them overflow in fp32, as in `check`
+        built.double()
+    one_update(built, padded_batch())
 
 
 @pytest.mark.parametrize("choices", some(4))
@@ -223,6 +226,8 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("choices", some(96))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
+    # One graph for each stack, and one more for a first layer that leaves its values to those above.
+    first = [decoder for decoder in (False, True) if model(choices).value_residuals(decoder=decoder)]
     for layers in (3, 7):
         sized = {**choices, "encoder.layers": layers, "decoder.layers": layers, "wiring.planned_encoder_layers": 7}
         built = build_model(model(sized), VOCABULARY, VOCABULARY).double().train()  # as in `check`
@@ -236,4 +241,4 @@ def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
         torch.testing.assert_close(_gradients(built, batch), expected, equal_nan=True)
         graphs[layers] = backend.graphs
     split = choices.get("combination.unit") == "sublayer"  # then sub-layers are called, and nothing is compiled
-    assert graphs[3] == graphs[7] <= 2 or split
+    assert graphs[3] == graphs[7] <= 2 + len(first) or split

@@ -43,6 +43,18 @@ METHODS: dict[str, list[str]] = {
         "model.d_ff=320",
         "model.encoder.d_ff=384",
     ],
+    "resformer": ["model.residual=pre", "model.attention={value_residual: half, cross_value_residual: half}"],
+    "resformer-learned": [
+        "model.residual=pre",
+        "model.attention={value_residual: learned, cross_value_residual: learned}",
+    ],
+    # Wider feed-forward networks take the place of the value maps that it lacks.
+    "svformer": [
+        "model.residual=pre",
+        "model.attention={value_residual: single, cross_value_residual: single}",
+        "model.d_ff=640",
+        "model.encoder.d_ff=576",
+    ],
     "dlcl": _history("dlcl"),
     "blocks": _history("blocks"),
     "depth-weighted": _history("depth_weighted"),

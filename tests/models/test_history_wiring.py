@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.models.sentences import MASK, SOURCE, TARGET, built
+from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import padding_mask
 
@@ -51,9 +52,9 @@ def test_dlcl_of_the_last_layer_alone_is_plain_post_norm_but_for_epsilon(residua
 
 def test_dlcl_with_all_weights_one_is_the_dense_sum_of_layers() -> None:
     model = built(residual="pre", encoder__history="dense", combination__norm="none")
-    outputs, padding = [model.source_embedding(SOURCE)], padding_mask(MASK, torch.float64)
+    outputs, view = [model.source_embedding(SOURCE)], SourceView(padding_mask(MASK, torch.float64))
     for layer in model.encoder.layers:  # type: ignore[union-attr]
-        outputs.append(layer(sum(outputs), padding))
+        outputs.append(layer(sum(outputs), view))
     expected = model.encoder.final_norm(sum(outputs))  # type: ignore[operator]
     torch.testing.assert_close(hidden(model)[0], expected, atol=1e-10, rtol=0)
 

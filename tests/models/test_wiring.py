@@ -15,6 +15,7 @@ from tests.composition import model as small_model
 from tests.models.sentences import MASK, SOURCE, TARGET, V
 from ziggurat.config.kinds import HISTORIES
 from ziggurat.models.build import build_model
+from ziggurat.models.layers import SourceView
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.nn.attention import padding_mask
 from ziggurat.nn.dropout import Dropout, StochasticBranch
@@ -408,7 +409,7 @@ def test_layer_drop_leaves_the_layers_that_are_not_skipped_as_they_are() -> None
     """Nothing is rescaled: a kept layer gives what it gives in evaluation, a skipped one what it reads."""
     model = skipping("encoder", 0.5)
     layers = found(model, "encoder.layers.*")
-    padding = padding_mask(MASK, torch.float64)
+    view = SourceView(padding_mask(MASK, torch.float64))
     torch.manual_seed(6)
     kept = 0
     with torch.no_grad():
@@ -417,7 +418,7 @@ def test_layer_drop_leaves_the_layers_that_are_not_skipped_as_they_are() -> None
             memory = model.encode(SOURCE, MASK, outputs)
             for layer, y in zip(layers, outputs, strict=True):
                 if not torch.equal(y, x):
-                    torch.testing.assert_close(y, layer(x, padding), atol=1e-10, rtol=0)
+                    torch.testing.assert_close(y, layer(x, view), atol=1e-10, rtol=0)
                     kept += 1
                 x = y
             top = model.encoder.final_norm(x)  # type: ignore[operator]

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.models.kinds import RESIDUAL
-from ziggurat.models.layers import DecoderLayer, EncoderLayer
+from ziggurat.models.layers import DecoderLayer, EncoderLayer, SourceView
 from ziggurat.nn.attention import CrossAttention, SelfAttention, WholeTarget, base, causal_mask, padding_mask
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.feed_forward import FeedForward
@@ -90,7 +90,7 @@ def test_encoder_layer(kind: str, explicit: bool, monkeypatch: pytest.MonkeyPatc
     x = torch.randn(3, 5, D_MODEL, dtype=torch.float64)
     mask = torch.tensor([[True] * 5, [True] * 4 + [False], [True] * 2 + [False] * 3])
     x_ours, x_theirs = x.clone().requires_grad_(), x.clone().requires_grad_()
-    y_ours = ours(x_ours, padding_mask(mask, torch.float64))
+    y_ours = ours(x_ours, SourceView(padding_mask(mask, torch.float64)))
     y_theirs = theirs(x_theirs, src_key_padding_mask=~mask)
     torch.testing.assert_close(y_ours[mask], y_theirs[mask], **TOLERANCE)
     upstream = torch.randn_like(x) * mask[..., None]

@@ -12,11 +12,20 @@ from typing import Literal, Self
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Count, Layers, Section
-from ziggurat.config.kinds import RESIDUALS, ResidualKind
+from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.model import ModelConfig
 
-__all__ = ["CopyStrategy", "GrowthConfig", "GrowthStage", "cut_short", "growth_refused", "ungrowable", "unreachable"]
+__all__ = [
+    "CopyStrategy",
+    "GrowthConfig",
+    "GrowthStage",
+    "cut_short",
+    "first_unlike",
+    "growth_refused",
+    "ungrowable",
+    "unreachable",
+]
 
 CopyStrategy = Literal["g_top", "top_only", "interpolate", "copy_all", "random"]
 
@@ -88,9 +97,12 @@ def _named(stage: GrowthStage) -> str:
 
 
 def unreachable(
-    strategy: CopyStrategy, old: int, new: int, stack: str = "encoder", kind: ResidualKind | None = None
+    strategy: CopyStrategy, old: int, new: int, stack: str = "encoder", unlike: str | None = None
 ) -> str | None:
-    """Return why `strategy` cannot grow a stack from `old` to `new` layers of a kind, or None when it can."""
+    """Return why `strategy` cannot grow a stack from `old` to `new` layers, or None when it can.
+
+    `unlike` is the choice that builds the first layer unlike the others, if there is one (`first_unlike`).
+    """
     if new <= old:
         return f"growing from {old} to {new} {stack} layers: the new depth must be larger"
     if strategy == "g_top" and new > 2 * old:
@@ -101,12 +113,21 @@ def unreachable(
     if strategy in ("copy_all", "interpolate") and new != 2 * old:
         return f"`{strategy}` doubles the depth: from {old} {stack} layers to {2 * old}, not {new}"
     first_copied = strategy in ("copy_all", "interpolate") or (strategy == "g_top" and new == 2 * old)
-    if kind is not None and RESIDUALS[kind].first_differs and (first_copied or (strategy == "top_only" and old == 1)):
+    if unlike is not None and (first_copied or (strategy == "top_only" and old == 1)):
         return (
-            f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `residual: {kind}` builds "
+            f"`{strategy}` from {old} to {new} {stack} layers copies the first layer, which `{unlike}` builds "
             "unlike the others; add fewer layers at a time by `g_top`, or use `random`"
         )
     return None
+
+
+def first_unlike(model: ModelConfig, *, decoder: bool) -> str | None:
+    """Return the choice of `model` that builds the first layer of a stack unlike the others, or None."""
+    kind = model.residuals(decoder=decoder)[-1]
+    if RESIDUALS[kind].first_differs:
+        return f"residual: {kind}"
+    residuals = model.value_residuals(decoder=decoder)
+    return next((f"{key}: {kind}" for key, kind in residuals.items() if kind != "half"), None)
 
 
 def ungrowable(model: ModelConfig, strategy: CopyStrategy, *, decoder: bool = False) -> str | None:
@@ -142,8 +163,8 @@ def growth_refused(growth: GrowthConfig, model: ModelConfig) -> list[str]:
         if len(set(layers)) > 1:
             reasons.append(ungrowable(model, growth.copy_strategy, decoder=stack == "decoder"))
         steps = ((old, new) for old, new in pairwise(layers) if old != new)
-        kind = model.residuals(decoder=stack == "decoder")[-1]
-        reasons += [unreachable(growth.copy_strategy, old, new, stack, kind) for old, new in steps]
+        unlike = first_unlike(model, decoder=stack == "decoder")
+        reasons += [unreachable(growth.copy_strategy, old, new, stack, unlike) for old, new in steps]
     if depths[-2] == final:
         reasons.append(f"the last of `stages` has the depth of `model` already, {final[0]} and {final[1]} layers")
     return [reason for reason in reasons if reason is not None]

@@ -76,6 +76,9 @@ def methods_in_use(experiment: Experiment) -> list[Method]:
         found.append(Method("model.wiring.gpas", "true", "Chen et al. 2025 (GPAS)"))
     if model.attention.value_norm != "none":
         found.append(Method("model.attention.value_norm", model.attention.value_norm, "Zhuo et al. 2025 (HybridNorm)"))
+    for key in ("value_residual", "cross_value_residual"):
+        if (kind := getattr(model.attention, key)) != "none":
+            found.append(Method(f"model.attention.{key}", kind, "Zhou et al. 2024 (ResFormer)"))
     if model.transfer is not None:
         found.append(Method("model.transfer", str(model.transfer.exponent), "Dey et al. 2025 (CompleteP)"))
     if training.loss.inter_sim:

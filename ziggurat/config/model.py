@@ -124,6 +124,17 @@ class ModelConfig(Section):
         kinds = [part.residual for part in stack.ranges for _ in range(part.layers)]
         return (*kinds, *[above] * (stack.layers - len(kinds)))
 
+    def value_residuals(self, *, decoder: bool) -> dict[str, str]:
+        """Return the value residuals of a stack's attention: key -> kind."""
+        options = self.attention
+        found: dict[str, str] = {}
+        # Every encoder has self-attention of several heads; of decoders those with queries and keys have it.
+        if options.value_residual != "none" and (not decoder or ATTENTIONS[self.decoder.attention].rotary):
+            found["attention.value_residual"] = options.value_residual
+        if options.cross_value_residual != "none" and decoder:
+            found["attention.cross_value_residual"] = options.cross_value_residual
+        return found
+
     @property
     def encoder_width(self) -> int:
         """d_model of the encoder."""
@@ -194,6 +205,15 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
         )
     if model.init.kind == "admin" and "admin" not in residuals:
         yield "`init.kind: admin` sets the skip vectors of `residual: admin`; choose that residual or another init"
+    for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
+        for key in model.value_residuals(decoder=side == "decoder"):
+            if stack.layer_drop:
+                yield f"`{side}.layer_drop`: `{key}` needs the values of the first layer, which may be left out"
+    if model.decoder.attention == "merged" and model.attention.cross_value_residual == "single":
+        yield (
+            "`attention.cross_value_residual: single` leaves no value map above the first layer, and "
+            "`decoder.attention: merged` has one for encoder and decoder states"
+        )
     split = any(model.combination.splits(stack.history) for stack in stacks)
     for residual in dict.fromkeys(residuals):
         if RESIDUALS[residual].layer_input and split:
@@ -220,6 +240,8 @@ def _transformer(model: ModelConfig) -> Iterator[str]:
             ("embedding.scale", model.embedding.scale, True),
             ("embedding.positions: learned", model.embedding.positions == "learned", False),
             ("wiring.gpas", model.wiring.gpas, False),
+            ("attention.value_residual", model.attention.value_residual, "none"),
+            ("attention.cross_value_residual", model.attention.cross_value_residual, "none"),
             ("encoder.d_model", model.encoder_width, model.d_model),
         ]
         for key, value, allowed in needed:
@@ -254,6 +276,8 @@ def _rnmt(model: ModelConfig) -> Iterator[str]:
         ("activation", model.activation, {"relu"}),
         ("attention.qk_norm", model.attention.qk_norm, {"none"}),
         ("attention.value_norm", model.attention.value_norm, {"none"}),
+        ("attention.value_residual", model.attention.value_residual, {"none"}),
+        ("attention.cross_value_residual", model.attention.cross_value_residual, {"none"}),
         ("attention.query_scale", model.attention.query_scale, {False}),
         ("norm", model.norm, {"layer"}),
         ("encoder.layer_drop", model.encoder.layer_drop, {0.0}),

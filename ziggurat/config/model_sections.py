@@ -150,6 +150,12 @@ class AttentionConfig(Section):
     """`qk_norm: l2`: sentence length L (97.5th percentile) in the factor's initial value log2(L^2 - L)."""
     value_norm: Literal["none", "layer", "rms"] = "none"
     """Normalise values per head, with a learned gain (HybridNorm, Zhuo et al. 2025)."""
+    value_residual: Literal["none", "half", "learned", "single"] = "none"
+    """Values of self-attention above the first layer: `half`, the mean of the first layer's and their own; `learned`,
+    a sum of both with trained weights; `single`, the first layer's alone, so that layers above have no value map
+    (ResFormer and SVFormer, Zhou et al. 2024). Average attention has no such values and stays as it is."""
+    cross_value_residual: Literal["none", "half", "learned", "single"] = "none"
+    """The same for the values of attention to the memory."""
     query_scale: bool = False
     """Multiply queries by a learned softplus(a)/softplus(0) per dimension, shared by the heads (lingvo)."""
 

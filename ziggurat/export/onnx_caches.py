@@ -18,6 +18,7 @@ from ziggurat.nn.attention import (
     Block,
     CrossAttention,
     CrossAttentionCache,
+    FirstValues,
     Mask,
     OwnAttention,
     OwnCache,
@@ -70,9 +71,9 @@ class GrowingCache:
         beams, steps = parts[0].shape[1], parts[0].shape[3]
         self.live = _Rows(positions[:, None].expand(-1, beams).flatten(), steps + 1, longest)
 
-    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
+    def attend(self, module: OwnAttention, x: Tensor, first: FirstValues) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis as a separate row."""
-        return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self)).view(x.shape)
+        return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self), first).view(x.shape)
 
     def append(self, key: Tensor, value: Tensor) -> list[Block]:
         """Add one position, [rows, heads, 1, d_head] each; return one block [rows, heads, steps + 1, d_head]."""
@@ -104,8 +105,8 @@ class RunningSum:
         self.parts = list(parts)
         self.count = (positions + 1)[:, None, None]
 
-    def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
-        """Let `module` attend from the newest position `x` [N, K, d_model]."""
+    def attend(self, module: OwnAttention, x: Tensor, first: FirstValues) -> Tensor:
+        """Let `module` attend from the newest position `x` [N, K, d_model]; it has no values of heads to share."""
         return module.step(x, cast(OwnCache, self))
 
     def append(self, x: Tensor) -> Tensor:
@@ -120,15 +121,17 @@ class LayerCache:
     Args:
         own: cache of the attention to the target.
         cross: cache of the attention to the memory.
+        first: where the first layer leaves its values of the newest position, if there is a value residual.
     """
 
-    def __init__(self, own: GrowingCache | RunningSum, cross: CrossAttentionCache) -> None:
+    def __init__(self, own: GrowingCache | RunningSum, cross: CrossAttentionCache, first: FirstValues) -> None:
         self.own = own
         self.cross = cross
+        self.first = first
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; the cache gains that position."""
-        return self.own.attend(module, x)
+        return self.own.attend(module, x, self.first)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Return the memory, which the encoder's graph has projected."""

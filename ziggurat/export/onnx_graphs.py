@@ -18,6 +18,7 @@ from ziggurat.models.transformer import Decoder, DecoderCache
 from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
+    FirstValues,
     Mask,
     OwnAttention,
     SelfAttention,
@@ -91,18 +92,19 @@ class _TransformerPorts:
             self._kinds.append(GrowingCache if isinstance(own, SelfAttention) else RunningSum)
 
     def remember(self, memory: Memory) -> list[Tensor]:
-        projected = [cross.remember(memory.of(n), None) for n, (_, cross) in enumerate(self._attentions)]
+        first = FirstValues()
+        projected = [cross.remember(memory.of(n), None, first=first) for n, (_, cross) in enumerate(self._attentions)]
         return [part for cache in projected for part in (cache.key, cache.value)]
 
     def cache(
         self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
     ) -> DecoderCache:
         remaining, pairs = iter(states), zip(memory[::2], memory[1::2], strict=True)
-        layers = []
+        layers, first = [], FirstValues()
         for number, ((key, value), kind) in enumerate(zip(pairs, self._kinds, strict=True), start=1):
             cross = CrossAttentionCache(key, value, padding, keep_weights=number == len(self._kinds))
             own = kind([next(remaining) for _ in range(kind.PARTS)], positions, self.longest)
-            layers.append(LayerCache(own, cross))
+            layers.append(LayerCache(own, cross, first))
         return DecoderCache(cast(list[DecoderLayerCache], layers))
 
     def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:

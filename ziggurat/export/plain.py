@@ -176,6 +176,9 @@ def unlike_plain(config: ModelConfig) -> Iterator[str]:
         yield f"`attention.qk_norm: {config.attention.qk_norm}`: other toolkits do not normalise queries and keys"
     if config.attention.value_norm != "none":
         yield f"`attention.value_norm: {config.attention.value_norm}`: other toolkits do not normalise values"
+    for key in ("value_residual", "cross_value_residual"):
+        if (kind := getattr(config.attention, key)) != "none":
+            yield f"`attention.{key}: {kind}`: in other toolkits no layer reads the values of another"
     if config.attention.query_scale:
         yield "`attention.query_scale`: other toolkits have no scale per dimension of queries"
     if config.embedding.positions == "rotary":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from ziggurat.config.kinds import ATTENTIONS, DecoderAttentionKind, EncoderAttentionKind
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayer, MergedDecoderLayer
@@ -23,25 +24,30 @@ from ziggurat.nn.attention import (
     Rotary,
     SelfAttention,
     SimplifiedAverageAttention,
+    ValueResidual,
 )
+from ziggurat.nn.attention.values import ValueResidualKind
 
 __all__ = ["ATTENTION", "ENCODER_ATTENTION", "AttentionRow", "decoder_layer"]
 
 
-def _full(parts: StackParts) -> SelfAttention:
+def _full(parts: StackParts, layer: int) -> SelfAttention:
+    residual = _value_residual(parts.config.attention.value_residual, layer)
     return SelfAttention(
         parts.d_model,
         parts.heads,
         parts.dropout(parts.config.dropout.attention),
         linear=parts.linear,
-        scaling=_scaling(parts),
+        scaling=_scaling(parts, residual),
+        residual=residual,
         rotary=Rotary(parts.d_model // parts.heads) if parts.config.embedding.positions == "rotary" else None,
         out=parts.normed_linear,
     )
 
 
-def _relative(parts: StackParts) -> RelativeAttention:
+def _relative(parts: StackParts, layer: int) -> RelativeAttention:
     options = parts.config.attention
+    residual = _value_residual(options.value_residual, layer)
     return RelativeAttention(
         parts.d_model,
         parts.heads,
@@ -49,42 +55,50 @@ def _relative(parts: StackParts) -> RelativeAttention:
         clip=options.relative_clip,
         values=options.relative_values,
         linear=parts.linear,
-        scaling=_scaling(parts),
+        scaling=_scaling(parts, residual),
+        residual=residual,
         out=parts.normed_linear,
     )
 
 
-def _average(parts: StackParts) -> AverageAttention:
+def _average(parts: StackParts, layer: int) -> AverageAttention:
     options = parts.config.attention
     ffn = parts.feed_forward() if options.average_ffn else None
     return AverageAttention(parts.d_model, gate=options.average_gate, ffn=ffn, linear=parts.linear)
 
 
-def _simplified(parts: StackParts) -> SimplifiedAverageAttention:
+def _simplified(parts: StackParts, layer: int) -> SimplifiedAverageAttention:
     return SimplifiedAverageAttention(parts.d_model, linear=parts.linear)
 
 
-def _merged(parts: StackParts) -> MergedAttention:
-    cross = _cross(parts, project_out=False)
+def _merged(parts: StackParts, layer: int) -> MergedAttention:
+    cross = _cross(parts, layer, project_out=False)
     return MergedAverageAttention(cross, share_value=parts.config.attention.share_value, linear=parts.linear)
 
 
-def _cross(parts: StackParts, *, project_out: bool = True) -> CrossAttention:
+def _cross(parts: StackParts, layer: int, *, project_out: bool = True) -> CrossAttention:
     config = parts.config
+    residual = _value_residual(config.attention.cross_value_residual, layer)
     return CrossAttention(
         parts.d_model,
         config.encoder_width,
         parts.heads,
         parts.dropout(config.dropout.attention),
         linear=parts.linear,
-        scaling=_scaling(parts),
+        scaling=_scaling(parts, residual),
+        residual=residual,
         project_out=project_out,
     )
 
 
-def _scaling(parts: StackParts) -> QueryKeyScaling | None:
+def _value_residual(kind: Literal["none"] | ValueResidualKind, layer: int) -> ValueResidual | None:
+    return None if kind == "none" else ValueResidual(kind, first=layer == 1)
+
+
+def _scaling(parts: StackParts, residual: ValueResidual | None) -> QueryKeyScaling | None:
     options = parts.config.attention
-    if options.qk_norm == options.value_norm == "none" and not options.query_scale:
+    value_norm = options.value_norm if residual is None or residual.projects else "none"
+    if options.qk_norm == value_norm == "none" and not options.query_scale:
         return None
     return QueryKeyScaling(
         parts.d_model // parts.heads,
@@ -92,7 +106,7 @@ def _scaling(parts: StackParts) -> QueryKeyScaling | None:
         length=options.qk_length,
         per_dimension=options.query_scale,
         epsilon=parts.config.layer_norm_epsilon,
-        value_norm=options.value_norm,
+        value_norm=value_norm,
     )
 
 
@@ -101,17 +115,18 @@ class AttentionRow:
     """One kind of attention to the target.
 
     Attributes:
-        make: makes the sub-layer's module; of a kind that is `merged` in ziggurat.config.kinds a MergedAttention.
+        make: makes the module of layer number n, from 1; of a kind that is `merged` in ziggurat.config.kinds a
+            MergedAttention.
         reads: names of the linear maps that read the stream and nothing else; None: other things read it too.
         writes: names of the maps whose sum is the sub-layer's output; None: its output is something else.
     """
 
-    make: Callable[[StackParts], OwnAttention | MergedAttention]
+    make: Callable[[StackParts, int], OwnAttention | MergedAttention]
     reads: tuple[str, ...] | None
     writes: tuple[str, ...] | None
 
 
-ENCODER_ATTENTION: dict[EncoderAttentionKind, Callable[[StackParts], SelfAttention]] = {
+ENCODER_ATTENTION: dict[EncoderAttentionKind, Callable[[StackParts, int], SelfAttention]] = {
     "full": _full,
     "relative": _relative,
 }
@@ -126,11 +141,13 @@ ATTENTION: dict[DecoderAttentionKind, AttentionRow] = {
     # With `attention.share_value` there is no `v_proj`: a map that also reads the memory takes its place.
     "merged": AttentionRow(_merged, ("cross.q_proj", "v_proj"), ("out_proj",)),
     "merged_full": AttentionRow(
-        lambda parts: MergedAttention(_full(parts), _cross(parts)),
+        lambda parts, layer: MergedAttention(_full(parts, layer), _cross(parts, layer)),
         ("own.qkv_proj", "cross.q_proj"),
         ("own.out_proj", "cross.out_proj"),
     ),
-    "merged_gated": AttentionRow(lambda parts: MergedAttention(_average(parts), _cross(parts)), None, None),
+    "merged_gated": AttentionRow(
+        lambda parts, layer: MergedAttention(_average(parts, layer), _cross(parts, layer)), None, None
+    ),
 }
 """Attention to the target: as a sub-layer, or merged with attention to the memory."""
 
@@ -138,9 +155,11 @@ ATTENTION: dict[DecoderAttentionKind, AttentionRow] = {
 def decoder_layer(parts: StackParts, number: int) -> AnyDecoderLayer:
     """Return decoder layer `number`, from 1."""
     kind = parts.config.decoder.attention
-    attention = ATTENTION[kind].make(parts)
+    attention = ATTENTION[kind].make(parts, number)
     if ATTENTIONS[kind].merged:
         assert isinstance(attention, MergedAttention), f"`{kind}` is merged by ziggurat.config.kinds, not by its module"
         return MergedDecoderLayer(attention, parts.feed_forward(), parts.residuals(number, (True, False)))
     assert isinstance(attention, OwnAttention), f"`{kind}` is merged by its module, not by ziggurat.config.kinds"
-    return DecoderLayer(attention, _cross(parts), parts.feed_forward(), parts.residuals(number, (True, True, False)))
+    return DecoderLayer(
+        attention, _cross(parts, number), parts.feed_forward(), parts.residuals(number, (True, True, False))
+    )

@@ -118,7 +118,7 @@ def _build_transformer(
     above = StackParts(config, decoder=True, exact_dropout=exact_dropout)
     encoder_layers = [
         EncoderLayer(
-            ENCODER_ATTENTION[config.encoder.attention](below),
+            ENCODER_ATTENTION[config.encoder.attention](below, number),
             below.feed_forward(),
             below.residuals(number, (True, False)),
         )

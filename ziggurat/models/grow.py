@@ -12,8 +12,7 @@ from typing import NamedTuple, assert_never, cast
 import torch
 from torch import Tensor
 
-from ziggurat.config.growth import CopyStrategy, unreachable
-from ziggurat.config.kinds import ResidualKind
+from ziggurat.config.growth import CopyStrategy, first_unlike, unreachable
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError
 from ziggurat.models.layers import AnyDecoderLayer, EncoderLayer
@@ -52,12 +51,12 @@ def deepening(strategy: CopyStrategy, before: ModelConfig, after: ModelConfig) -
     Raises ConfigError when the strategy cannot reach that depth.
     """
     return Deepening(
-        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder", after.encoder_residual),
-        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder", after.decoder_residual),
+        _copies(strategy, before.encoder.layers, after.encoder.layers, "encoder", first_unlike(after, decoder=False)),
+        _copies(strategy, before.decoder.layers, after.decoder.layers, "decoder", first_unlike(after, decoder=True)),
     )
 
 
-def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, kind: ResidualKind) -> Copies:
+def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, unlike: str | None) -> Copies:
     """Return where each of `new` layers comes from, given `old` ones; as many as before stay what they are.
 
     With g = new - old added layers: `g_top` copies the g top-most ones, `top_only` the last one g times,
@@ -66,7 +65,7 @@ def _copies(strategy: CopyStrategy, old: int, new: int, stack: str, kind: Residu
     kept: list[int | None] = list(range(old))
     if new == old:
         return Copies(old, kept)
-    if reason := unreachable(strategy, old, new, stack, kind):
+    if reason := unreachable(strategy, old, new, stack, unlike):
         raise ConfigError(reason)
     added = new - old
     match strategy:

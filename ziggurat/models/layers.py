@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
 from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
+    FirstValues,
     LiveBeams,
     LiveMemory,
     Mask,
@@ -29,11 +30,24 @@ __all__ = [
     "DecoderLayerCache",
     "EncoderLayer",
     "MergedDecoderLayer",
+    "SourceView",
     "TransformerLayer",
 ]
 
 View = TypeVar("View")
-"""All that a layer sees besides the stream: the mask that hides padding (encoder), or a TargetView (decoder)."""
+"""All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
+
+
+class SourceView(NamedTuple):
+    """All that an encoder layer sees besides the stream.
+
+    Attributes:
+        padding: hides it, or None.
+        first: where the first layer leaves its values, if there is a value residual.
+    """
+
+    padding: Mask | None
+    first: FirstValues | None = None
 
 
 class TransformerLayer(nn.Module, Generic[View]):
@@ -63,8 +77,8 @@ class TransformerLayer(nn.Module, Generic[View]):
         return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), bottom)
 
 
-class EncoderLayer(TransformerLayer[Mask | None]):
-    """Self-attention and feed-forward network; the view hides padding.
+class EncoderLayer(TransformerLayer[SourceView]):
+    """Self-attention and feed-forward network.
 
     Args:
         self_attn: attention over the source.
@@ -78,17 +92,17 @@ class EncoderLayer(TransformerLayer[Mask | None]):
         self.ffn = ffn
         self.self_attn_residual, self.ffn_residual = residuals
 
-    def forward(self, x: Tensor, view: Mask | None) -> Tensor:
-        """Return the stream after the layer; `view` hides padding."""
+    def forward(self, x: Tensor, view: SourceView) -> Tensor:
+        """Return the stream after the layer."""
         y = self._attend_source(x, view)
         return self._feed_forward(y, view, bottom=x)
 
-    def sublayers(self) -> list[Callable[[Tensor, Mask | None], Tensor]]:
+    def sublayers(self) -> list[Callable[[Tensor, SourceView], Tensor]]:
         """See TransformerLayer."""
         return [self._attend_source, self._feed_forward]
 
-    def _attend_source(self, x: Tensor, padding: Mask | None) -> Tensor:
-        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), padding))
+    def _attend_source(self, x: Tensor, view: SourceView) -> Tensor:
+        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), view.padding, view.first))
 
 
 class DecoderLayerCache:
@@ -97,15 +111,17 @@ class DecoderLayerCache:
     Args:
         own: of its attention to the target.
         cross: of its attention to the memory.
+        first: where the first layer leaves its values of the newest position, if there is a value residual.
     """
 
-    def __init__(self, own: OwnCache, cross: LiveMemory) -> None:
+    def __init__(self, own: OwnCache, cross: LiveMemory, first: FirstValues | None = None) -> None:
         self.own = own
         self.cross = cross
+        self.first = first
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; its cache gains that position."""
-        return module.step(x, self.own)
+        return module.step(x, self.own, self.first)
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Return the memory, which was projected when its sentences were admitted."""
@@ -161,14 +177,19 @@ class DecoderLayer(TransformerLayer[TargetView]):
         context = self.cross_attn(self.cross_attn_residual.enter(x), view.remembered(self.cross_attn))
         return self.cross_attn_residual(x, context)
 
-    def start(self, live: LiveBeams, *, keep_weights: bool = False) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`."""
-        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, keep_weights))
+    def start(
+        self, live: LiveBeams, *, keep_weights: bool = False, first: FirstValues | None = None
+    ) -> DecoderLayerCache:
+        """Return the cache for the hypotheses of `live`; `first` is that of all layers."""
+        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, keep_weights), first)
 
-    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache) -> None:
-        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones."""
+    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
+        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
+
+        `first` has the first layer's values of that memory.
+        """
         cache.own.admit(rows)
-        cache.cross.admit(self.cross_attn.remember(memory, None), rows)
+        cache.cross.admit(self.cross_attn.remember(memory, None, first=first), rows)
 
 
 class MergedDecoderLayer(TransformerLayer[TargetView]):
@@ -198,14 +219,19 @@ class MergedDecoderLayer(TransformerLayer[TargetView]):
     def _attend(self, x: Tensor, view: TargetView) -> Tensor:
         return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), view))
 
-    def start(self, live: LiveBeams, *, keep_weights: bool = False) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`."""
-        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, keep_weights))
+    def start(
+        self, live: LiveBeams, *, keep_weights: bool = False, first: FirstValues | None = None
+    ) -> DecoderLayerCache:
+        """Return the cache for the hypotheses of `live`; `first` is that of all layers."""
+        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, keep_weights), first)
 
-    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache) -> None:
-        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones."""
+    def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
+        """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
+
+        `first` has the first layer's values of that memory.
+        """
         cache.own.admit(rows)
-        cache.cross.admit(self.merged_attn.cross.remember(memory, None), rows)
+        cache.cross.admit(self.merged_attn.cross.remember(memory, None, first=first), rows)
 
 
 AnyDecoderLayer = DecoderLayer | MergedDecoderLayer

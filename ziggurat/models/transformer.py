@@ -13,10 +13,17 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor, nn
 
-from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, EncoderLayer, TransformerLayer, View
+from ziggurat.models.layers import (
+    AnyDecoderLayer,
+    DecoderLayerCache,
+    EncoderLayer,
+    SourceView,
+    TransformerLayer,
+    View,
+)
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Memory, StepwiseDecoder
-from ziggurat.nn.attention import LiveBeams, RowMoves, WholeTarget, causal_mask, padding_mask
+from ziggurat.nn.attention import FirstValues, LiveBeams, RowMoves, WholeTarget, causal_mask, padding_mask
 from ziggurat.nn.history import History, HistoryState
 from ziggurat.nn.history.transparent import Transparent
 
@@ -150,12 +157,12 @@ class Encoder(_Stack):
         `transparent` merges the inputs of all layers and the stack's output before its final norm: in the plain stack
         these are the embedding and the outputs of all layers.
         """
-        padding = padding_mask(mask, x.dtype)
+        view = SourceView(padding_mask(mask, x.dtype), FirstValues())
         state = self._open(x)
         sources: list[Tensor] = []
         for run in self.runs():
             state, read, given = run.through(
-                self._pass, state, lambda _: padding, self.transparent is not None, outputs is not None
+                self._pass, state, lambda _: view, self.transparent is not None, outputs is not None
             )
             sources.extend(read)
             if outputs is not None:
@@ -197,23 +204,30 @@ class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
         """Return [batch, target, d_model] for the embedded target input `x`, all positions at once."""
         future = causal_mask(x.shape[1], x.dtype, x.device)
         padding = padding_mask(memory.mask, x.dtype, queries=x.shape[1])
+        first, first_of_memory = FirstValues(), FirstValues()
+
+        def view(number: int) -> WholeTarget:
+            return WholeTarget(future, memory.of(number), padding, first, first_of_memory)
+
         state = self._open(x)
         for run in self.runs():
-            state = run.through(self._pass, state, lambda number: WholeTarget(future, memory.of(number), padding)).state
+            state = run.through(self._pass, state, view).state
         return self._close(state)
 
     def start(self, live: LiveBeams, *, keep_attention: bool = False) -> DecoderCache:
         """Return the caches for `live`; with `keep_attention` the last layer keeps its attention to the memory."""
         layers = [cast(AnyDecoderLayer, layer) for layer in self.layers]
-        last = len(layers) - 1
+        keeps = [keep_attention and number == len(layers) for number in range(1, len(layers) + 1)]
+        first = FirstValues()
         return DecoderCache(
-            [layer.start(live, keep_weights=keep_attention and number == last) for number, layer in enumerate(layers)]
+            [layer.start(live, keep_weights=keep, first=first) for layer, keep in zip(layers, keeps, strict=True)]
         )
 
     def admit(self, memory: Memory, rows: slice, cache: DecoderCache) -> None:
         """Project the memory of new sentences, which have `rows` among the live ones, once for every layer."""
+        first = FirstValues()
         for number, (layer, its_cache) in enumerate(zip(self.layers, cache.layers, strict=True)):
-            cast(AnyDecoderLayer, layer).admit(memory.of(number), rows, its_cache)
+            cast(AnyDecoderLayer, layer).admit(memory.of(number), rows, its_cache, first)
 
     def step(self, x: Tensor, cache: DecoderCache) -> Tensor:
         """Return [N, K, d_model] for one new position per hypothesis, `x` [N, K, d_model]."""

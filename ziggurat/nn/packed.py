@@ -235,7 +235,7 @@ def _feed_forward(ffn: FeedForward, precision: Precision) -> PackedFeedForward |
 
 
 def _attends_plainly(module: nn.Module) -> bool:
-    """Return whether queries, keys and values come straight from linear maps; others would have to be narrow too."""
+    """Return whether queries, keys and values are what linear maps give; others would have to be narrow too."""
     if type(module) is SelfAttention:
-        return module.scaling is None and module.rotary is None
-    return isinstance(module, CrossAttention) and module.scaling is None
+        return module.scaling is None and module.rotary is None and module.residual is None
+    return isinstance(module, CrossAttention) and module.scaling is None and module.residual is None

@@ -11,12 +11,14 @@ from ziggurat.nn.attention.relative import RelativeAttention
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.target import TargetView, WholeTarget
+from ziggurat.nn.attention.values import FirstValues, ValueResidual
 
 __all__ = [
     "AverageAttention",
     "Block",
     "CrossAttention",
     "CrossAttentionCache",
+    "FirstValues",
     "LinearMaker",
     "LiveBeams",
     "LiveMemory",
@@ -33,6 +35,7 @@ __all__ = [
     "SelfAttentionCache",
     "SimplifiedAverageAttention",
     "TargetView",
+    "ValueResidual",
     "WholeTarget",
     "attend",
     "causal_mask",

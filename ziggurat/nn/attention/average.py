@@ -11,6 +11,7 @@ from ziggurat.nn.attention.base import OwnAttention
 from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker
+from ziggurat.nn.attention.values import FirstValues
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
@@ -94,11 +95,13 @@ class AverageAttention(OwnAttention):
         """Return the cache for the hypotheses of `live`."""
         return AverageCache(live)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape; means are causal anyway, so `mask` is not used."""
         return self._gated(x, causal_average(x))
 
-    def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, x: Tensor, cache: AverageCache, first: FirstValues | None = None
+    ) -> Tensor:
         """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
         return self._gated(x, cache.append(x))
 
@@ -135,11 +138,13 @@ class SimplifiedAverageAttention(OwnAttention):
         """Return the cache for the hypotheses of `live`."""
         return AverageCache(live)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape; means are causal anyway, so `mask` is not used."""
         return self.out_proj(causal_average(self.v_proj(x)))
 
-    def step(self, x: Tensor, cache: AverageCache) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, x: Tensor, cache: AverageCache, first: FirstValues | None = None
+    ) -> Tensor:
         """Return [N, K, d_model] for one new position per hypothesis; the cache gains that position."""
         return self.out_proj(cache.append(self.v_proj(x)))
 

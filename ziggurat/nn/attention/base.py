@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from ziggurat.nn.attention.cache import Block
 from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask, SequenceBounds
+from ziggurat.nn.attention.values import FirstValues
 from ziggurat.nn.dropout import Dropout
 
 __all__ = [
@@ -162,16 +163,19 @@ class OwnCache(Protocol):
 
 
 class OwnAttention(nn.Module, ABC):
-    """Attention of the target to itself: all positions at once, or the newest one with a cache."""
+    """Attention of the target to itself: all positions at once, or the newest one with a cache.
+
+    `first` has the values of the first layer's attention in this pass; a kind without value residuals ignores it.
+    """
 
     @abstractmethod
     def start(self, live: LiveBeams) -> OwnCache:
         """Return the cache for the hypotheses of `live`."""
 
     @abstractmethod
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
         """Return [batch, target, d_model] for `x` of that shape; `mask` hides the future."""
 
     @abstractmethod
-    def step(self, x: Tensor, cache: OwnCache) -> Tensor:
+    def step(self, x: Tensor, cache: OwnCache, first: FirstValues | None = None) -> Tensor:
         """Return [N, K, d_model] for one new position of every hypothesis; the cache gains that position."""

@@ -14,6 +14,7 @@ from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.attention.values import FirstValues, ValueResidual, attended_values
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear, NormedLinear
 from ziggurat.nn.residual import ShiftedLinear
@@ -46,6 +47,8 @@ def _joined_for(x: Tensor, context: Tensor) -> Tensor:
 class SelfAttention(OwnAttention):
     """Attention of a sequence to itself; query, key and value maps are one matrix `qkv_proj` [3 d_model, d_model].
 
+    Where `residual` says that there is no value map it is [2 d_model, d_model].
+
     Args:
         d_model: width of input and output.
         heads: number of heads; divides d_model.
@@ -53,6 +56,7 @@ class SelfAttention(OwnAttention):
         linear: makes the linear maps.
         scaling: of queries, keys and values, or None.
         rotary: rotation of queries and keys by their positions, or None.
+        residual: joins the values to those of the first layer, or None.
         out: makes the output map; None: as `linear`.
     """
 
@@ -65,31 +69,39 @@ class SelfAttention(OwnAttention):
         linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
         rotary: Rotary | None = None,
+        residual: ValueResidual | None = None,
         out: LinearMaker | None = None,
     ) -> None:
         super().__init__()
         self.heads = heads
-        self.qkv_proj = linear(d_model, 3 * d_model)
+        self.maps = 3 if residual is None or residual.projects else 2
+        self.qkv_proj = linear(d_model, self.maps * d_model)
         self.out_proj = (out or linear)(d_model, d_model)
         self.dropout = dropout
         self.scaling = scaling
         self.rotary = rotary
+        self.residual = residual
 
     def start(self, live: LiveBeams) -> SelfAttentionCache:
         """Return the cache for the hypotheses of `live`."""
         return SelfAttentionCache(live)
 
-    def forward(self, x: Tensor, mask: Mask | None) -> Tensor:
-        """Return [batch, length, d_model] for `x` of that shape; keys that `mask` hides are not attended to."""
-        query, key, value = self._project(x)
+    def forward(self, x: Tensor, mask: Mask | None, first: FirstValues | None = None) -> Tensor:
+        """Return [batch, length, d_model] for `x` of that shape; keys that `mask` hides are not attended to.
+
+        `first` has the first layer's values, if there is a value residual.
+        """
+        query, key, value = self._project(x, first)
         return self.out_proj(join_heads(self._context(query, key, value, mask)))
 
-    def step(self, x: Tensor, cache: SelfAttentionCache) -> Tensor:  # type: ignore[override]
+    def step(  # type: ignore[override]
+        self, x: Tensor, cache: SelfAttentionCache, first: FirstValues | None = None
+    ) -> Tensor:
         """Attend from the newest position to all so far, itself included.
 
         `x` is [N, K, d_model], one new position per hypothesis; the cache gains that position. Returns the same shape.
         """
-        query, key, value = self._project(x, cache.live)
+        query, key, value = self._project(x, first, cache.live)
         context = self._context_of_beams(query, cache.append(key, value), cache.live)
         return self.out_proj(_joined_for(x, context))
 
@@ -105,14 +117,16 @@ class SelfAttention(OwnAttention):
             return compiled.attend(query, blocks, bias)
         return attend_to_blocks(query, blocks, bias, self.dropout)[0]
 
-    def _project(self, x: Tensor, live: LiveBeams | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    def _project(
+        self, x: Tensor, first: FirstValues | None, live: LiveBeams | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
-        query, key, value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(3, dim=-1))
+        query, key, *value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(self.maps, dim=-1))
         if self.scaling is not None:
-            query, key, value = self.scaling.query(query), self.scaling.key(key), self.scaling.value(value)
+            query, key, value = self.scaling.query(query), self.scaling.key(key), [*map(self.scaling.value, value)]
         if self.rotary is not None:
             query, key = self._rotated(query, live), self._rotated(key, live)
-        return query, key, value
+        return query, key, attended_values(self.residual, value, first)
 
     def _rotated(self, x: Tensor, live: LiveBeams | None) -> Tensor:
         assert self.rotary is not None
@@ -121,7 +135,7 @@ class SelfAttention(OwnAttention):
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself."""
         d = self.out_proj.weight.shape[0]
-        for role, part in zip(QUERY_KEY_VALUE, self.qkv_proj.weight.split(d), strict=True):
+        for role, part in zip(QUERY_KEY_VALUE[: self.maps], self.qkv_proj.weight.split(d), strict=True):
             yield Slot(part, role, f"qkv_proj.weight[{role.value}]", 3 * d)
         if self.qkv_proj.bias is not None:
             yield Slot(self.qkv_proj.bias, Role.BIAS, "qkv_proj.bias")
@@ -131,6 +145,8 @@ class SelfAttention(OwnAttention):
 class CrossAttention(nn.Module):
     """Attention of the decoder to the memory; key and value maps are one matrix `kv_proj` [2 d_model, d_memory].
 
+    Where `residual` says that there is no value map it is [d_model, d_memory].
+
     Args:
         d_model: width of the decoder.
         d_memory: width of the memory (the encoder's d_model).
@@ -138,6 +154,7 @@ class CrossAttention(nn.Module):
         dropout: on the attention weights.
         linear: makes the linear maps.
         scaling: of queries and keys, or None.
+        residual: joins the memory's values to those of the first layer, or None.
         project_out: whether there is an output map.
     """
 
@@ -150,26 +167,31 @@ class CrossAttention(nn.Module):
         *,
         linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
+        residual: ValueResidual | None = None,
         project_out: bool = True,
     ) -> None:
         super().__init__()
         self.heads = heads
+        self.maps = 2 if residual is None or residual.projects else 1
         self.q_proj = linear(d_model, d_model)
-        self.kv_proj = linear(d_memory, 2 * d_model)
+        self.kv_proj = linear(d_memory, self.maps * d_model)
         self.out_proj = linear(d_model, d_model) if project_out else None
         self.dropout = dropout
         self.scaling = scaling
+        self.residual = residual
 
-    def remember(self, memory: Tensor, mask: Mask | None, keep_weights: bool = False) -> CrossAttentionCache:
+    def remember(
+        self, memory: Tensor, mask: Mask | None, keep_weights: bool = False, first: FirstValues | None = None
+    ) -> CrossAttentionCache:
         """Project `memory` [batch, source, d_memory] once; `mask` hides its padding.
 
         With `keep_weights`, `forward` leaves the weights averaged over heads, [batch, queries, source], in
-        `cache.weights`.
+        `cache.weights`. `first` has the first layer's values, if there is a value residual.
         """
-        key, value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(2, dim=-1))
+        key, *value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(self.maps, dim=-1))
         if self.scaling is not None:
-            key, value = self.scaling.key(key), self.scaling.value(value)
-        return CrossAttentionCache(key, value, mask, keep_weights)
+            key, value = self.scaling.key(key), [*map(self.scaling.value, value)]
+        return CrossAttentionCache(key, attended_values(self.residual, value, first), mask, keep_weights)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, d_model] for `x` of that shape.
@@ -197,7 +219,7 @@ class CrossAttention(nn.Module):
         """Yield the role of each parameter that the module holds itself."""
         d = self.q_proj.weight.shape[0]
         yield Slot(self.q_proj.weight, Role.ATTENTION_QUERY, "q_proj.weight", 3 * d, cross=True)
-        for role, part in zip(QUERY_KEY_VALUE[1:], self.kv_proj.weight.split(d), strict=True):
+        for role, part in zip(QUERY_KEY_VALUE[1 : self.maps + 1], self.kv_proj.weight.split(d), strict=True):
             yield Slot(part, role, f"kv_proj.weight[{role.value}]", 3 * d, cross=True)
         for name in ("q_proj", "kv_proj"):
             if (bias := getattr(self, name).bias) is not None:

@@ -13,6 +13,7 @@ from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker, SelfAttention
 from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.attention.values import ValueResidual
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.linear import Linear
 from ziggurat.nn.roles import Role, Slot
@@ -35,6 +36,7 @@ class RelativeAttention(SelfAttention):
         values: whether there is the table s.
         linear: makes the linear maps.
         scaling: of queries, keys and values, or None; it leaves the tables as they are.
+        residual: joins the values to those of the first layer, or None; so does this.
         out: makes the output map; None: as `linear`.
     """
 
@@ -50,9 +52,10 @@ class RelativeAttention(SelfAttention):
         values: bool = False,
         linear: LinearMaker = Linear,
         scaling: QueryKeyScaling | None = None,
+        residual: ValueResidual | None = None,
         out: LinearMaker | None = None,
     ) -> None:
-        super().__init__(d_model, heads, dropout, linear=linear, scaling=scaling, out=out)
+        super().__init__(d_model, heads, dropout, linear=linear, scaling=scaling, residual=residual, out=out)
         self.clip = clip
         self.key_table = _table(clip, d_model // heads)
         self.register_parameter("value_table", _table(clip, d_model // heads) if values else None)

@@ -14,6 +14,7 @@ from ziggurat.nn.attention.base import OwnAttention
 from ziggurat.nn.attention.cache import CrossAttentionCache
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import CrossAttention
+from ziggurat.nn.attention.values import FirstValues
 
 __all__ = ["TargetView", "WholeTarget"]
 
@@ -35,17 +36,21 @@ class WholeTarget(NamedTuple):
         future: hides it.
         memory: [batch, source, d_memory].
         padding: hides that of the memory, or None.
+        first: where the first layer leaves its values of the target, if there is a value residual.
+        first_of_memory: the same for those of the memory.
     """
 
     future: Mask
     memory: Tensor
     padding: Mask | None
+    first: FirstValues | None = None
+    first_of_memory: FirstValues | None = None
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` [batch, target, d_model] to itself."""
-        y: Tensor = module(x, self.future)
+        y: Tensor = module(x, self.future, self.first)
         return y
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Project the memory."""
-        return module.remember(self.memory, self.padding)
+        return module.remember(self.memory, self.padding, first=self.first_of_memory)
