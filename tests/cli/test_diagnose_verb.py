@@ -12,6 +12,8 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.conftest import tiny_experiment
 from tests.training.runs import QUIET
+from ziggurat.diagnosis.hooks import STACKS
+from ziggurat.diagnosis.layer_worth import LAYER_MEASURES
 from ziggurat.diagnosis.records import DEPTH_FILE, read_records, write_records
 from ziggurat.training.loop import train
 
@@ -105,3 +107,44 @@ def test_data_of_another_vocabulary_is_refused(measured_run: Path, tmp_path: Pat
     result = ziggurat("diagnose", measured_run, "--store", tmp_path / "store")
     assert result.status == 2
     assert "its source vocabulary is not that of the store" in result.err
+
+
+def test_layers_are_measured_and_left_out_of_translations(
+    measured_run: Path, tmp_path: Path, ziggurat: Ziggurat
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(measured_run, run, symlinks=True)
+    result = ziggurat("diagnose", run, "--layers", "--translate", "3")
+    assert result.status == 0, result.err
+    values = read_records(run)[-1].values
+    assert set(LAYER_MEASURES) < set(values)
+    assert [len(values[key][stack]) for key in ("pruning_curve", "pruning_bleu") for stack in STACKS] == [2] * 4
+    assert values["nll"] == read_records(measured_run)[-1].values["nll"]
+    assert "encoder: effective depth " in result.out
+    assert "(BLEU)" in result.out
+    refused = ziggurat("diagnose", run, "--translate", "3")
+    assert refused.status == 2
+    assert "--layers" in refused.err
+
+
+def test_translation_without_layers(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
+    (text := tmp_path / "text").write_text("ein Haus\nzwei Häuser\n", encoding="utf-8")
+    found = {}
+    for layers in (None, "encoder.2", "encoder.1,decoder.2"):
+        options = [] if layers is None else ["--without-layers", layers]
+        result = ziggurat(
+            "translate", measured_run, "-i", text, "--workers", "2" if layers == "encoder.2" else "1", *options
+        )
+        assert result.status == 0, result.err
+        assert (f"without layers {layers}" in result.err) == (layers is not None)
+        found[layers] = result.out
+    out = tmp_path / "exported"
+    exported = ziggurat("export", measured_run, "--to", "ziggurat", "--out", out, "--without-layers", "encoder.2")
+    assert exported.status == 0, exported.err
+    assert ziggurat("translate", out, "-i", text).out == found["encoder.2"]
+    wrong = ziggurat("translate", measured_run, "-i", text, "--without-layers", "encoder.3")
+    assert wrong.status == 2
+    assert "no layer 3" in wrong.err
+    both = ziggurat("translate", measured_run, "-i", text, "--ensemble", measured_run, "--without-layers", "encoder.1")
+    assert both.status == 2
+    assert "ensemble" in both.err

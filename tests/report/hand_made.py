@@ -24,6 +24,24 @@ def stacks(encoder: float, decoder: float) -> dict[str, Any]:
     return {"encoder": [encoder**i for i in reversed(range(N))], "decoder": [decoder**i for i in reversed(range(M))]}
 
 
+def worth(shift: float) -> dict[str, Any]:
+    """The measures of `ziggurat diagnose --layers`."""
+    both = (("encoder", N), ("decoder", M))
+    pairs = {stack: [[0.1 * abs(i - j) + shift for j in range(n)] for i in range(n)] for stack, n in both}
+    return {
+        "angular_distance": {
+            stack: [[0.05 * abs(i - j) for j in range(n + 1)] for i in range(n + 1)] for stack, n in both
+        },
+        "causal_score": {stack: [[0.3 if j > i else None for j in range(n)] for i in range(n)] for stack, n in both},
+        "permutation_score": pairs,
+        "loss_without": pairs,
+        "pruning_curve": {stack: [0.1 * n for n in range(layers)] for stack, layers in both},
+        "pruning_bleu": {stack: [20.0 - n for n in range(layers)] for stack, layers in both},
+        "effective_depth": {"encoder": 3.0, "decoder": 2.0},
+        "logit_lens": {"nll": [6.0 - n for n in range(M + 1)], "agreement": [n / M for n in range(M + 1)]},
+    }
+
+
 def record(update: int, shift: float = 0.0) -> Record:
     """A record with all measures; no two of its numbers need be told apart by accident."""
     by_type = {kind: [1 + shift + 0.01 * layer for layer in range(layers)] for kind, layers in KINDS.items()}
@@ -49,6 +67,7 @@ def record(update: int, shift: float = 0.0) -> Record:
         "embedding_similarity": [math.exp(-i / 4) for i in range(1, N + 1)],
         "adjacent_similarity": [0.5 + 0.1 * i for i in range(N)],
         "inter_similarity": [0.1 * i for i in range(N + 1)],
+        **worth(shift),
         "attention_entropy": {"encoder.self_attn": [2.0] * N, "decoder.cross_attn": [1.0] * M},
     }
     return Record(update, 0.0, {"encoder": N, "decoder": M}, values)

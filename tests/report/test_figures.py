@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.report.hand_made import KINDS, M, N, record, run, trained
+from tests.report.hand_made import KINDS, M, N, record, run, trained, worth
 from ziggurat.diagnosis.records import Record
 from ziggurat.report.figure import Figure, Heat, Panel, Series, numbers
 from ziggurat.report.figures import figures_of, learning_curves, throughput
@@ -31,6 +31,7 @@ from ziggurat.report.figures_layers import (
     sub_layer_table,
     variance,
 )
+from ziggurat.report.figures_worth import angular_distance, causal_score, pruning_curve
 from ziggurat.report.panels import line_over_training
 from ziggurat.report.runs import ReportRun
 
@@ -56,6 +57,12 @@ EVERYTHING = [
     "transparent-weights",
     "similarity-profiles",
     "similarity-map",
+    "pruning-curve",
+    "loss-without",
+    "angular-distance",
+    "causal-score",
+    "permutation-score",
+    "logit-lens",
 ]
 
 
@@ -328,3 +335,26 @@ def test_many_lines_are_told_briefly() -> None:
     assert figure is not None
     assert figure.alt.count("4 more lines") == 2
     assert "all blank" not in figure.alt
+
+
+def test_pruning_curves_by_hand() -> None:
+    depth = [only(0, **worth(0.0)), only(9, **{**worth(0.0), "effective_depth": {"encoder": 4.0, "decoder": 1.0}})]
+    figure = pruning_curve([run("a", 2, depth=depth)])
+    label = "a, update 9"
+    assert lines(figure, "encoder, loss") == {label: Series(label, (0, 1, 2, 3), (0.0, 0.1, 0.2, 0.1 * 3), 2)}
+    assert lines(figure, "decoder, BLEU") == {label: Series(label, (0, 1, 2), (20.0, 19.0, 18.0), 2)}
+    assert lines(figure, "effective depth")["a, encoder"] == Series("a, encoder", (0, 9), (3.0, 4.0), 2)
+    assert figure is not None
+    assert figure.table is not None
+    assert figure.table.rows == (("a", "before training", "3 of 4", "2 of 3"), ("a", "update 9", "4 of 4", "1 of 3"))
+    alone = pruning_curve([run("a", 2, depth=depth[:1])])
+    assert alone is not None
+    assert "effective depth" not in {panel.title for panel in alone.panels}
+
+
+def test_maps_of_layers_count_from_their_first() -> None:
+    runs = [run(depth=[only(9, **worth(0.0))])]
+    angles, scores = heat(angular_distance(runs), "plain, encoder"), heat(causal_score(runs), "plain, decoder")
+    assert (angles.rows[0], angles.columns[-1]) == ("0", str(N))
+    assert (scores.rows[0], scores.columns[-1]) == ("1", str(M))
+    assert scores.values[0] == (None, 0.3, 0.3)

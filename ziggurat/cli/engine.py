@@ -59,12 +59,14 @@ class ModelOptions:
         device: `auto`, `cpu`, ...
         threads: CPU threads; None: the engine's default.
         settings: decoding settings.
+        without_layers: layers to leave out; None: none.
     """
 
     which: str | None
     device: str
     threads: int | None
     settings: dict[str, Any] = field(default_factory=dict)
+    without_layers: str | None = None
 
 
 def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
@@ -77,7 +79,13 @@ def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
 
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    translator = load_translator(paths, which=options.which, device=options.device, **options.settings)
+    translator = load_translator(
+        paths,
+        which=options.which,
+        without_layers=options.without_layers,
+        device=options.device,
+        **options.settings,
+    )
     _introduce(translator)
     return translator
 
@@ -125,6 +133,7 @@ def open_engine(
             threads=options.threads,
             device=options.device,
             which=options.which,
+            without_layers=options.without_layers,
             **options.settings,
         ) as translator:
             _introduce(translator)
@@ -191,8 +200,11 @@ def _open_served(
             )
         if name == "torch" or importlib.util.find_spec("torch") is not None or not is_served(inside):
             return None
-    if len(paths) > 1 or options.which is not None:
-        raise ConfigError("CTranslate2 translates with one exported model: leave out `--ensemble` and `--which`")
+    if len(paths) > 1 or options.which is not None or options.without_layers is not None:
+        raise ConfigError(
+            "CTranslate2 translates with one exported model as it is: leave out `--ensemble`, `--which` and "
+            "`--without-layers` (which `ziggurat export` takes, too)"
+        )
     if not exported and not is_served(inside):
         raise ConfigError(
             f"{paths[0]}: no export for CTranslate2; this makes one: "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from ziggurat.cli.engine import warnings_shown
-from ziggurat.cli.options import Json
+from ziggurat.cli.options import Json, WithoutLayers
 from ziggurat.cli.output import OUT, check_input, print_json, say
 from ziggurat.config import load_experiment
 from ziggurat.config.recipes import load_named
@@ -28,6 +28,7 @@ def export(
     which: Annotated[
         str | None, typer.Option("--which", help="Checkpoint of a run: averaged, best, last or an update's number.")
     ] = None,
+    without_layers: WithoutLayers = None,
     quantization: Annotated[
         str | None,
         typer.Option("--quantization", help="ctranslate2: int8, int8_float32, int16, float16, bfloat16, ..."),
@@ -73,6 +74,7 @@ def export(
         to,
         out,
         which=which,
+        without_layers=without_layers,
         quantization=quantization,
         verify=verify,
         lines=lines,

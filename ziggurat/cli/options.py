@@ -51,6 +51,16 @@ Which = Annotated[
         "--which", help="Checkpoint of a run: averaged, best, last or an update's number.", rich_help_panel=WHO
     ),
 ]
+WithoutLayers = Annotated[
+    str | None,
+    typer.Option(
+        "--without-layers",
+        metavar="LAYERS",
+        help="Leave layers out, such as `encoder.5-8,decoder.3`: faster, and worse unless trained for it "
+        "(`layer_drop`). `ziggurat diagnose --layers` tells what each is worth.",
+        rich_help_panel=WHO,
+    ),
+]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=HOW)]
 Threads = Annotated[
     int | None,

@@ -41,6 +41,18 @@ def diagnose(
         Path | None, typer.Option("--store", help="Prepared data; default: data.store of the configuration.")
     ] = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    layers: Annotated[
+        bool,
+        typer.Option(
+            "--layers", help="Also measure what each layer is worth: losses without layers, or with layers exchanged."
+        ),
+    ] = False,
+    translate: Annotated[
+        int,
+        typer.Option(
+            "--translate", min=0, help="With --layers: translate so many dev sentences without the layers worth least."
+        ),
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Measure the gradients, states and wiring of a trained model layer by layer, as training does while it runs.
@@ -52,7 +64,9 @@ def diagnose(
     from ziggurat.diagnosis.records import DEPTH_FILE
     from ziggurat.training.diagnose import diagnose as diagnose_run
 
-    records = diagnose_run(run, store=store, device=device, say=say)
+    if translate and not layers:
+        raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
+    records = diagnose_run(run, store=store, device=device, layers=layers, translate=translate, say=say)
     if json:
         print_json({"records": [record.as_dict() for record in records]})
     else:
@@ -70,6 +84,10 @@ def _record_text(record: Record) -> str:
     for stack, layers in record.layers.items():
         norms = values["gradient_norm"][stack]
         lines.append(f"{stack:<10}{layers:>8}{norms[0]:>21.2e}{norms[-1]:>13.2e}{values['r'][stack]:>11.2e}")
+    for stack, depth in values.get("effective_depth", {}).items():
+        curve, bleu = values["pruning_curve"][stack], values.get("pruning_bleu", {}).get(stack)
+        steps = ", ".join(f"{n}: {rise:+.2f}{f' ({bleu[n]:.1f})' if bleu else ''}" for n, rise in enumerate(curve))
+        lines.append(f"{stack}: effective depth {depth:.0f}; loss{' (BLEU)' if bleu else ''} without n layers: {steps}")
     return "\n".join(lines)
 
 

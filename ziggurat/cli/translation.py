@@ -26,6 +26,7 @@ from ziggurat.cli.options import (
     Ensemble,
     Threads,
     Which,
+    WithoutLayers,
     decoding_settings,
 )
 from ziggurat.cli.output import (
@@ -115,6 +116,7 @@ def translate(
     ] = False,
     ensemble: Ensemble = None,
     which: Which = None,
+    without_layers: WithoutLayers = None,
     device: Device = "auto",
     threads: Threads = None,
     workers: Annotated[
@@ -139,7 +141,7 @@ def translate(
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
-    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"))
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers)
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     if [input, *beside].count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")

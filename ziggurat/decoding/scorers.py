@@ -137,8 +137,14 @@ def scorer_of(models: Sequence[Seq2Seq], shortlist: Shortlist | None = None) -> 
     return scorers[0] if len(scorers) == 1 else EnsembleScorer(scorers)
 
 
-def open_members(paths: Sequence[str | Path], *, which: str | None = None, device: str = "auto") -> list[OpenedModel]:
-    """Open runs or model directories that translate together; `device` as in open_model.
+def open_members(
+    paths: Sequence[str | Path],
+    *,
+    which: str | None = None,
+    device: str = "auto",
+    without_layers: str | None = None,
+) -> list[OpenedModel]:
+    """Open runs or model directories that translate together; `device` and `without_layers` as in open_model.
 
     `which` (as in open_model) holds for every run among them; a model directory has only one model. Raises ConfigError
     for no path, or for models whose vocabularies differ on either side, and the errors of open_model.
@@ -147,7 +153,14 @@ def open_members(paths: Sequence[str | Path], *, which: str | None = None, devic
         raise ConfigError("name at least one run or model directory")
     # A checkpoint can be chosen only in a run; if there is none, open_model explains that.
     runs = {path for path in paths if (Path(path) / CHECKPOINTS).is_dir()}
-    opened = [open_model(path, which=which if path in runs or not runs else None, device=device) for path in paths]
+    if without_layers is not None and len(paths) > 1:
+        raise ConfigError("layers can be left out of one model, not of an ensemble: export the smaller model first")
+    opened = [
+        open_model(
+            path, which=which if path in runs or not runs else None, device=device, without_layers=without_layers
+        )
+        for path in paths
+    ]
     for path, model in zip(paths[1:], opened[1:], strict=True):
         for side, ours, theirs in zip(("source", "target"), opened[0].tokenizers, model.tokenizers, strict=True):
             if not same_vocabulary(ours, theirs):

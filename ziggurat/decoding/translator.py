@@ -235,9 +235,8 @@ class Translator:
         assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
         translations = []
         for place, (text, own) in enumerate(zip(texts, owned, strict=True)):
-            translation = assembler.line(
-                text, [parts[i] for i in own], [found[i] for i in own], asked=call.asked(place, extras)
-            )
+            its, results_of_it = [parts[i] for i in own], [found[i] for i in own]
+            translation = assembler.line(text, its, results_of_it, asked=call.asked(place, extras))
             translations.append(translation)
             best = translation.hypotheses[0]
             if not best.finished:
@@ -248,23 +247,28 @@ class Translator:
 
 
 def load_translator(
-    path: str | Path | Sequence[str | Path], *, device: str = "auto", which: str | None = None, **decoding: Any
+    path: str | Path | Sequence[str | Path],
+    *,
+    device: str = "auto",
+    which: str | None = None,
+    without_layers: str | None = None,
+    **decoding: Any,
 ) -> Translator:
     """Open a run or a model directory for translation, or several as an ensemble.
 
     Args:
-        path: folder of a run (or of a model that `ziggurat average` wrote), or a list of them: an ensemble, with the
-            decoding settings of the first.
+        path: folder of a run or a model, or a list of them: an ensemble, with the decoding settings of the first.
         device: `auto` takes a GPU when there is one; else `cpu`, `cuda`, `cuda:1`, ...
         which: checkpoint of a run (of each run in the list), such as `best`; see ziggurat.models.directory.open_model.
+        without_layers: layers to leave out of a single model, such as `encoder.5-8,decoder.3` (ziggurat.models.prune).
         decoding: keys of the `decoding` section that replace the saved ones, such as `beam_size=8` or
             `length_penalty={"alpha": 1.0}` (which leaves the other keys of `length_penalty` as they are).
 
     Raises CheckpointError for a missing or damaged model; ConfigError for a wrong setting, a device that is missing or
-    does not compute with `decoding.precision`, or models or a shortlist with other vocabularies; DataError for a
-    missing or damaged shortlist.
+    does not compute with `decoding.precision`, or other vocabularies; DataError for a missing or damaged shortlist.
     """
-    members = open_members([path] if isinstance(path, str | Path) else path, which=which, device=device)
+    paths = [path] if isinstance(path, str | Path) else path
+    members = open_members(paths, which=which, device=device, without_layers=without_layers)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
     first, shape = members[0], members[0].experiment.model
     asked, widths = settings.precision, (shape.d_model, shape.d_ff)
@@ -273,14 +277,13 @@ def load_translator(
     for member in members:
         make_fast(member.model, precision)
     origins = "; ".join(member.origin for member in members)
-    source, target = first.tokenizers
     models = [member.model for member in members]
-    shortlist = load_shortlist(settings.shortlist, source, target, first.model.device) if settings.shortlist else None
+    listed = settings.shortlist
+    shortlist = load_shortlist(listed, *first.tokenizers, first.model.device) if listed else None
     embeddings = [member.experiment.model.embedding for member in members]
     translator = Translator(
         models,
-        source,
-        target,
+        *first.tokenizers,
         settings,
         max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
         device=first.model.device,
@@ -288,11 +291,10 @@ def load_translator(
         target_language=first.experiment.data.target_language,
         scorer=lambda: scorer_of(models, shortlist),
     )
-    on_cpu = first.model.device.type == "cpu"
 
     def about_precision() -> str:
-        said = decoding_notice(asked, precision, first.model.device, widths), compiled.notice() if on_cpu else ""
-        return "; ".join(filter(None, said))
+        loops = compiled.notice() if first.model.device.type == "cpu" else ""
+        return "; ".join(filter(None, (decoding_notice(asked, precision, first.model.device, widths), loops)))
 
     translator.about_precision = about_precision
     return translator

@@ -38,6 +38,7 @@ class _Opening:
     workers: int
     threads: int | None
     which: str | None
+    without_layers: str | None
     device: str
     decoding: Mapping[str, Any] = field(compare=False)  # of one WorkerTranslator; a worker serves no other
 
@@ -123,6 +124,7 @@ def open_workers(
     threads: int | None = None,
     device: str = "auto",
     which: str | None = None,
+    without_layers: str | None = None,
     **decoding: Any,
 ) -> Iterator[WorkerTranslator]:
     """Open a run or a model directory, or several as an ensemble, in worker processes that end with the block.
@@ -130,19 +132,20 @@ def open_workers(
     The workers import the calling script again, so a script needs `if __name__ == "__main__":` around its own work.
 
     Args:
-        path: folder of a run or a model, or a list of them; this, `device`, `which` and `decoding` as in
-            `load_translator`.
+        path: folder of a run or a model, or a list of them; this, `device`, `which`, `without_layers` and
+            `decoding` as in `load_translator`.
         workers: number of processes.
         threads: CPU threads of all workers together (None: as many as PyTorch would take); each worker has an equal
             share, at least one.
         device: `auto`, `cpu`, `cuda`, ...; the same for all workers.
         which: checkpoint of a run.
+        without_layers: layers to leave out.
         decoding: keys of the `decoding` section that replace the saved ones.
 
     Raises the errors of `load_translator`, and DataError where a worker died.
     """
     paths = [path] if isinstance(path, str | Path) else path
-    opening = _Opening(tuple(map(str, paths)), workers, threads, which, device, decoding)
+    opening = _Opening(tuple(map(str, paths)), workers, threads, which, without_layers, device, decoding)
     with worker_pool(workers) as submit:
         yield WorkerTranslator(submit, opening)
 
@@ -152,7 +155,13 @@ def open_workers(
 def _opened(opening: _Opening) -> Translator:
     """Load the model, once in the life of a worker."""
     torch.set_num_threads(max(1, (opening.threads or torch.get_num_threads()) // opening.workers))
-    return load_translator(opening.models, which=opening.which, device=opening.device, **opening.decoding)
+    return load_translator(
+        opening.models,
+        which=opening.which,
+        without_layers=opening.without_layers,
+        device=opening.device,
+        **opening.decoding,
+    )
 
 
 def _introduce(opening: _Opening) -> _ModelFacts:

@@ -34,12 +34,32 @@ _FORMS: dict[str, TypeAdapter[Any]] = {
     **dict.fromkeys(
         ("gradient_norm", "scaled_gradient_norm", "update_ratio"), TypeAdapter(dict[str, _Number | list[_Number]])
     ),
-    "r": TypeAdapter(dict[str, _Number]),
+    **dict.fromkeys(("r", "effective_depth"), TypeAdapter(dict[str, _Number])),
     **dict.fromkeys(
-        ("beta_ln", "beta_rc", "beta", "variance", "output_change", "attention_entropy"),
+        (
+            "beta_ln",
+            "beta_rc",
+            "beta",
+            "variance",
+            "output_change",
+            "attention_entropy",
+            "pruning_curve",
+            "pruning_bleu",
+            "logit_lens",
+        ),
         TypeAdapter(dict[str, list[_Number]]),
     ),
-    **dict.fromkeys(("residual_dependency", "history_weights"), TypeAdapter(dict[str, list[list[_Number]]])),
+    **dict.fromkeys(
+        (
+            "residual_dependency",
+            "history_weights",
+            "angular_distance",
+            "causal_score",
+            "permutation_score",
+            "loss_without",
+        ),
+        TypeAdapter(dict[str, list[list[_Number]]]),
+    ),
     **dict.fromkeys(("transparent_weights", "similarity"), TypeAdapter(list[list[_Number]])),
     **dict.fromkeys(("embedding_similarity", "adjacent_similarity", "inter_similarity"), TypeAdapter(list[_Number])),
 }

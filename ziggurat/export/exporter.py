@@ -68,6 +68,7 @@ def export_model(
     out: Path,
     *,
     which: str | None = None,
+    without_layers: str | None = None,
     quantization: str | None = None,
     verify: Path | None = None,
     lines: int = 1000,
@@ -82,6 +83,7 @@ def export_model(
         to: name of the target.
         out: folder to write.
         which: checkpoint of a run; see ziggurat.models.directory.open_model.
+        without_layers: layers to leave out; likewise.
         quantization: type of the stored matrices; None: fp32. The fp32 form is verified in any case.
         verify: text to verify with; None: the development set of the model's store, or embedded sentences.
         lines: number of its lines that are used.
@@ -99,7 +101,7 @@ def export_model(
         raise ConfigError(f"`--quantization {quantization}`: `--to {to}` has: {known}")
     # The folder first: opening a model takes seconds.
     _refuse_other_folder(out, force)
-    opened = open_model(path, which=which)
+    opened = open_model(path, which=which, without_layers=without_layers)
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     # (2) Prepare the comparison: the model, searching as the target's toolkit does, and text.
@@ -130,6 +132,7 @@ def export_model(
             report["gate"] = _passed(ours, target.translator(folder), *judged)
         _write_report(folder, report)
         chosen = ["--which", which] if which is not None else []
+        chosen += ["--without-layers", without_layers] if without_layers is not None else []
         chosen += ["--quantization", quantization] if quantization is not None else []
         write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
     return report

@@ -23,6 +23,7 @@ from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import assemble
 from ziggurat.models.grow import at_depth
+from ziggurat.models.prune import LeftOut, prune
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -168,7 +169,9 @@ def fill_model_directory(
     write_checksums(folder, again, only=re.compile(_LISTED), known={MODEL_FILE: checksum})
 
 
-def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu") -> OpenedModel:
+def open_model(
+    path: str | Path, *, which: str | None = None, device: str = "cpu", without_layers: str | None = None
+) -> OpenedModel:
     """Open a run, one of its checkpoints, or a model directory.
 
     Args:
@@ -176,10 +179,12 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
         which: of a run: `averaged`, `best`, `last`, or the number of an update; default: the first of these
             that is there.
         device: where to put the model; see ziggurat.models.tensors.usable_device.
+        without_layers: layers to leave out, such as `encoder.5-8,decoder.3` (ziggurat.models.prune).
 
     Raises CheckpointError: nothing there, damaged files, weights that do not fit the configuration. ConfigError:
-    a device that cannot be used.
+    a device that cannot be used, layers that cannot be left out.
     """
+    left_out = LeftOut() if without_layers is None else LeftOut.parse(without_layers)
     place, path = usable_device(device, "device"), Path(path).expanduser()
     weights_file, root = locate_weights(path, which)
     for folder in dict.fromkeys((root, weights_file.parent)):
@@ -189,9 +194,13 @@ def open_model(path: str | Path, *, which: str | None = None, device: str = "cpu
     check_fit(experiment.model, (source.size, target.size), weights_file)
     # Without initial values: the file has every parameter (load_weights checks that), and buffers are made with the
     # modules.
+    tensors, origin = read_weights(weights_file), weights_origin(path, weights_file)
+    if any(left_out):
+        smaller, tensors = prune(experiment.model, tensors, left_out)
+        experiment = experiment.model_copy(update={"model": smaller})
+        origin += f", without layers {without_layers}"
     model = assemble(experiment.model, source.size, target.size)
-    load_weights(model, read_weights(weights_file), str(weights_file))
-    origin = weights_origin(path, weights_file)
+    load_weights(model, tensors, str(weights_file))
     return OpenedModel(model.to(place).eval(), experiment, tokenizers, root, weights_file, origin)
 
 

@@ -1,6 +1,7 @@
 """All figures of a report; those of training are made here: learning curves, scores, speed, gradient norm.
 
-Figures over depth are in figures_layers, those of connections and similarities between layers in figures_connections.
+Figures over depth are in figures_layers, those of connections and similarities between layers in figures_connections,
+those of what each layer is worth in figures_worth.
 Each function makes one figure from the records of all runs, or None where no run has the data.
 """
 
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 from ziggurat.report import figures_connections as connections
 from ziggurat.report import figures_layers as layers
+from ziggurat.report import figures_worth as worth
 from ziggurat.report.figure import Figure, Series, described
 from ziggurat.report.panels import finite, line_over_training, training_panel
 from ziggurat.report.runs import ReportRun
@@ -45,6 +47,7 @@ def figures_of(runs: Sequence[ReportRun]) -> list[Figure]:
         connections.transparent_weights(runs),
         connections.similarity_profiles(runs),
         connections.similarity_map(runs),
+        *worth.figures_of_worth(runs),
     ]
     return [figure for figure in figures if figure is not None]
 

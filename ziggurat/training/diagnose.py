@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import torch
 
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
+from ziggurat.decoding.translator import TranslationWarning, load_translator
+from ziggurat.diagnosis.layer_worth import layer_measures, passes_needed, pruning_order
 from ziggurat.diagnosis.records import DEPTH_FILE, Record, read_records, write_records
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
+from ziggurat.evaluation.scores import evaluate
 from ziggurat.models.directory import CHECKPOINTS, OpenedModel, open_model
+from ziggurat.models.prune import LeftOut, unprunable
 from ziggurat.models.run_folder import locked
 from ziggurat.threads import share_cores
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
@@ -27,6 +34,8 @@ def diagnose(
     *,
     store: Path | None = None,
     device: str = "auto",
+    layers: bool = False,
+    translate: int = 0,
     say: Callable[[str], object] = lambda message: None,
 ) -> list[Record]:
     """Measure every kept checkpoint of the run `path`, or the model directory `path`; write and return the records.
@@ -39,12 +48,27 @@ def diagnose(
         path: run or model directory.
         store: prepared data; None: `data.store` of the configuration.
         device: see ziggurat.models.tensors.usable_device.
+        layers: also measure what each layer is worth (ziggurat.diagnosis.layer_worth), which takes many passes.
+        translate: with `layers`, also translate so many sentences of the dev set without the layers worth least, for
+            the record's `pruning_bleu` [n] by stack.
         say: called with a line of text before every model.
 
     Raises CheckpointError: no model, damaged files, a run in training. ConfigError: data with another vocabulary than
     the model's, or a model directory with records of its training. DataError: no such store, damaged records.
     """
     share_cores(torch.get_num_threads())
+
+    def measure(which: str | None, update: int, batch: Batch | None) -> tuple[Record, Batch]:
+        opened = open_model(path, which=which, device=device)
+        batch = batch or _batch(opened, store)  # the same for all of them: choosing it reads the whole table
+        record = _measured(opened, batch, update)
+        if layers:
+            _add_worth(record, opened, batch, say)
+        if layers and translate and "loss_without" in record.values:
+            data = Store.open(store or opened.experiment.data.store)
+            record.values["pruning_bleu"] = _pruned_bleu(path, opened, record, data, translate, say)
+        return record, batch
+
     if not (path / CHECKPOINTS).is_dir():
         if any(record.update for record in read_records(path)):
             raise ConfigError(
@@ -52,8 +76,7 @@ def diagnose(
                 "away to measure the model in the folder"
             )
         say(f"measuring {path}")
-        opened = open_model(path, device=device)
-        record = _measured(opened, _batch(opened, store), 0)
+        record, _ = measure(None, 0, None)
         write_records(path, [record])
         return [record]
     folders = checkpoint_folders(path)
@@ -65,9 +88,8 @@ def diagnose(
         for folder in folders:
             update = read_progress(folder).update
             say(f"measuring {path}: update {update}")
-            opened = open_model(path, which=folder.name, device=device)
-            batch = batch or _batch(opened, store)  # the same for all of them: choosing it reads the whole table
-            found.append(_measured(opened, batch, update))
+            record, batch = measure(folder.name, update, batch)
+            found.append(record)
         for record in found:
             before = known.get(record.update)
             values = {**before.values, **record.values} if before else record.values
@@ -88,3 +110,47 @@ def _measured(opened: OpenedModel, batch: Batch, update: int) -> Record:
     training = settle_precision(opened.experiment, opened.model.device).training
     loss = probe_loss(training.loss, training.precision)
     return record_of(opened.model, update, measured(opened.model, batch, loss))
+
+
+def _add_worth(record: Record, opened: OpenedModel, batch: Batch, say: Callable[[str], object]) -> None:
+    """Add what each layer is worth to the record of a model."""
+    training = settle_precision(opened.experiment, opened.model.device).training
+    say(f"leaving out and exchanging layers: {passes_needed(list(record.layers.values())):,} passes")
+    record.values.update(layer_measures(opened.model, batch, probe_loss(training.loss, training.precision)))
+
+
+def _pruned_bleu(
+    path: Path, opened: OpenedModel, record: Record, data: Store, count: int, say: Callable[[str], object]
+) -> dict[str, list[float]]:
+    """Return BLEU of `count` sentences of the dev set without the n layers worth least, for n < N, by stack.
+
+    NaN where the model cannot do without them. Raises DataError: the store has no dev set.
+    """
+    if data.dev is None or not len(data.dev):
+        raise DataError(f"{data.path}: the store has no dev set to translate")
+    lines = np.unique(np.linspace(0, len(data.dev) - 1, min(count, len(data.dev))).round().astype(np.int64))
+    sources, references = data.dev.texts(lines)
+    which = opened.weights.parent.name if (path / CHECKPOINTS).is_dir() else None
+
+    def bleu(without_layers: str | None) -> float:
+        translator = load_translator(path, which=which, device=str(opened.model.device), without_layers=without_layers)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TranslationWarning)  # a stack that lacks layers may not end its sentences
+            found = [translation.text for translation in translator.translate(sources)]
+        (score,) = evaluate(
+            found, [references], metrics=("bleu",), target_language=opened.experiment.data.target_language
+        )
+        return score.value
+
+    curves: dict[str, list[float]] = {}
+    for stack, rises in record.values["loss_without"].items():
+        order = pruning_order([row[layer] for layer, row in enumerate(rises)])
+        say(f"translating {len(sources):,} sentences without up to {len(order) - 1} layers of the {stack}")
+        curves[stack] = []
+        for n in range(len(order)):
+            numbers = [layer + 1 for layer in order[:n]]
+            if n and unprunable(opened.experiment.model, LeftOut(**{stack: frozenset(numbers)})):
+                curves[stack].append(math.nan)
+            else:
+                curves[stack].append(bleu(",".join(f"{stack}.{number}" for number in numbers) or None))
+    return curves
