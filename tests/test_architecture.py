@@ -28,7 +28,7 @@ ALLOWED = {
     "tracking": BASE | {"config", "data"},
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
     "cost": BASE | {"config", "data", "nn", "models", "training"},
-    "trainability": BASE | {"config", "data", "models", "diagnosis", "training"},
+    "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
     "cli": BASE

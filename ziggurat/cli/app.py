@@ -19,6 +19,7 @@ from ziggurat.cli import (
     reporting,
     training,
     translation,
+    tuning,
 )
 
 __all__ = ["app"]
@@ -37,6 +38,7 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Train": {
         "prepare": preparation.prepare,
         "inspect": inspection.inspect,
+        "tune": tuning.tune,
         "train": training.train,
         "grow": training.grow,
         "average": training.average,

@@ -20,6 +20,7 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
+from ziggurat.cli.tuning import check_coordinates
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError
 from ziggurat.models.run_folder import refuse_missing
@@ -36,7 +37,12 @@ __all__ = ["diagnose", "report"]
 
 
 def diagnose(
-    run: Annotated[Path, typer.Argument(help="Run (all its kept checkpoints are measured) or model directory.")],
+    run: Annotated[
+        Path,
+        typer.Argument(
+            help="Run (all its kept checkpoints are measured) or model directory; with --coordinates a configuration."
+        ),
+    ],
     store: Annotated[
         Path | None, typer.Option("--store", help="Prepared data; default: data.store of the configuration.")
     ] = None,
@@ -53,19 +59,31 @@ def diagnose(
             "--translate", min=0, help="With --layers: translate so many dev sentences without the layers worth least."
         ),
     ] = 0,
+    coordinates: Annotated[
+        bool,
+        typer.Option(
+            "--coordinates",
+            help="Instead: whether first updates change small and large models of a configuration alike.",
+        ),
+    ] = False,
     json: Json = False,
 ) -> None:
     """Measure the gradients, states and wiring of a trained model layer by layer, as training does while it runs.
 
     Records go to RUN/diagnostics/depth.jsonl, from which reports draw their figures (docs/diagnosis.md).
 
-    Example: `ziggurat diagnose runs/a`
+    Examples: `ziggurat diagnose runs/a --layers`, `ziggurat diagnose my.yaml --coordinates`
     """
+    if coordinates:
+        if layers or translate or store is not None:
+            raise ConfigError("`--coordinates` is of a configuration: leave out `--layers`, `--translate`, `--store`")
+        check_coordinates(str(run), json=json)
+        return
+    if translate and not layers:
+        raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
     from ziggurat.diagnosis.records import DEPTH_FILE
     from ziggurat.training.diagnose import diagnose as diagnose_run
 
-    if translate and not layers:
-        raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
     records = diagnose_run(run, store=store, device=device, layers=layers, translate=translate, say=say)
     if json:
         print_json({"records": [record.as_dict() for record in records]})

@@ -1,0 +1,68 @@
+"""ziggurat tune and `diagnose --coordinates`: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat
+from tests.conftest import tiny_experiment
+from ziggurat.config import dump, load_experiment
+from ziggurat.data.prepare import prepare
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("tune")
+    experiment = tiny_experiment(folder)
+    prepare(experiment.data)
+    (path := folder / "my.yaml").write_text(dump(experiment), encoding="utf-8")
+    return path
+
+
+def test_the_best_rate_of_small_models_is_written_for_the_large_one(
+    config: Path, tmp_path: Path, ziggurat: Ziggurat
+) -> None:
+    out = tmp_path / "tuned.yaml"
+    options = ["--depths", "1-1,2-1", "--rates", "1e-3,1e-2,1e-1", "--updates", "10", "--figure", tmp_path / "figures"]
+    result = ziggurat("tune", config, "--out", out, *options)
+    assert result.status == 0, result.err
+    tuned, before = load_experiment(out), load_experiment(config)
+    assert tuned.model.transfer is not None
+    assert (tuned.model.transfer.encoder_layers, tuned.model.transfer.decoder_layers) == (1, 1)
+    assert tuned.model.encoder.layers == before.model.encoder.layers
+    assert f"training.schedule.peak: {tuned.training.schedule.peak:g}" in result.out
+    rows = result.out.splitlines()
+    assert [row.count("*") for row in rows[1:3]] == [1, 1]
+    assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".csv", ".png", ".svg", ".pdf"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--depths", "3"], "--depths 3"),
+        (["--rates", "1e-3,fast"], "--rates 1e-3,fast"),
+        (["--width", "7"], "width 7"),
+        (["model.residual=post"], "residual: post"),
+        (["training.schedule={kind: noam, warmup_updates: 4}"], "noam"),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused_at_once(
+    config: Path, ziggurat: Ziggurat, arguments: list[str], said: str
+) -> None:
+    result = ziggurat("tune", config, *arguments)
+    assert result.status == 2
+    assert said in result.err
+
+
+def test_the_coordinate_check_tells_a_base_from_none(config: Path, ziggurat: Ziggurat) -> None:
+    result = ziggurat("diagnose", config, "--coordinates", "--json")
+    assert result.status == 0, result.err
+    found = json.loads(result.out)
+    assert len(found["sizes"]) == 6
+    assert not found["flat"]
+    assert max(found["spread"]["depth"].values()) > 2
+    refused = ziggurat("diagnose", config, "--coordinates", "--layers")
+    assert refused.status == 2

@@ -1,0 +1,240 @@
+"""Tuning on a small model: a sweep of learning rates, and the coordinate check that says whether its rate carries over.
+
+Both rest on `model.transfer` (ziggurat.init.transfer): with it the first updates change models of every width and depth
+alike, so the best rate of a small model, the base, is that of a large one (CompleteP, Dey et al. 2025).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ziggurat.config import Experiment, ModelConfig
+from ziggurat.config.load import change_section
+from ziggurat.data.corpus import Store
+from ziggurat.errors import ConfigError
+from ziggurat.init.transfer import output_factor
+from ziggurat.models.tensors import random_state_kept, usable_device
+from ziggurat.threads import share_cores
+from ziggurat.trainability.trial import TrialOptions, run_trial, trial_experiment
+from ziggurat.training.feeding import loader_of
+from ziggurat.training.learner import Learner
+from ziggurat.training.profile import profile_batch
+from ziggurat.training.update import train_update
+
+__all__ = [
+    "COORDINATE_RATE",
+    "RATES",
+    "Coordinates",
+    "Size",
+    "Tried",
+    "best",
+    "coordinates",
+    "resized",
+    "spread",
+    "sweep",
+    "with_base",
+]
+
+RATES = (5e-4, 1e-3, 2e-3, 4e-3)
+"""Peaks that are tried first."""
+_MOST_ADDED = 3
+"""Further rates on either side, while the best is at an end of those that were tried."""
+_PEAKED = ("isqrt", "linear", "cosine", "constant")
+"""Schedules that have a peak to set."""
+COORDINATE_RATE = 5e-5
+"""Low enough that ten updates change normalised states by a small part of their size: larger changes look alike."""
+
+
+class Size(NamedTuple):
+    """The size of a model."""
+
+    width: int
+    encoder_layers: int
+    decoder_layers: int
+
+    def __str__(self) -> str:
+        return f"width {self.width}, {self.encoder_layers}-{self.decoder_layers}"
+
+
+@dataclass(frozen=True)
+class Tried:
+    """One training of a sweep.
+
+    Attributes:
+        size: of the model.
+        rate: highest learning rate.
+        loss: nats per token without dropout, on pairs drawn apart from the training; infinite where it failed.
+    """
+
+    size: Size
+    rate: float
+    loss: float
+
+
+def resized(model: ModelConfig, size: Size) -> ModelConfig:
+    """Return `model` at another size: heads as wide as before, inner widths in proportion. Raises ConfigError."""
+    head = model.d_model // model.heads
+    if size.width % head:
+        raise ConfigError(f"width {size.width} is no multiple of {head}, the width of the heads, which must stay")
+    if model.encoder_width != model.d_model:
+        raise ConfigError("`model.encoder.d_model`: sizes are changed only where encoder and decoder are equally wide")
+
+    def narrower(width: int) -> int:
+        return max(1, round(width * size.width / model.d_model))
+
+    encoder = {"layers": size.encoder_layers, "d_model": None, "heads": None, "d_ff": narrower(model.encoder_d_ff)}
+    if model.encoder.d_ff is None:
+        encoder["d_ff"] = None
+    changes: dict[str, Any] = {
+        "preset": None,
+        "d_model": size.width,
+        "d_ff": narrower(model.d_ff),
+        "heads": size.width // head,
+        "encoder": encoder,
+        "decoder": {"layers": size.decoder_layers},
+        "wiring": {"planned_encoder_layers": None, "planned_decoder_layers": None},
+    }
+    return change_section(model, changes, "model")
+
+
+def with_base(experiment: Experiment, base: Size) -> Experiment:
+    """Return the configuration with `base` as the model whose learning rate it takes over.
+
+    Raises ConfigError where that is not worked out for the model, or its schedule has no peak.
+    """
+    kind = experiment.training.schedule.kind
+    if kind not in _PEAKED:
+        raise ConfigError(f"`training.schedule.kind: {kind}` has no peak that could be tuned; use {', '.join(_PEAKED)}")
+    model = change_section(experiment.model, {"transfer": base._asdict()}, "model")
+    return experiment.model_copy(update={"model": model})
+
+
+def sweep(
+    experiment: Experiment,
+    store: Store,
+    sizes: Sequence[Size],
+    *,
+    rates: Sequence[float] = RATES,
+    updates: int = 200,
+    tokens: int = 512,
+    seeds: Sequence[int] = (1,),
+    told: Callable[[Tried], object] = lambda tried: None,
+) -> list[Tried]:
+    """Train at each size with each rate, for a few updates; return what was tried, rates ascending at each size.
+
+    While the best rate of a size is the lowest or the highest one, the next one is tried, half or twice as large.
+
+    Args:
+        experiment: the configuration, with `model.transfer`.
+        store: its data.
+        sizes: of the models to train.
+        rates: highest learning rates to try.
+        updates: of each training.
+        tokens: of a batch, padding included.
+        seeds: of data and weights; the loss is the mean over them.
+        told: called with each result.
+    """
+    found = []
+    for size in sizes:
+        model = resized(experiment.model, size)
+
+        def tried(rate: float, model: ModelConfig = model, size: Size = size) -> Tried:
+            training = change_section(experiment.training, {"schedule": {"peak": rate}}, "training")
+            sized = experiment.model_copy(update={"model": model, "training": training})
+            losses = [_loss(sized, store, TrialOptions(updates, tokens, 4096, None, seed)) for seed in seeds]
+            result = Tried(size, rate, math.fsum(losses) / len(losses))
+            told(result)
+            return result
+
+        here = [tried(rate) for rate in sorted(rates)]
+        for _ in range(_MOST_ADDED):
+            if not math.isfinite(best(here).loss) or best(here) is here[0]:
+                here.insert(0, tried(here[0].rate / 2))
+            elif best(here) is here[-1]:
+                here.append(tried(here[-1].rate * 2))
+        found += here
+    return found
+
+
+def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
+    trial = run_trial(experiment, store, 0.0, options)
+    loss = math.inf if trial.failed else float(trial.points[trial.updates]["nll"])
+    return loss if math.isfinite(loss) else math.inf
+
+
+def best(tried: Sequence[Tried]) -> Tried:
+    """Return what had the lowest loss; of equals the one with the lowest rate."""
+    return min(tried, key=lambda one: (one.loss, one.rate))
+
+
+# Coordinate check
+
+
+@dataclass(frozen=True)
+class Coordinates:
+    """Root mean squares of a model's states in its first updates: entry t is after t updates.
+
+    Attributes:
+        size: of the model.
+        states: `memory`, `decoder`, `logits` -> the states themselves.
+        changes: the same -> their change since the start.
+    """
+
+    size: Size
+    states: dict[str, list[float]]
+    changes: dict[str, list[float]]
+
+
+def coordinates(
+    experiment: Experiment, store: Store, size: Size, *, updates: int = 10, tokens: int = 512, seed: int = 1
+) -> Coordinates:
+    """Return the coordinates of `experiment` at another size, at the constant learning rate COORDINATE_RATE.
+
+    `memory` is what the decoder attends to, `decoder` what the output projection reads (without the factor that
+    `model.transfer` has there), `logits` what it gives: over real tokens of one batch, without dropout.
+    """
+    share_cores(torch.get_num_threads())
+    sized = experiment.model_copy(update={"model": resized(experiment.model, size)})
+    small = trial_experiment(sized, TrialOptions(updates, tokens, tokens, None, seed))
+    learner = Learner(small, store, usable_device(small.training.device, "training.device"))
+    batch = profile_batch(store, tokens, seed=seed + 1).to(learner.device)
+
+    factor = output_factor(small.model) or 1.0
+
+    @torch.no_grad()
+    def states() -> dict[str, Tensor]:
+        model = learner.model.eval()
+        memory = model.encode(batch.source, batch.source_mask)
+        hidden = model.decode(batch.target_in, memory)[batch.target_mask]
+        outputs = [memory.of(0)[batch.source_mask], hidden / factor, model.logits(hidden)]
+        # Logits of ruled-out tokens are -inf.
+        return {name: s[s.isfinite()] for name, s in zip(("memory", "decoder", "logits"), outputs, strict=True)}
+
+    start = states()
+    sizes: dict[str, list[float]] = {name: [_rms(state)] for name, state in start.items()}
+    changes: dict[str, list[float]] = {name: [0.0] for name in start}
+    groups = loader_of(small, store).groups()
+    with random_state_kept(learner.device):
+        for _ in range(updates):
+            group = next(groups)
+            train_update(learner.parallel, group.batches, learner.optimiser, rate=COORDINATE_RATE, clip_norm=None)
+            for name, state in states().items():
+                sizes[name].append(_rms(state))
+                changes[name].append(_rms(state - start[name]))
+    return Coordinates(size, sizes, changes)
+
+
+def _rms(values: Tensor) -> float:
+    return float(values.square().mean().sqrt())
+
+
+def spread(found: Sequence[Coordinates], name: str) -> float:
+    """Return by how much the largest change of a state by the last update exceeds the smallest over all sizes."""
+    changes = [one.changes[name][-1] for one in found]
+    return max(changes) / min(changes) if min(changes) > 0 else math.inf
