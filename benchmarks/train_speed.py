@@ -1,7 +1,7 @@
 """Training speed on the shapes T1, T2, T3 beside other toolkits, in turns: target tokens/s and share of matmul peak.
 
     python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
-        [--seconds 40] [--data FOLDER] [--json]
+        [--seconds 40] [--compiled] [--data FOLDER] [--json]
 
 T1: d_model 256, d_ff 1024, 4 heads, 6+6 layers, vocabulary 8,000; T2: T1 with 30+6 layers; T3: d_model 512, d_ff 2048,
 8 heads, 6+6 layers. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on attention, label smoothing 0.1.
@@ -62,15 +62,15 @@ def prepared(data: Path) -> Path:
     return store
 
 
-def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, Any]:
-    """Train for `seconds` and return the figures."""
+def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool = False) -> dict[str, Any]:
+    """Train for `seconds` and return the figures; `compiled`: with `training.compile: layers`."""
     import psutil
     import torch
 
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
     from ziggurat.data.loader import Loader
-    from ziggurat.models.build import build_model, parameter_roles
+    from ziggurat.models.build import build_model, compile_layers, parameter_roles
     from ziggurat.training.memory import keep_freed_memory
     from ziggurat.training.optim import Optimiser
     from ziggurat.training.parallel import Parallel
@@ -91,6 +91,8 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
     )
     training, opened = experiment.training, Store.open(store)
     model = build_model(experiment.model, opened.source.size, opened.target.size)
+    if compiled:
+        compile_layers(model)
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
     parallel = Parallel(model, training.loss, training.precision)
     groups = Loader(opened.train, opened.source, opened.target, training.batch, seed=training.seed).groups()
@@ -98,7 +100,8 @@ def ours(shape: str, precision: str, store: str, seconds: float) -> dict[str, An
     counting, busy, own = False, 0.0, 0.0
     while True:
         now = time.perf_counter()
-        if not counting and now - began >= WARM_UP and updates >= 2:
+        # Compiled layers have graphs of their own for lengths that some batches alone have.
+        if not counting and now - began >= WARM_UP and updates >= (12 if compiled else 2):
             counting, began, updates, tokens, work = True, now, 0, 0, 0.0
             busy, own = _busy(), sum(psutil.Process().cpu_times()[:2])
         elif counting and now - began >= seconds and updates >= 3:
@@ -200,10 +203,11 @@ def main() -> None:
     parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--compiled", action="store_true", help="also ours with `training.compile: layers`")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.once:
-        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds)))
+        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds, o.compiled)))
         return
     drivers = (_drivers() / "train_peer.py").is_file()
     there = [p for p in ENVIRONMENTS if drivers and Path(_python(p)).is_file()]
@@ -219,8 +223,9 @@ def main() -> None:
             for _ in range(o.rounds):
                 own = [sys.executable, "-m", "benchmarks.train_speed", "--once", "--store", store]
                 own += ["--shape", shape, "--precision", precision, "--seconds", str(o.seconds)]
-                said = subprocess.run(own, check=True, capture_output=True, text=True).stdout
-                runs.setdefault("ziggurat", []).append(json.loads(said.splitlines()[-1]))
+                for name, flags in {"ziggurat": [], **({"compiled": ["--compiled"]} if o.compiled else {})}.items():
+                    said = subprocess.run([*own, *flags], check=True, capture_output=True, text=True).stdout
+                    runs.setdefault(name, []).append(json.loads(said.splitlines()[-1]))
                 for peer in peers:
                     try:
                         runs.setdefault(peer, []).append(theirs(peer, shape, precision, o.seconds))
