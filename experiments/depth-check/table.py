@@ -17,12 +17,14 @@ sys.path.insert(0, str(HERE))
 from configurations import CALIBRATION, CONFIGURATIONS, Configuration  # noqa: E402
 
 from ziggurat.trainability.trial import Trial  # noqa: E402
-from ziggurat.trainability.verdict import Verdict, judge  # noqa: E402
+from ziggurat.trainability.verdict import Reference, Verdict, judge  # noqa: E402
 
 OUTCOMES = ("trains", "slow", "stuck")
 EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}
 UPDATE = 300
 LEARNED = 0.5
+REFERENCE = Reference(80, 0.994)
+"""Of the trials: width 128, 80 updates, Multi30k de-en."""
 
 
 def outcome(configuration: Configuration, unigram: float) -> tuple[str, float] | None:
@@ -59,7 +61,7 @@ def main() -> None:
         if not file.exists():
             continue
         trial = read_trial(json.loads(file.read_text())["trial"])
-        verdict, found = judge(trial), outcome(configuration, trial.unigram)
+        verdict, found = judge(trial, REFERENCE), outcome(configuration, trial.unigram)
         if found is None:
             continue
         became, nll = found

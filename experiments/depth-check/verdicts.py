@@ -26,6 +26,7 @@ from outcomes import commit  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store, unigram_entropy  # noqa: E402
+from ziggurat.trainability.reference import reference_of  # noqa: E402
 from ziggurat.trainability.trial import (  # noqa: E402
     TrialOptions,
     run_trial,
@@ -37,11 +38,15 @@ def one_verdict(out: Path, configuration: Configuration, store: Store) -> None:
     """Try one configuration and write what was measured to `out`."""
     experiment = load_named("multi30k-de-en", [*configuration.overrides, f"data.store={store.path}"])
     started = time.perf_counter()
-    trial = run_trial(experiment, store, unigram_entropy(store), TrialOptions())
-    verdict = judge(trial)
+    unigram = unigram_entropy(store)
+    reference = reference_of(experiment, store, unigram, TrialOptions(), lambda name, updates: lambda update: None)
+    options = TrialOptions(updates=reference.updates)
+    trial = run_trial(experiment, store, unigram, options)
+    verdict = judge(trial, reference)
     figures = {
         "name": configuration.name,
-        "settings": asdict(TrialOptions()),
+        "settings": asdict(options),
+        "reference": asdict(reference),
         "trial": asdict(trial),
         "verdict": asdict(verdict),
         "seconds": round(time.perf_counter() - started, 1),

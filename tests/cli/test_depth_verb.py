@@ -21,8 +21,8 @@ def test_a_configuration_is_checked_and_a_run_is_not(
     config = tiny_config(tmp_path, tiny_folder)
     found = json.loads(ziggurat("inspect", config, *SHORT, "--no-remedies", "--json").out)
     check = found["depth_check"]
-    assert check["verdict"]["label"] in ("trains", "risky", "will not train")
-    assert check["trial"]["updates"] == 10
+    assert check["verdict"]["label"] in ("trains", "risky", "too early to tell", "will not train")
+    assert check["trial"]["updates"] == check["reference"]["updates"] in (10, 20, 40)
     assert [finding["part"] for finding in check["verdict"]["findings"]] == ["loss", "encoder", "decoder", "source"]
     assert found["parameters"] > 0
     assert "depth_check" not in json.loads(ziggurat("inspect", trained, "--no-cost", "--json").out)
@@ -47,6 +47,7 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     }
     assert len(check["remedies"]) >= 4
     assert "depth check: trying the configuration" in result.err
+    assert "depth check: trying a shallow model" not in result.err  # as it was in the test above: the store has kept it
     text = ziggurat("inspect", config, HOPELESS, *SHORT)
     assert "depth check: WILL NOT TRAIN" in text.out
     assert "not finite at update" in text.out

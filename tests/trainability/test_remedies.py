@@ -13,6 +13,7 @@ from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.data.prepare import prepare
 from ziggurat.trainability.check import REMEDIES, Outcome, applied, check_depth, ranked
+from ziggurat.trainability.reference import REFERENCES_FILE
 from ziggurat.trainability.trial import TrialOptions, peak_rate
 from ziggurat.trainability.verdict import Label, Verdict
 
@@ -89,18 +90,25 @@ def test_the_check_tries_remedies_only_where_they_are_needed(tmp_path: Path) -> 
     hopeless = experiment.model_copy(update={"training": experiment.training.model_copy(update={"schedule": schedule})})
     names: list[str] = []
 
-    def begun(name: str) -> Any:
+    def begun(name: str, updates: int) -> Any:
+        assert updates in (2, 4, 8)
         names.append(name)
         return lambda update: None
 
     check = check_depth(hopeless, settings, begun)
     assert check.verdict.label == "will not train"
-    assert names[0] == "the configuration"
-    assert sorted(names[1:]) == sorted(outcome.remedy.name for outcome in check.remedies)
+    # Nothing is learnt in two updates: the reference takes twice as many, and twice as many again.
+    assert names[:4] == ["a shallow model"] * 3 + ["the configuration"]
+    assert check.reference.updates == check.settings.updates == 8
+    assert sorted(names[4:]) == sorted(outcome.remedy.name for outcome in check.remedies)
     assert len(names) > 4
     names.clear()
     assert check_depth(hopeless, settings, begun, remedies=False).remedies == ()
-    assert names == ["the configuration"]
+    assert names == ["the configuration"]  # the reference is kept in the store
+    (Path(experiment.data.store) / REFERENCES_FILE).write_text("[1", encoding="utf-8")
+    assert check_depth(hopeless, settings, begun, remedies=False).reference == check.reference
+    assert names[1:4] == ["a shallow model"] * 3
+    prepare(experiment.data)  # which knows that file
     record = check.as_record()
     assert record["verdict"]["label"] == "will not train"
     assert [entry["name"] for entry in record["remedies"]] == [outcome.remedy.name for outcome in check.remedies]

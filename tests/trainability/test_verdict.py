@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from ziggurat.trainability.trial import Trial
-from ziggurat.trainability.verdict import DEAD, LEARNING, READS, STARVED, evenness, judge
+from ziggurat.trainability.verdict import DEAD, ENOUGH, READS, SHARE, STARVED, Reference, evenness, judge
 
 UNIGRAM = 5.8
+SHALLOW = Reference(10, 1.5)
+LEARNING = SHARE * SHALLOW.learned
 EVEN = [0.2, 0.1, 0.3]
 HUNGRY = [1e-6, 1e-3, 0.3]
 
@@ -49,19 +51,19 @@ def trial(
     ],
 )
 def test_label(nll: float, encoder: list[float], decoder: list[float], label: str) -> None:
-    assert judge(trial(nll, encoder, decoder)).label == label
+    assert judge(trial(nll, encoder, decoder), SHALLOW).label == label
 
 
 def test_a_failed_update_decides_alone() -> None:
     failed = trial(1.0, failed=7, updates=7, points={0: {}})
-    verdict = judge(failed)
+    verdict = judge(failed, SHALLOW)
     assert verdict.label == "will not train"
     assert verdict.learned == -math.inf
     assert "update 7" in verdict.findings[0].said
 
 
 def test_findings_have_their_numbers_and_are_apart() -> None:
-    verdict = judge(trial(UNIGRAM + 0.1, HUNGRY, EVEN, cost=0.0))
+    verdict = judge(trial(UNIGRAM + 0.1, HUNGRY, EVEN, cost=0.0), SHALLOW)
     parts = {finding.part: finding for finding in verdict.findings}
     assert [*parts] == ["loss", "encoder", "decoder", "source"]
     assert [finding.healthy for finding in parts.values()] == [False, False, True, False]
@@ -78,7 +80,7 @@ def test_findings_have_their_numbers_and_are_apart() -> None:
 def test_a_source_that_is_not_read_is_unhealthy_beside_a_starved_stack(
     cost: float, encoder: list[float], healthy: bool
 ) -> None:
-    assert judge(trial(5.0, encoder, cost=cost)).findings[-1].healthy is healthy
+    assert judge(trial(5.0, encoder, cost=cost), SHALLOW).findings[-1].healthy is healthy
 
 
 def test_evenness() -> None:
@@ -89,4 +91,24 @@ def test_evenness() -> None:
     assert evenness([1.0, math.nan]) == 0.0
     assert evenness([1.0, math.inf]) == 0.0
     at = trial(9.0, [STARVED, 1.0], [STARVED * 0.99, 1.0])
-    assert [finding.healthy for finding in judge(at).findings[1:3]] == [True, False]
+    assert [finding.healthy for finding in judge(at, SHALLOW).findings[1:3]] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("learned", "encoder", "reference", "label"),
+    [
+        (0.11, HUNGRY, Reference(10, 0.4), "trains"),  # a fifth of little is no more than a stuck run gets
+        (0.09, HUNGRY, Reference(10, 0.4), "will not train"),
+        (0.11, HUNGRY, Reference(10, 1.0), "will not train"),
+        (-1.0, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
+        (0.5, EVEN, Reference(10, ENOUGH * 0.99), "too early to tell"),
+        (0.0, HUNGRY, Reference(10, ENOUGH * 0.99), "will not train"),  # gradients that die are seen early
+        (-1.0, [5e-4, 1.0], Reference(10, ENOUGH), "risky"),
+    ],
+)
+def test_the_bar_is_what_a_shallow_model_learns(
+    learned: float, encoder: list[float], reference: Reference, label: str
+) -> None:
+    at = trial(UNIGRAM - learned, encoder, encoder)
+    at.points[0]["nll"] = UNIGRAM - learned  # no pace
+    assert judge(at, reference).label == label

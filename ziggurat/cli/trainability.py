@@ -38,7 +38,7 @@ def run_check(experiment: Experiment, *, updates: int, width: int | None, remedi
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with progress_bars(*columns) as bars:
 
-        def begin(name: str) -> Callable[[int], None]:
+        def begin(name: str, updates: int) -> Callable[[int], None]:
             if bars.disable:
                 say(f"depth check: trying {name}")
             for task in bars.task_ids:
@@ -52,12 +52,18 @@ def run_check(experiment: Experiment, *, updates: int, width: int | None, remedi
 
 def check_text(check: DepthCheck) -> str:
     """Return the depth check as text."""
-    trial, verdict, settings = check.trial, check.verdict, check.settings
+    trial, verdict, settings, reference = check.trial, check.verdict, check.settings, check.reference
     lines = [
         f"depth check: {verdict.label.upper()}",
         f"  {trial.updates} updates of {settings.tokens} tokens at width {trial.width}, peak rate {trial.peak:.1e}, on "
         f"{check.data} ({duration(check.seconds)})",
+        f"  below the entropy of word frequencies by {_nats(verdict.learned)}; a shallow model by "
+        f"{_nats(reference.learned)}, and {_nats(reference.bar)} are asked for",
     ]
+    if not reference.enough:
+        lines.append(
+            f"  the shallow model has hardly learnt anything in {reference.updates} updates: try more (`--updates`)"
+        )
     lines += [*_profile(trial), ""]
     lines += [f"  {'ok' if finding.healthy else '!!'} {finding.part:<8} {finding.said}" for finding in verdict.findings]
     if check.untried:
@@ -70,6 +76,10 @@ def check_text(check: DepthCheck) -> str:
         said = outcome.verdict.findings[0].said
         lines.append(f"  {number}. {outcome.remedy.name:<{width}}  {outcome.verdict.label:<14}  {said}")
     return "\n".join(lines)
+
+
+def _nats(value: float) -> str:
+    return f"{value:.2f} nats"
 
 
 def _profile(trial: Trial) -> list[str]:

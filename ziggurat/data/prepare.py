@@ -165,7 +165,8 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
 
 
 _STORE_FILES = re.compile(
-    r"manifest\.json|vocabulary\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|" + TEMPORARY.pattern
+    r"manifest\.json|vocabulary\.json|depth-references\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|"
+    + TEMPORARY.pattern
 )
 
 

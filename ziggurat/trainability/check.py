@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ziggurat.config import Experiment
@@ -17,8 +17,9 @@ from ziggurat.data.corpus import unigram_entropy
 from ziggurat.documents import json_safe
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
+from ziggurat.trainability.reference import reference_of
 from ziggurat.trainability.trial import Trial, TrialOptions, open_data, run_trial
-from ziggurat.trainability.verdict import Verdict, judge
+from ziggurat.trainability.verdict import Reference, Verdict, judge
 
 __all__ = [
     "REMEDIES",
@@ -40,6 +41,7 @@ class DepthCheck:
         settings: the options of the trials.
         trial: the trial of the configuration.
         verdict: the verdict on it.
+        reference: what a shallow model learns on the same data.
         remedies: the remedies tried, best first; empty where the verdict is `trains`, or none were to be tried.
         seconds: wall time.
         untried: names of applicable remedies that were not tried because nobody asked for it.
@@ -49,6 +51,7 @@ class DepthCheck:
     settings: TrialOptions
     trial: Trial
     verdict: Verdict
+    reference: Reference
     remedies: tuple[Outcome, ...]
     seconds: float
     untried: tuple[str, ...] = ()
@@ -70,6 +73,7 @@ class DepthCheck:
             "settings": asdict(self.settings),
             "trial": asdict(self.trial),
             "verdict": asdict(self.verdict),
+            "reference": asdict(self.reference),
             "remedies": remedies,
             "untried_remedies": list(self.untried),
             "seconds": round(self.seconds, 1),
@@ -81,7 +85,7 @@ class DepthCheck:
 def check_depth(
     experiment: Experiment,
     settings: TrialOptions,
-    begun: Callable[[str], Callable[[int], None]],
+    begun: Callable[[str, int], Callable[[int], None]],
     *,
     remedies: bool = True,
     say: Callable[[str], object] = lambda message: None,
@@ -90,8 +94,8 @@ def check_depth(
 
     Args:
         experiment: the configuration.
-        settings: the options of the trials.
-        begun: takes the name of each trial when it begins, and returns the function that takes its update numbers.
+        settings: the options of the trials; there are more updates where a shallow model has not learnt enough.
+        begun: takes name and updates of each trial when it begins, and returns the function that takes their numbers.
         remedies: whether to try remedies where the verdict is not `trains`.
         say: takes the verdict before remedies are tried, since those take several times as long.
 
@@ -100,23 +104,26 @@ def check_depth(
     started = time.perf_counter()
     with open_data(experiment) as (store, data):
         unigram = unigram_entropy(store)
-        trial = run_trial(experiment, store, unigram, settings, begun("the configuration"))
-        verdict = judge(trial)
+        reference = reference_of(experiment, store, unigram, settings, begun)
+        settings = replace(settings, updates=reference.updates)
+        trial = run_trial(experiment, store, unigram, settings, begun("the configuration", settings.updates))
+        verdict = judge(trial, reference)
         outcomes: list[Outcome] = []
-        changes = {} if verdict.label == "trains" else _changes(experiment)
+        changes = {} if verdict.label in ("trains", "too early to tell") else _changes(experiment)
         if remedies and changes:
             count, took = len(changes), duration(time.perf_counter() - started)
             say(f"depth check: {verdict.label}, in {took}; now {count} remedies, as long each (`--no-remedies`: none)")
             for name, (remedy, changed) in changes.items():
-                tried = judge(run_trial(changed, store, unigram, settings, begun(name)))
+                tried = judge(run_trial(changed, store, unigram, settings, begun(name, settings.updates)), reference)
                 outcomes.append(Outcome(remedy, tried, changed))
     outcomes, untried = ranked(outcomes), () if remedies else tuple(changes)
-    return DepthCheck(data, settings, trial, verdict, tuple(outcomes), time.perf_counter() - started, untried)
+    seconds = time.perf_counter() - started
+    return DepthCheck(data, settings, trial, verdict, reference, tuple(outcomes), seconds, untried)
 
 
 # Remedies
 
-_LABELS = ("trains", "risky", "will not train")  # best first
+_LABELS = ("trains", "risky", "too early to tell", "will not train")  # best first
 
 
 @dataclass(frozen=True)

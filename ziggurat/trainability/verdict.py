@@ -1,4 +1,8 @@
-"""The verdict on a trial: trains, risky or will not train; with findings on loss, encoder, decoder and source."""
+"""The verdict on a trial: trains, risky or will not train; with findings on loss, encoder, decoder and source.
+
+What a trial should have learnt depends on its data, so the bar is a share of what a shallow healthy model, the
+reference, learns on the same pairs in as many updates.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +13,32 @@ from typing import Any, Literal
 
 from ziggurat.trainability.trial import Trial
 
-__all__ = ["DEAD", "LEARNING", "READS", "STARVED", "Finding", "Label", "Verdict", "evenness", "judge"]
+__all__ = [
+    "DEAD",
+    "ENOUGH",
+    "LEARNING",
+    "READS",
+    "SHARE",
+    "STARVED",
+    "Finding",
+    "Label",
+    "Reference",
+    "Verdict",
+    "evenness",
+    "judge",
+]
 
-Label = Literal["trains", "risky", "will not train"]
+Label = Literal["trains", "risky", "too early to tell", "will not train"]
 
 LEARNING = 0.1
-"""Nats per token below the entropy of word frequencies, from which a model has learnt more than these."""
+"""Nats per token below the entropy of word frequencies, from which a model has learnt more than these: stuck runs come
+to be 0.08 below it."""
+
+SHARE = 0.2
+"""Share of what the reference has learnt, from which a model trains."""
+
+ENOUGH = 0.3
+"""Nats per token that the reference must have learnt before anything is compared with it."""
 
 STARVED = 1e-3
 """Evenness of a stack, below which its lowest layers hardly learn."""
@@ -26,6 +50,29 @@ does not learn more."""
 READS = 0.01
 """Rise of the loss with another sentence's source, in nats per token, from which the decoder reads the source. In a
 short trial it may not do so yet, so a lower value is unhealthy only together with a starved stack."""
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What a shallow healthy model learns on the same data.
+
+    Attributes:
+        updates: of its training, and of the trials that are compared with it.
+        learned: distance of its loss below the entropy of word frequencies at the end, in nats per token.
+    """
+
+    updates: int
+    learned: float
+
+    @property
+    def enough(self) -> bool:
+        """Whether it has learnt enough to compare with."""
+        return self.learned >= ENOUGH
+
+    @property
+    def bar(self) -> float:
+        """What a trial should have learnt, in nats per token."""
+        return max(LEARNING, SHARE * self.learned)
 
 
 @dataclass(frozen=True)
@@ -61,13 +108,14 @@ class Verdict:
     findings: tuple[Finding, ...]
 
 
-def judge(trial: Trial) -> Verdict:
-    """Return the verdict on a trial.
+def judge(trial: Trial, reference: Reference) -> Verdict:
+    """Return the verdict on a trial, beside a reference trained for as many updates.
 
     - `trains`: the loss is clearly below that of word frequencies, so gradients reach the layers that matter. Or it
       will be there in as many updates again at its present pace, and the lowest layers of both stacks get gradients.
     - `will not train`: neither, and gradients die out on their way down both stacks, as in plain deep post-norm; or a
       number is not finite.
+    - `too early to tell`: neither, and the reference has hardly learnt anything either.
     - `risky`: anything else. Such runs learn, but late and slowly.
 
     experiments/depth-check tells how the bands were chosen, and how often they are right.
@@ -84,14 +132,17 @@ def judge(trial: Trial) -> Verdict:
     fed = encoder.healthy and decoder.healthy
     # The fall of the loss in the second half of the trial: at this pace twice as much in as many updates again
     pace = trial.points[sorted(trial.points)[-2]]["nll"] - nll
-    arriving = nll - 2 * pace <= trial.unigram - LEARNING
+    arriving = nll - 2 * pace <= trial.unigram - reference.bar
     reached = math.sqrt(evenness(last["gradient_norm"]["encoder"]) * evenness(last["gradient_norm"]["decoder"]))
-    if learned >= LEARNING or (fed and arriving):
-        label: Label = "trains"
+    label: Label
+    if reference.enough and (learned >= reference.bar or (fed and arriving)):
+        label = "trains"
+    elif reached < DEAD and learned < reference.bar:
+        label = "will not train"
     else:
-        label = "will not train" if reached < DEAD else "risky"
+        label = "risky" if reference.enough else "too early to tell"
     source = _source(last, starved=not fed)
-    return Verdict(label, learned, (_loss(trial, nll, learned), encoder, decoder, source))
+    return Verdict(label, learned, (_loss(trial, nll, learned, reference), encoder, decoder, source))
 
 
 def evenness(norms: Sequence[float]) -> float:
@@ -104,10 +155,10 @@ def evenness(norms: Sequence[float]) -> float:
     return min(norms) / max(norms)
 
 
-def _loss(trial: Trial, nll: float, learned: float) -> Finding:
-    level = f"word frequencies alone give {trial.unigram:.2f}"
+def _loss(trial: Trial, nll: float, learned: float, reference: Reference) -> Finding:
+    level = f"word frequencies alone give {trial.unigram:.2f}, a shallow model {trial.unigram - reference.learned:.2f}"
     said = f"{nll:.2f} nats per token after {trial.updates} updates; {level}"
-    return Finding("loss", learned >= LEARNING, said)
+    return Finding("loss", learned >= reference.bar, said)
 
 
 def _stack(side: str, trial: Trial) -> Finding:
