@@ -14,8 +14,8 @@ system but fairseq, which also scores end-of-sentence, runs its decoder 15 times
 
 Peers are measured by drivers outside this repository: `$PEERS/decode_peer.py`, run by
 `$BENCH/venv/<environment>/bin/python`; those whose environment is there are taken. `2x1` are two workers of one thread
-each in place of one of two threads. Every run is a process of its own; each round runs every system once, so that a
-disturbance of the machine hits all; figures are medians, ratios are of these.
+each in place of one of two threads, from when both begin to when the last ends. Every run is a process of its own; each
+round runs every system once, so that a disturbance of the machine hits all; figures are medians, ratios are of these.
 
 `--whole` measures whole processes, from their start to their end: `ziggurat --version` and `--help`, the translation of
 one sentence with an untrained T3 whose vocabulary is of Multi30k, beside one with CTranslate2 and SentencePiece, and
@@ -109,10 +109,15 @@ def searcher(sizes: Sequence[int], attention: str, precision: str, beam: int, ba
 
 
 def ours(shape: str, beam: int, precision: str, kind: str, count: int) -> float:
-    """Return output tokens/s of `count` sentences, or with `kind` latency the seconds of one sentence."""
+    """Return output tokens/s of `count` sentences; with `kind` latency the seconds of one, worker the tokens alone."""
     attention = "merged" if shape == "M12" else "full"
-    find, given = searcher(SHAPES[shape], attention, precision, beam), sentences(count, LENGTH)
+    find, given = searcher(SHAPES[shape], attention, precision, beam), sentences(SENTENCES, LENGTH)
+    given = given[:: SENTENCES // count]  # of all lengths, where a worker has a part of them
     find(given[:16])
+    if kind == "worker":  # they begin together, and the last to end counts
+        print("READY", flush=True)
+        sys.stdin.readline()
+        return float(sum(len(results[0].tokens) + 1 for results in find(given)))
     began = time.perf_counter()
     if kind == "latency":
         for one in given[:: max(1, len(given) // 100)][:100]:
@@ -133,12 +138,24 @@ def run(command: Sequence[str], threads: int = 2, **variables: str) -> list[floa
 
 
 def run_ours(shape: str, beam: int, precision: str, kind: str = "speed", workers: int = 1) -> float:
-    """Return the figure of one process with two threads, or the sum of two with one each."""
+    """Return the figure of one process with two threads, or of several with one each that begin together."""
     one = [sys.executable, "-m", "benchmarks.decode_speed", "--one", shape, str(beam), precision, kind]
     if workers == 1:
         return run([*one, str(SENTENCES)])[0]
-    both = [" ".join([*one, str(SENTENCES // workers)])] * workers
-    return sum(run(["sh", "-c", " & ".join(both) + "; wait"], threads=1))
+    command = [*one[:-1], "worker", str(SENTENCES // workers)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "env": environment}
+    processes = [subprocess.Popen(command, **pipes) for _ in range(workers)]  # type: ignore[call-overload]
+    for process in processes:
+        while "READY" not in (line := process.stdout.readline()):
+            assert line, "a worker ended before it began"
+    began = time.perf_counter()
+    for process in processes:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    said = [process.communicate()[0] for process in processes]
+    passed = time.perf_counter() - began
+    return sum(float(text.split("RESULT")[1]) for text in said) / passed
 
 
 def python_of(peer: str) -> Path:
@@ -301,7 +318,7 @@ def main() -> None:
         return
     peers = [peer for peer in options.peer if python_of(peer).is_file()]
     if options.whole:
-        results = whole(options.data, peers, max(5, options.rounds))
+        results = whole(options.data, peers, options.rounds)
     elif options.latency:
         results = {"latency, ms": latency(peers, options.rounds)}
     else:

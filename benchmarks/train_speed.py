@@ -1,7 +1,7 @@
 """Training speed on the shapes T1, T2, T3 beside other toolkits, in turns: target tokens/s and share of matmul peak.
 
     python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
-        [--seconds 40] [--compiled] [--data FOLDER] [--json]
+        [--seconds 40] [--compiled] [--profile] [--data FOLDER] [--json]
 
 T1: d_model 256, d_ff 1024, 4 heads, 6+6 layers, vocabulary 8,000; T2: T1 with 30+6 layers; T3: d_model 512, d_ff 2048,
 8 heads, 6+6 layers. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on attention, label smoothing 0.1.
@@ -28,8 +28,13 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ziggurat.data.collate import Batch
+    from ziggurat.training.update import UpdateResult
 
 SHAPES = {"T1": (256, 1024, 4, 6, 6), "T2": (256, 1024, 4, 30, 6), "T3": (512, 2048, 8, 6, 6)}
 """d_model, d_ff, heads, encoder layers, decoder layers."""
@@ -62,11 +67,10 @@ def prepared(data: Path) -> Path:
     return store
 
 
-def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool = False) -> dict[str, Any]:
-    """Train for `seconds` and return the figures; `compiled`: with `training.compile: layers`."""
-    import psutil
-    import torch
-
+def _stepper(
+    shape: str, precision: str, store: str, compiled: bool = False
+) -> Callable[[], tuple[UpdateResult, Sequence[Batch]]]:
+    """Return a function that trains one update of ours, and returns its result and its batches."""
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
     from ziggurat.data.loader import Loader
@@ -96,6 +100,20 @@ def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool 
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
     parallel = Parallel(model, training.loss, training.precision)
     groups = Loader(opened.train, opened.source, opened.target, training.batch, seed=training.seed).groups()
+
+    def step() -> tuple[UpdateResult, Sequence[Batch]]:
+        batches = next(groups).batches
+        return train_update(parallel, batches, optimiser, rate=1e-5, clip_norm=1.0), batches
+
+    return step
+
+
+def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool = False) -> dict[str, Any]:
+    """Train for `seconds` and return the figures; `compiled`: with `training.compile: layers`."""
+    import psutil
+    import torch
+
+    step = _stepper(shape, precision, store, compiled)
     began, updates, tokens, work = time.perf_counter(), 0, 0, 0.0
     counting, busy, own = False, 0.0, 0.0
     while True:
@@ -106,10 +124,9 @@ def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool 
             busy, own = _busy(), sum(psutil.Process().cpu_times()[:2])
         elif counting and now - began >= seconds and updates >= 3:
             break
-        group = next(groups)
-        result = train_update(parallel, group.batches, optimiser, rate=1e-5, clip_norm=1.0)
+        result, batches = step()
         updates, tokens = updates + 1, tokens + result.target_tokens
-        for batch in group.batches:
+        for batch in batches:
             work += operations(shape, batch.source_mask.sum(1).tolist(), batch.target_mask.sum(1).tolist())
     passed = now - began
     others = (_busy() - busy - sum(psutil.Process().cpu_times()[:2]) + own) / passed
@@ -121,6 +138,37 @@ def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool 
         "threads": threads,
         "peak_gib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20,
     }
+
+
+_GROUPS = {
+    "products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::", "aten::mkldnn", "aten::_mkldnn"),
+    "optimiser and clipping": ("aten::_foreach", "aten::_fused_adam", "Optimizer.step"),
+    "softmax": ("aten::_softmax", "aten::_log_softmax", "aten::softmax"),
+    "normalisation": ("aten::native_layer_norm",),
+    "random numbers": ("aten::bernoulli", "aten::random", "aten::native_dropout"),
+    "copies": ("aten::copy_", "aten::cat", "aten::clone", "aten::contiguous"),
+}
+"""Part of an update -> beginnings of the names of its operators; what is left is element-wise, and overhead."""
+
+
+def profile(shape: str, precision: str, store: str, updates: int = 6) -> dict[str, float]:
+    """Return the share of each group of operators in the time of an update, and the share of padding in its batches."""
+    from torch.profiler import ProfilerActivity
+    from torch.profiler import profile as profiled
+
+    step, real, room = _stepper(shape, precision, store), 0, 0
+    for _ in range(3):
+        step()
+    with profiled(activities=[ProfilerActivity.CPU]) as seen:
+        for _ in range(updates):
+            for batch in step()[1]:
+                real += batch.target_tokens + batch.source_tokens
+                room += batch.target_mask.numel() + batch.source_mask.numel()
+    times = {event.key: float(event.self_cpu_time_total) for event in seen.key_averages()}
+    total, shares = sum(times.values()), {}
+    for group, beginnings in _GROUPS.items():
+        shares[group] = sum(t for name, t in times.items() if name.startswith(beginnings)) / total
+    return {**shares, "the rest": 1 - sum(shares.values()), "padding": 1 - real / room}
 
 
 def _busy() -> float:
@@ -204,10 +252,18 @@ def main() -> None:
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="also ours with `training.compile: layers`")
+    parser.add_argument("--profile", action="store_true", help="shares of an update of ours, and nothing else")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.once:
         print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds, o.compiled)))
+        return
+    if o.profile:
+        store = o.store or str(prepared(o.data))
+        for shape in o.shape:
+            for precision in o.precision:
+                shares = ", ".join(f"{name} {share:.0%}" for name, share in profile(shape, precision, store).items())
+                print(f"{shape} {precision}: {shares}", flush=True)
         return
     drivers = (_drivers() / "train_peer.py").is_file()
     there = [p for p in ENVIRONMENTS if drivers and Path(_python(p)).is_file()]

@@ -251,3 +251,18 @@ def test_a_library_of_another_version_is_not_used(monkeypatch: pytest.MonkeyPatc
     assert "cannot be used" in compiled._load()[1]
     monkeypatch.setattr(compiled, "LIBRARY", tmp_path / "nowhere.so")
     assert compiled._load() == (None, "was not compiled")
+
+
+def test_it_is_used_where_it_can_be_and_not_beside_amx(monkeypatch: pytest.MonkeyPatch) -> None:
+    query = torch.zeros(1, 2, 3, 32)
+    with torch.no_grad():
+        assert compiled.attends(query, query, None)
+        assert compiled.attends(query, query.bfloat16(), torch.zeros(1, 1, 1, 3))
+        assert not compiled.attends(query.double(), query, None)
+        assert not compiled.attends(torch.zeros(1, 2, 3, 24), query, None)
+    assert not compiled.attends(query, query, None)  # gradients may be wanted
+    for amx in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda amx=amx: amx)
+        assert compiled.multiplies("float32")
+        if compiled._library is not None and compiled._library.supported(compiled._TYPES["bfloat16"]):
+            assert compiled.multiplies("bfloat16") is not amx

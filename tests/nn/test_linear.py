@@ -140,3 +140,15 @@ def test_no_product_is_left_to_the_plain_loop_of_onednn() -> None:
     assert len(seen.given) == 4
     assert all(weight.is_contiguous() or weight.t().is_contiguous() for weight in seen.given)
     near(y, drawn(5, 24).float().double() @ whole[:, :24].detach().double().T)
+
+
+@pytest.mark.parametrize(
+    ("capability", "vendor", "faster"),
+    [("AVX512", "AuthenticAMD", True), ("AVX512", "GenuineIntel", False), ("AVX2", "AuthenticAMD", False)],
+)
+def test_onednn_is_chosen_on_amd_with_avx512_alone(
+    capability: str, vendor: str, faster: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
+    monkeypatch.setattr(module.Path, "read_text", lambda *_: f"vendor_id : {vendor}")
+    assert module._onednn_is_faster.__wrapped__() is faster

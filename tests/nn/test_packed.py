@@ -109,5 +109,10 @@ def test_pack_replaces_what_it_can_and_nothing_else(precision: Precision) -> Non
     assert isinstance(model["relu"], networks)
     assert isinstance(model["gelu"], FeedForward)
     assert isinstance(model["gelu"].in_proj, kinds)
+    # What a second map reads is never negative: all eight bits are for its magnitude.
+    if isinstance(model["relu"], compiled.CompiledFeedForward):
+        assert [bool(m.map.positive) for m in (model["relu"].first, model["relu"].second)] == [False, True]
+    elif precision == "int8":
+        assert (model["relu"].in_proj.positive, model["relu"].out_proj.positive) == (False, True)
     for name, expected in before.items():
         assert relative(model[name](x), expected) < 3 * TOLERANCE[precision], name

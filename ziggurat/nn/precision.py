@@ -32,7 +32,7 @@ __all__ = [
 Widths = tuple[int, int]
 
 _WORTH = 1.15
-"""Ratio of rates from which a precision counts as faster: rates vary by a tenth from one look to the next."""
+"""Ratio of rates from which a precision counts as faster: rates vary by less than a tenth from one look to the next."""
 _SECONDS = 0.03
 _ROWS = 256
 _MOST = 1 << 22
@@ -159,7 +159,8 @@ def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[s
     """Return the operations per second of each work in its fastest call; a call takes `operations`.
 
     In turns, by the fastest call, and with one thread, which waits for no other: on a machine that other programs use
-    too, threads that share a product take ten times as long now and then, whatever the precision.
+    too, threads that share a product take ten times as long now and then, whatever the precision. And by the thread's
+    own time, for the same reason: a choice that is kept for a whole run must not go by what else ran just then.
     """
     fastest = dict.fromkeys(works, float("inf"))
     threads = torch.get_num_threads()
@@ -170,9 +171,9 @@ def _rates(works: Mapping[str, Callable[[], object]], operations: int) -> dict[s
         until = time.perf_counter() + _SECONDS
         while time.perf_counter() < until or float("inf") in fastest.values():
             for name, work in works.items():
-                began = time.perf_counter()
+                began = time.thread_time()
                 work()
-                fastest[name] = min(fastest[name], time.perf_counter() - began)
+                fastest[name] = min(fastest[name], time.thread_time() - began)
     finally:
         torch.set_num_threads(threads)
     return {name: operations / seconds for name, seconds in fastest.items()}

@@ -80,7 +80,7 @@ def _introduce(setup: Setup, start: StartingPoint, log: RunLog) -> None:
     about = [*notices(setup.experiment), *other_files_notice(setup.experiment.data, setup.store)]
     if setup.processes.first and not start.progress.update:  # a resumed run cannot change it
         model, precision = setup.experiment.model, setup.experiment.training.precision
-        about.append(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff)))
+        log.say(precision_notice(precision, setup.learner.device, (model.d_model, model.d_ff), always=True))
     about += [*rank_anew(start.progress, setup.experiment), *(validator.notices if validator else [no_dev])]
     for notice in filter(None, about):
         log.say(notice, "yellow")
