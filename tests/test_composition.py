@@ -226,8 +226,13 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("choices", some(96))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
-    # One graph for each stack, and one more for a first layer that leaves its values to those above.
-    first = [decoder for decoder in (False, True) if model(choices).value_residuals(decoder=decoder)]
+    # One graph for each stack, and one more for a first layer that leaves its values to the others, or reads one stream.
+    built_as = model(choices)
+    first = [
+        stack
+        for decoder, stack in enumerate((built_as.encoder, built_as.decoder))
+        if built_as.value_residuals(decoder=bool(decoder)) or stack.history == "mudd"
+    ]
     for layers in (3, 7):
         sized = {**choices, "encoder.layers": layers, "decoder.layers": layers, "wiring.planned_encoder_layers": 7}
         built = build_model(model(sized), VOCABULARY, VOCABULARY).double().train()  # as in `check`

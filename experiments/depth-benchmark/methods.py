@@ -68,6 +68,8 @@ METHODS: dict[str, list[str]] = {
         *_BOTH.format("block_attention_residuals").split(),
         "model.combination.unit=sublayer",
     ],
+    # Narrower feed-forward networks make up for the networks of the weights.
+    "mudd": [*_history("mudd"), "model.d_ff=480", "model.encoder.d_ff=472"],
     "transparent": ["model.residual=pre", "model.memory=transparent"],
     "completep": ["model.residual=pre", "model.transfer={width: 128, encoder_layers: 6, decoder_layers: 6}"],
 }

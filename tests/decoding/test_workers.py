@@ -221,7 +221,7 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
             done.set_result(workers._TranslatedWindow([], {}, {}))
         return done
 
-    opening = workers._Opening((str(trained),), 2, 2, None, "cpu", {"precision": "auto", "beam_size": 2})
+    opening = workers._Opening((str(trained),), 2, 2, None, None, "cpu", {"precision": "auto", "beam_size": 2})
     several = workers.WorkerTranslator(submit, opening)
     assert list(several.translate_stream(["Su."])) == []
     assert several.about_precision() == "chosen"

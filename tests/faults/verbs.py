@@ -201,6 +201,11 @@ VERBS: dict[str, Verb] = {
         ground=("store", "post.yaml"),
         preload=(*TORCH, "ziggurat.trainability.check"),
     ),
+    "tune": Verb(
+        ("tune", "tiny.yaml", "--depths", "1-1", "--rates", "1e-3", "--updates", "10", "--out", "out"),
+        ground=("store", "tiny.yaml"),
+        preload=(*TORCH, "ziggurat.trainability.tuning"),
+    ),
     "demo": Verb(
         ("demo", "--folder", "demo", *_SMALL_DEMO),
         ground=(),

@@ -249,7 +249,12 @@ KINDS = [row.make for row in HISTORY.values()]
 @pytest.mark.parametrize("norm_at", ["sources", "consumers", "none"])
 def test_every_kind_says_what_all_its_parameters_do_and_trains_all_of_them(kind: Any, norm_at: str) -> None:
     history: History = stirred(kind(combining(L, norm_at=norm_at, period=3)))
-    assert {slot.role for slot in assign_roles(history)} <= {Role.WIRING, Role.NORM_GAIN, Role.NORM_BIAS}
+    assert {slot.role for slot in assign_roles(history)} <= {
+        Role.WIRING,
+        Role.NORM_GAIN,
+        Role.NORM_BIAS,
+        Role.ADDITIVE,
+    }
     (run(history, layers(L), stream().requires_grad_())[1] * stream(3)).sum().backward()
     assert all(p.grad is not None and p.grad.any() for p in history.parameters())
 

@@ -16,6 +16,7 @@ from ziggurat.cli.options import (
     Json,
     Threads,
     Which,
+    WithoutLayers,
     decoding_settings,
     is_setting,
 )
@@ -86,6 +87,7 @@ def evaluate(
     ] = None,
     ensemble: Ensemble = None,
     which: Which = None,
+    without_layers: WithoutLayers = None,
     device: Device = "auto",
     threads: Threads = None,
     json: Json = False,
@@ -102,7 +104,7 @@ def evaluate(
         check_language_code(language, "--language")
     if model is not None and is_setting(model):  # no model is named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
-    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"))
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers)
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
     names = metric_names(metrics)
@@ -111,10 +113,10 @@ def evaluate(
     comet = comet_environment(comet_python, comet_model, device) if "comet" in names else None
     scoring = ScoreOptions(names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence)
     if compare:
-        if model is not None or hypothesis or ensemble or tokenised or compound_split or confidence:
+        if model is not None or hypothesis or ensemble or without_layers or tokenised or compound_split or confidence:
             raise ConfigError(
-                "`--compare` takes no model beside it, no `--hypothesis`, `--ensemble`, `--tokenised`, "
-                "`--compound-split` or `--confidence`"
+                "`--compare` takes no model beside it, no `--hypothesis`, `--ensemble`, `--without-layers`, "
+                "`--tokenised`, `--compound-split` or `--confidence`"
             )
         compare_systems(
             CompareOptions(compare, source, reference, train_target or [], output, scoring, opening), json=json
@@ -124,8 +126,8 @@ def evaluate(
         raise ConfigError("`--train-target` goes with `--compare`")
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`, or `--compare`")
-    if hypothesis is not None and (overrides or output or ensemble):
-        raise ConfigError("`--hypothesis` takes no decoding settings, `--output` or `--ensemble`")
+    if hypothesis is not None and (overrides or output or ensemble or without_layers):
+        raise ConfigError("`--hypothesis` takes no decoding settings, `--output`, `--ensemble` or `--without-layers`")
     refuse_overwriting(output, source, *reference)
     check_output(output or "-")
     if tokenised is not None or compound_split:

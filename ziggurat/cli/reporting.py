@@ -79,6 +79,8 @@ def diagnose(
             raise ConfigError("`--coordinates` is of a configuration: leave out `--layers`, `--translate`, `--store`")
         check_coordinates(str(run), json=json)
         return
+    if run.is_file():
+        raise ConfigError(f"{run}: is a file; give a run or model directory, or a configuration with `--coordinates`")
     if translate and not layers:
         raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
     from ziggurat.diagnosis.records import DEPTH_FILE
@@ -94,6 +96,8 @@ def diagnose(
 
 def _record_text(record: Record) -> str:
     """Return the part of a record that fits on a screen: the loss, and the gradients of each stack."""
+    from ziggurat.diagnosis.layer_worth import pruning_order
+
     values: dict[str, Any] = record.values
     lines = [
         f"update {record.update}: nll {values['nll']:.4f}, {values['source_dependence']:+.4f} beside other sources",
@@ -106,6 +110,8 @@ def _record_text(record: Record) -> str:
         curve, bleu = values["pruning_curve"][stack], values.get("pruning_bleu", {}).get(stack)
         steps = ", ".join(f"{n}: {rise:+.2f}{f' ({bleu[n]:.1f})' if bleu else ''}" for n, rise in enumerate(curve))
         lines.append(f"{stack}: effective depth {depth:.0f}; loss{' (BLEU)' if bleu else ''} without n layers: {steps}")
+        order = pruning_order([row[n] for n, row in enumerate(values["loss_without"][stack])])
+        lines.append(f"  worth least, first: {', '.join(f'{stack}.{n + 1}' for n in order)}")
     return "\n".join(lines)
 
 

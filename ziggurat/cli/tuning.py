@@ -11,7 +11,7 @@ import typer
 
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, print_json, refuse_overwriting, say
-from ziggurat.config import Experiment, dump
+from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named
 from ziggurat.data.files import write_atomically
@@ -26,8 +26,9 @@ __all__ = ["check_coordinates", "tune"]
 _BASE_WIDTH, _BASE_LAYERS = 64, 3
 _FLAT = 2.0
 """Times by which changes may differ over all sizes where a rate is to carry over."""
-_MOVED = 4.0
-"""Ratio of the best rates of two depths that is a doubt: one step of the sweep is within its noise."""
+_MOVED = 3.0
+"""Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
+_FEW_UPDATES = 100
 
 
 def tune(
@@ -43,7 +44,13 @@ def tune(
         str,
         typer.Option("--depths", help="Their layers, encoder-decoder; the first is the base, the others are a check."),
     ] = f"{_BASE_LAYERS}-{_BASE_LAYERS},{2 * _BASE_LAYERS}-{2 * _BASE_LAYERS}",
-    rates: Annotated[str | None, typer.Option("--rates", help="Peaks to try. Default: 5e-4,1e-3,2e-3,4e-3.")] = None,
+    rates: Annotated[
+        str | None,
+        typer.Option(
+            "--rates",
+            help="Peaks to try; while one at an end is best, the next is tried too. Default: 5e-4,1e-3,2e-3,4e-3.",
+        ),
+    ] = None,
     updates: Annotated[int, typer.Option("--updates", min=10, help="Updates of each training.")] = 200,
     seeds: Annotated[int, typer.Option("--seeds", min=1, max=100, help="Seeds over which losses are averaged.")] = 1,
     figure: Annotated[
@@ -94,11 +101,11 @@ def tune(
         print_json({"rate": rate, "base": sizes[0]._asdict(), "tried": losses})
         return
     print(_table(tried))
-    print(f"\nbest at {sizes[0]}: `training.schedule.peak: {rate:g}`, and with `model.transfer` at any size")
+    print(f"\nbest at {sizes[0]}: `training.schedule.peak: {rate:g}`")
     for size in sizes[1:]:
-        other = best([one for one in tried if one.size == size]).rate
-        if max(other, rate) >= _MOVED * min(other, rate):
-            print(f"but at {size} {other:g} was best: try more `--updates` or `--seeds` before you trust either")
+        print(_beside(size, best([one for one in tried if one.size == size]).rate, rate))
+    if updates < _FEW_UPDATES:
+        print(f"{updates} updates are few: the best rate of longer trainings is usually lower (default: 200)")
     target = Size(model.d_model, model.encoder.layers, model.decoder.layers)
     print(f"{out}: the configuration of {target} with both" if out else "`--out FILE` writes the configuration")
 
@@ -139,6 +146,16 @@ def _by_size(tried: Sequence[Tried]) -> dict[Size, dict[float, float]]:
     return found
 
 
+def _beside(size: Size, other: float, rate: float) -> str:
+    """Say whether the best rate at another size agrees with the base's."""
+    apart = max(other, rate) / min(other, rate)
+    if apart < 1.5:
+        return f"the same at {size}: with `model.transfer` it is to hold at any size"
+    if apart < _MOVED:
+        return f"at {size} {other:g}, one step away, which one sweep cannot tell from the same (`--seeds` can)"
+    return f"WARNING: at {size} {other:g} was best: try more `--updates` or `--seeds` before you trust either"
+
+
 def _table(tried: Sequence[Tried]) -> str:
     """Return losses, a row for each size, the lowest of a row marked."""
     rates = sorted({one.rate for one in tried})
@@ -165,7 +182,8 @@ def _figure(tried: Sequence[Tried]) -> Figure:
 
 def check_coordinates(config: str, *, json: bool) -> None:
     """Print by how much the first ten updates change models of several widths and depths, and whether that is flat."""
-    experiment = load_named(config)
+    saved = Path(config) / "config.yaml"  # of a run or model
+    experiment = load_experiment(saved) if saved.is_file() else load_named(config)
     from ziggurat.trainability.trial import open_data
     from ziggurat.trainability.tuning import Size, coordinates, resized, spread
 

@@ -66,6 +66,7 @@ HistoryKind = Literal[
     "depth_weighted",
     "attention_residuals",
     "block_attention_residuals",
+    "mudd",
 ]
 MemoryKind = Literal["top", "transparent"]
 EncoderAttentionKind = Literal["full", "relative"]
@@ -233,6 +234,7 @@ HISTORIES: dict[HistoryKind, HistoryFacts] = {
     ),
     "attention_residuals": HistoryFacts("Kimi Team 2026", _ATTENTIVE),
     "block_attention_residuals": HistoryFacts("Kimi Team 2026", _ATTENTIVE | {"combination.period"}, period=6),
+    "mudd": HistoryFacts("Xiao et al. 2025 (MUDDFormer)"),
 }
 
 MEMORIES: dict[MemoryKind, Facts] = {

@@ -56,7 +56,8 @@ class StackConfig(Section):
     `combination.period` layers (Li et al. 2020). `top_only`: only the stack's output combines all layers.
     `depth_weighted`: DenseFormer (Pagliardini et al. 2024). `attention_residuals`: attention over all outputs below, by
     what they hold; `block_attention_residuals`: over the sums of blocks of `combination.period` layers (Kimi Team
-    2026)."""
+    2026). `mudd`: mixtures of all outputs below, by what they hold, one each for queries, keys, values and the stream
+    (MUDDFormer, Xiao et al. 2025)."""
     residual: ResidualKind | None = None
     """The way sub-layers of this stack join the stream; null: as `model.residual`."""
     ranges: list[ResidualRange] = Field(default_factory=list, max_length=64)

@@ -97,6 +97,15 @@ def _stacks(model: ModelConfig) -> Iterator[str]:
     for side, stack, width in stacks:
         if stack.layer_drop and "attention_residuals" in stack.history:
             yield f"`{side}.layer_drop`: a layer that is left out gives nothing for `{stack.history}` to attend to"
+        if stack.history == "mudd":
+            for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")):
+                if residual != "pre":
+                    yield f"`{side}.history: mudd` gives queries, keys and values an input each: `residual: pre` alone"
+            if stack.attention not in ("full", "relative"):
+                yield (
+                    f"`{side}.history: mudd` feeds queries, keys and values of self-attention: `attention: full` or "
+                    f"`relative`, not `{stack.attention}`"
+                )
         if (lower := sum(part.layers for part in stack.ranges)) >= stack.layers:
             yield f"`{side}.ranges` has {lower} layers, which leaves none of {stack.layers} above them"
         for residual in dict.fromkeys(model.residuals(decoder=side == "decoder")) if stack.ranges else ():

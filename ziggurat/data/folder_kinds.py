@@ -12,7 +12,7 @@ __all__ = ["folder_kind"]
 
 _READ_BY = {
     "ctranslate2": "an export for CTranslate2, which `ziggurat translate {0}` reads, in Python "
-    'ziggurat.decoding.served.ServedTranslator("{0}")',
+    'ziggurat.decoding.served.ServedTranslator("{0}"); its translations are scored by `ziggurat evaluate --hypothesis`',
     "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
     "makes a model directory of it",
     "onnx": 'an export for onnxruntime; in Python, ziggurat.export.onnx_runtime.load_onnx("{0}") opens it',

@@ -73,7 +73,8 @@ class GrowingCache:
 
     def attend(self, module: OwnAttention, x: Tensor, first: FirstValues) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model], every hypothesis as a separate row."""
-        return module.step(x.flatten(0, 1).unsqueeze(1), cast(OwnCache, self), first).view(x.shape)
+        rows = x.flatten(-3, -2).unsqueeze(-2)  # every hypothesis alone; a leading axis is of queries, keys and values
+        return module.step(rows, cast(OwnCache, self), first).view(x.shape[-3:])
 
     def append(self, key: Tensor, value: Tensor) -> list[Block]:
         """Add one position, [rows, heads, 1, d_head] each; return one block [rows, heads, steps + 1, d_head]."""
@@ -128,6 +129,12 @@ class LayerCache:
         self.own = own
         self.cross = cross
         self.first = first
+        self.reads: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> LayerCache:
+        """Return itself, for a layer whose self-attention reads these."""
+        self.reads = reads
+        return self
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; the cache gains that position."""

@@ -16,6 +16,7 @@ from ziggurat.config.kinds import HistoryKind, ResidualKind
 from ziggurat.nn.history import History, HistoryOptions
 from ziggurat.nn.history import kinds as history
 from ziggurat.nn.history.attention_residuals import AttentionResiduals, BlockAttentionResiduals
+from ziggurat.nn.history.mudd import Mudd
 from ziggurat.nn.residual import Residual, ResidualOptions, SiameseEnd, SublayerPosition
 from ziggurat.nn.residual import kinds as residual
 
@@ -116,4 +117,5 @@ HISTORY: dict[HistoryKind, HistoryRow] = {
     "depth_weighted": HistoryRow(history.DepthWeighted, lambda layer, period: "shared"),
     "attention_residuals": HistoryRow(AttentionResiduals, lambda layer, period: "shared"),
     "block_attention_residuals": HistoryRow(BlockAttentionResiduals, lambda layer, period: "shared"),
+    "mudd": HistoryRow(Mudd, lambda layer, period: "shared"),
 }

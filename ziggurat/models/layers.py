@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Generic, NamedTuple, TypeVar
+from typing import Generic, NamedTuple, Protocol, Self, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.attention import (
@@ -34,8 +35,17 @@ __all__ = [
     "TransformerLayer",
 ]
 
-View = TypeVar("View")
+View = TypeVar("View", bound="_View")
 """All that a layer sees besides the stream: a SourceView (encoder), or a TargetView (decoder)."""
+
+
+Reads = tuple[Tensor, Tensor, Tensor]
+"""What queries, keys and values of self-attention read where that is not the stream (ziggurat.nn.history.mudd)."""
+
+
+class _View(Protocol):
+    def reading(self, reads: Reads) -> Self:
+        """Return the view of a layer whose self-attention reads these."""
 
 
 class SourceView(NamedTuple):
@@ -44,10 +54,16 @@ class SourceView(NamedTuple):
     Attributes:
         padding: hides it, or None.
         first: where the first layer leaves its values, if there is a value residual.
+        reads: see Reads; None: the stream.
     """
 
     padding: Mask | None
     first: FirstValues | None = None
+    reads: Reads | None = None
+
+    def reading(self, reads: Reads) -> SourceView:
+        """Return the view of a layer whose self-attention reads these."""
+        return self._replace(reads=reads)
 
 
 class TransformerLayer(nn.Module, Generic[View]):
@@ -77,6 +93,11 @@ class TransformerLayer(nn.Module, Generic[View]):
         return self.ffn_residual(x, self.ffn(self.ffn_residual.enter(x)), bottom)
 
 
+def _entered(residual: Residual, x: Tensor, reads: Reads | None) -> Tensor:
+    """Return the input of self-attention: of the stream `x`, or [3, ...] of queries, keys and values."""
+    return residual.enter(x if reads is None else torch.stack(reads))
+
+
 class EncoderLayer(TransformerLayer[SourceView]):
     """Self-attention and feed-forward network.
 
@@ -102,7 +123,8 @@ class EncoderLayer(TransformerLayer[SourceView]):
         return [self._attend_source, self._feed_forward]
 
     def _attend_source(self, x: Tensor, view: SourceView) -> Tensor:
-        return self.self_attn_residual(x, self.self_attn(self.self_attn_residual.enter(x), view.padding, view.first))
+        own = _entered(self.self_attn_residual, x, view.reads)
+        return self.self_attn_residual(x, self.self_attn(own, view.padding, view.first))
 
 
 class DecoderLayerCache:
@@ -118,6 +140,12 @@ class DecoderLayerCache:
         self.own = own
         self.cross = cross
         self.first = first
+        self.reads: Reads | None = None
+
+    def reading(self, reads: Reads) -> DecoderLayerCache:
+        """Return itself, for a layer whose self-attention reads these in this step."""
+        self.reads = reads
+        return self
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from the newest position `x` [N, K, d_model]; its cache gains that position."""
@@ -171,7 +199,8 @@ class DecoderLayer(TransformerLayer[TargetView]):
         return [self._attend_target, self._attend_memory, self._feed_forward]
 
     def _attend_target(self, x: Tensor, view: TargetView) -> Tensor:
-        return self.self_attn_residual(x, view.attend(self.self_attn, self.self_attn_residual.enter(x)))
+        own = _entered(self.self_attn_residual, x, view.reads)
+        return self.self_attn_residual(x, view.attend(self.self_attn, own))
 
     def _attend_memory(self, x: Tensor, view: TargetView) -> Tensor:
         context = self.cross_attn(self.cross_attn_residual.enter(x), view.remembered(self.cross_attn))

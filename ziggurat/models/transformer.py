@@ -102,8 +102,10 @@ class _Stack(Recomputing):
         dropped = self.training and self.layer_drop > 0 and float(torch.rand(())) < self.layer_drop
         inputs = []
         for unit in units:
-            inputs.append(self.history(state))
-            state = self.history.push(state, inputs[-1] if dropped else unit(inputs[-1], view))
+            reading = self.history.read(state)
+            inputs.append(reading.stream)
+            seen = view if reading.attention is None else view.reading(reading.attention)
+            state = self.history.push(state, inputs[-1] if dropped else unit(inputs[-1], seen))
         return state, inputs[0]
 
     def _pass(

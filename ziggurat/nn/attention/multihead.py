@@ -16,7 +16,7 @@ from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.values import FirstValues, ValueResidual, attended_values
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.linear import Linear, NormedLinear
+from ziggurat.nn.linear import Linear, NormedLinear, linear
 from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
 
@@ -121,12 +121,26 @@ class SelfAttention(OwnAttention):
         self, x: Tensor, first: FirstValues | None, live: LiveBeams | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Return query, key and value, [batch, heads, length, d_head] each, of positions from 0, or beams of `live`."""
-        query, key, *value = (split_heads(part, self.heads) for part in self.qkv_proj(x).chunk(self.maps, dim=-1))
+        query, key, *value = (split_heads(part, self.heads) for part in self._maps_of(x))
         if self.scaling is not None:
             query, key, value = self.scaling.query(query), self.scaling.key(key), [*map(self.scaling.value, value)]
         if self.rotary is not None:
             query, key = self._rotated(query, live), self._rotated(key, live)
         return query, key, attended_values(self.residual, value, first)
+
+    def _maps_of(self, x: Tensor) -> Sequence[Tensor]:
+        """Return queries, keys and, if there are any, values, [batch, length, d_model] each.
+
+        `x` is [batch, length, d_model], or [3, batch, length, d_model] where each has an input of its own.
+        """
+        if x.dim() == 3:
+            return self.qkv_proj(x).chunk(self.maps, dim=-1)
+        if not isinstance(self.qkv_proj, Linear):  # packed for inference: its parts cannot be told apart
+            return [self.qkv_proj(part).chunk(self.maps, dim=-1)[n] for n, part in enumerate(x[: self.maps])]
+        bias = self.qkv_proj.bias
+        biases = [None] * self.maps if bias is None else bias.chunk(self.maps)
+        maps = zip(x, self.qkv_proj.weight.chunk(self.maps), biases, strict=False)
+        return [linear(part, weight, its_bias) for part, weight, its_bias in maps]
 
     def _rotated(self, x: Tensor, live: LiveBeams | None) -> Tensor:
         assert self.rotary is not None

@@ -6,7 +6,7 @@ ziggurat.models.layers.DecoderLayerCache.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, Self
 
 from torch import Tensor
 
@@ -28,6 +28,13 @@ class TargetView(Protocol):
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Return the memory as `module` projects it."""
 
+    @property
+    def reads(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """What queries, keys and values of self-attention read where that is not the stream."""
+
+    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> Self:
+        """Return the view of a layer whose self-attention reads these."""
+
 
 class WholeTarget(NamedTuple):
     """All target positions at once.
@@ -38,6 +45,7 @@ class WholeTarget(NamedTuple):
         padding: hides that of the memory, or None.
         first: where the first layer leaves its values of the target, if there is a value residual.
         first_of_memory: the same for those of the memory.
+        reads: what queries, keys and values of self-attention read; None: the stream.
     """
 
     future: Mask
@@ -45,6 +53,11 @@ class WholeTarget(NamedTuple):
     padding: Mask | None
     first: FirstValues | None = None
     first_of_memory: FirstValues | None = None
+    reads: tuple[Tensor, Tensor, Tensor] | None = None
+
+    def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> WholeTarget:
+        """Return the view of a layer whose self-attention reads these."""
+        return self._replace(reads=reads)
 
     def attend(self, module: OwnAttention, x: Tensor) -> Tensor:
         """Let `module` attend from `x` [batch, target, d_model] to itself."""

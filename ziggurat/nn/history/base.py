@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["History", "HistoryOptions", "HistoryState", "inherited"]
+__all__ = ["History", "HistoryOptions", "HistoryState", "Reading", "inherited"]
 
 
 @dataclass(frozen=True)
@@ -65,10 +65,22 @@ class HistoryState(NamedTuple):
     depth: int
 
 
+class Reading(NamedTuple):
+    """What a layer reads.
+
+    Attributes:
+        stream: the stream that it adds to, [batch, length, d_model].
+        attention: what queries, keys and values of its self-attention read instead, before its norm; None: the stream.
+    """
+
+    stream: Tensor
+    attention: tuple[Tensor, Tensor, Tensor] | None = None
+
+
 class History(nn.Module, ABC):
     """The wiring of one stack.
 
-    A stack calls `start` with its input, `forward` before each layer for what that layer reads, `push` with what it
+    A stack calls `start` with its input, `read` before each layer for what that layer reads, `push` with what it
     gives, and `output` at the end. Decoding step by step makes the same calls with one position. With `unit: sublayer`
     a "layer" here is a sub-layer.
 
@@ -95,6 +107,10 @@ class History(nn.Module, ABC):
         """
         y: Tensor = self(state)
         return y
+
+    def read(self, state: HistoryState) -> Reading:
+        """Return what the next layer reads; in all kinds but one that is a single stream."""
+        return Reading(self(state))
 
     def output(self, state: HistoryState) -> Tensor:
         """Return the stack's output, before its final norm, [batch, length, d_model]."""
