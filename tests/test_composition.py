@@ -226,7 +226,7 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
 @pytest.mark.parametrize("choices", some(96))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
-    # One graph for each stack, and one more for a first layer that leaves its values to the others, or reads one stream.
+    # One graph for each stack, and one more for a first layer that leaves its values to others, or reads one stream.
     built_as = model(choices)
     first = [
         stack

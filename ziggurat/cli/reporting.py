@@ -79,8 +79,7 @@ def diagnose(
             raise ConfigError("`--coordinates` is of a configuration: leave out `--layers`, `--translate`, `--store`")
         check_coordinates(str(run), json=json)
         return
-    if run.is_file():
-        raise ConfigError(f"{run}: is a file; give a run or model directory, or a configuration with `--coordinates`")
+    refuse_missing(run)
     if translate and not layers:
         raise ConfigError("`--translate N` is of the layers that `--layers` measures: give both")
     from ziggurat.diagnosis.records import DEPTH_FILE

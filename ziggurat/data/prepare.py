@@ -164,10 +164,8 @@ def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, A
     )
 
 
-_STORE_FILES = re.compile(
-    r"manifest\.json|vocabulary\.json|depth-references\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|"
-    + TEMPORARY.pattern
-)
+_OURS = r"(manifest|vocabulary|depth-references)\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|"
+_STORE_FILES = re.compile(_OURS + TEMPORARY.pattern)
 
 
 def _build(
