@@ -31,7 +31,7 @@ from ziggurat.report.figures_layers import (
     sub_layer_table,
     variance,
 )
-from ziggurat.report.figures_worth import angular_distance, causal_score, pruning_curve
+from ziggurat.report.figures_worth import pair_map, pruning_curve
 from ziggurat.report.panels import line_over_training
 from ziggurat.report.runs import ReportRun
 
@@ -354,7 +354,10 @@ def test_pruning_curves_by_hand() -> None:
 
 def test_maps_of_layers_count_from_their_first() -> None:
     runs = [run(depth=[only(9, **worth(0.0))])]
-    angles, scores = heat(angular_distance(runs), "plain, encoder"), heat(causal_score(runs), "plain, decoder")
+    angles, scores = (
+        heat(pair_map(runs, key), f"plain, {stack}")
+        for key, stack in (("angular_distance", "encoder"), ("causal_score", "decoder"))
+    )
     assert (angles.rows[0], angles.columns[-1]) == ("0", str(N))
     assert (scores.rows[0], scores.columns[-1]) == ("1", str(M))
     assert scores.values[0] == (None, 0.3, 0.3)

@@ -11,12 +11,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conftest import tiny_experiment
 from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.data.corpus import Store, unigram_entropy
 from ziggurat.data.loader import LoaderState
-from ziggurat.data.prepare import prepare
 from ziggurat.trainability.trial import (
     MEASURES,
     TrialOptions,
@@ -32,18 +30,6 @@ from ziggurat.training.schedule import learning_rate
 from ziggurat.training.update import train_update
 
 SHORT = TrialOptions(updates=4, tokens=200, measured_tokens=100, width=None)
-
-
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    made = tiny_experiment(tmp_path_factory.mktemp("trial"))
-    prepare(made.data)
-    return made
-
-
-@pytest.fixture(scope="module")
-def store(experiment: Experiment) -> Store:
-    return Store.open(experiment.data.store)
 
 
 @given(

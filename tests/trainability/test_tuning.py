@@ -19,18 +19,6 @@ from ziggurat.trainability.trial import TrialOptions
 from ziggurat.trainability.tuning import Size, Tried, best, coordinates, resized, spread, sweep, with_base
 
 
-@pytest.fixture(scope="module")
-def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
-    made = tiny_experiment(tmp_path_factory.mktemp("tuning"))
-    prepare(made.data)
-    return made
-
-
-@pytest.fixture(scope="module")
-def store(experiment: Experiment) -> Store:
-    return Store.open(experiment.data.store)
-
-
 def test_another_size_keeps_heads_and_proportions() -> None:
     model = ModelConfig.model_validate(
         {

@@ -16,6 +16,7 @@ from ziggurat.config.load import change_section
 from ziggurat.config.recipes import load_named
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, printable
+from ziggurat.models.run_folder import CONFIG_FILE
 
 if TYPE_CHECKING:
     from ziggurat.report.figure import Figure
@@ -105,7 +106,7 @@ def tune(
     for size in sizes[1:]:
         print(_beside(size, best([one for one in tried if one.size == size]).rate, rate))
     if updates < _FEW_UPDATES:
-        print(f"{updates} updates are few: the best rate of longer trainings is usually lower (default: 200)")
+        print(f"{updates} updates are few, so this says little about long trainings (default: 200)")
     target = Size(model.d_model, model.encoder.layers, model.decoder.layers)
     print(f"{out}: the configuration of {target} with both" if out else "`--out FILE` writes the configuration")
 
@@ -152,7 +153,7 @@ def _beside(size: Size, other: float, rate: float) -> str:
     if apart < 1.5:
         return f"the same at {size}: with `model.transfer` it is to hold at any size"
     if apart < _MOVED:
-        return f"at {size} {other:g}, one step away, which one sweep cannot tell from the same (`--seeds` can)"
+        return f"at {size} {other:g}, one step of the sweep away; means over several `--seeds` tell them apart"
     return f"WARNING: at {size} {other:g} was best: try more `--updates` or `--seeds` before you trust either"
 
 
@@ -182,7 +183,7 @@ def _figure(tried: Sequence[Tried]) -> Figure:
 
 def check_coordinates(config: str, *, json: bool) -> None:
     """Print by how much the first ten updates change models of several widths and depths, and whether that is flat."""
-    saved = Path(config) / "config.yaml"  # of a run or model
+    saved = Path(config) / CONFIG_FILE  # of a run or model
     experiment = load_experiment(saved) if saved.is_file() else load_named(config)
     from ziggurat.trainability.trial import open_data
     from ziggurat.trainability.tuning import Size, coordinates, resized, spread
@@ -221,7 +222,9 @@ def check_coordinates(config: str, *, json: bool) -> None:
 
 def _said(flat: bool, *, transfers: bool) -> str:
     if flat:
-        return f"flat: all within {_FLAT:g} times, so a learning rate tuned on a small model holds for a large one"
+        return (
+            f"flat: all within {_FLAT:g} times, so a learning rate tuned on a small model should hold for a large one"
+        )
     if transfers:
         return f"not flat: beyond {_FLAT:g} times although `model.transfer` is set; do not take over a rate from afar"
     return f"not flat: beyond {_FLAT:g} times; `model.transfer` (`ziggurat tune`) makes a small model's rate hold"

@@ -1,4 +1,4 @@
-"""What each layer is worth: states compared over depth, and the loss without layers, or with layers exchanged.
+"""The worth of each layer: states compared over depth, and the loss without layers, or with layers exchanged.
 
 The measures of DepthBench (2026), which has them for decoder-only models, here for both stacks of an encoder-decoder.
 They take many passes, so they are no part of training (`ziggurat diagnose --layers`, docs/diagnosis.md).

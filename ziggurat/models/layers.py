@@ -40,7 +40,7 @@ View = TypeVar("View", bound="_View")
 
 
 Reads = tuple[Tensor, Tensor, Tensor]
-"""What queries, keys and values of self-attention read where that is not the stream (ziggurat.nn.history.mudd)."""
+"""Inputs of queries, keys and values of self-attention, where these are not the stream (ziggurat.nn.history.mudd)."""
 
 
 class _View(Protocol):

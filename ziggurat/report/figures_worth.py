@@ -1,8 +1,9 @@
-"""Figures of what each layer is worth, for runs measured by `ziggurat diagnose --layers`."""
+"""Figures of the worth of each layer, for runs measured by `ziggurat diagnose --layers`."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from ziggurat.report.figure import Figure, Panel, Row, Series, Table, described
 from ziggurat.report.panels import (
@@ -19,29 +20,14 @@ from ziggurat.report.panels import (
 )
 from ziggurat.report.runs import ReportRun
 
-__all__ = [
-    "angular_distance",
-    "causal_score",
-    "figures_of_worth",
-    "logit_lens",
-    "loss_without",
-    "permutation_score",
-    "pruning_curve",
-]
+__all__ = ["figures_of_worth", "logit_lens", "pair_map", "pruning_curve"]
 
 _WORTH = "What each layer is worth"
 
 
 def figures_of_worth(runs: Sequence[ReportRun]) -> list[Figure | None]:
     """Return these figures in the order of the report; None where no run was measured so."""
-    return [
-        pruning_curve(runs),
-        loss_without(runs),
-        angular_distance(runs),
-        causal_score(runs),
-        permutation_score(runs),
-        logit_lens(runs),
-    ]
+    return [pruning_curve(runs), *(pair_map(runs, key) for key in _MAPS), logit_lens(runs)]
 
 
 def pruning_curve(runs: Sequence[ReportRun]) -> Figure | None:
@@ -84,43 +70,69 @@ def _depths(runs: Sequence[ReportRun]) -> Table | None:
     return Table(("run", "record", *(f"effective depth, {stack}" for stack in STACKS)), tuple(rows)) if rows else None
 
 
-def loss_without(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return the rise of the loss without layers i to j."""
-    caption = (
+class _Map(NamedTuple):
+    """Heat maps of a measure of pairs of layers.
+
+    Attributes:
+        title, caption: of the figure.
+        unit: of the values.
+        columns: name of the columns.
+        first: number of the first layer; 0 counts the stack's input.
+    """
+
+    title: str
+    caption: str
+    unit: str
+    columns: str
+    first: int
+
+
+_MAPS: dict[str, _Map] = {
+    "loss_without": _Map(
+        "Loss without layers",
         "Rise of the loss, in nats per token, without layers i (row) to j (column), at the last record; the diagonal "
-        "is of single layers. Blank: not measured, since only the nearest pairs of a deep stack are."
-    )
-    return _maps(runs, "loss_without", "loss-without", "Loss without layers", caption, "nats", "last layer left out", 1)
-
-
-def angular_distance(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return the angles between the states of all layers."""
-    caption = (
+        "is of single layers. Blank: not measured, since only the nearest pairs of a deep stack are.",
+        "nats",
+        "last layer left out",
+        1,
+    ),
+    "angular_distance": _Map(
+        "Angular distance of layers",
         "Mean angle between the states of layers i and j, as a share of 180° (0: the stack's input), at the last "
-        "record. Neighbours of little distance are layers that change little, and the first candidates for pruning."
-    )
-    key = "angular_distance"
-    return _maps(runs, key, "angular-distance", "Angular distance of layers", caption, "share of 180°", "layer", 0)
-
-
-def causal_score(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return the effect of leaving one layer out on what each later one adds."""
-    caption = (
+        "record. Neighbours of little distance are layers that change little, and the first candidates for pruning.",
+        "share of 180°",
+        "layer",
+        0,
+    ),
+    "causal_score": _Map(
+        "Effect on later layers",
         "Relative change of what layer l (column) adds to the stream when layer s (row) is left out, at the last "
-        "record. Rows that stay dark are layers on whose work nothing later builds."
-    )
-    key = "causal_score"
-    return _maps(runs, key, "causal-score", "Effect on later layers", caption, "relative change", "later layer", 1)
-
-
-def permutation_score(runs: Sequence[ReportRun]) -> Figure | None:
-    """Return the relative change of the loss with two layers in each other's place."""
-    caption = (
+        "record. Rows that stay dark are layers on whose work nothing later builds.",
+        "relative change",
+        "later layer",
+        1,
+    ),
+    "permutation_score": _Map(
+        "Layers in each other's place",
         "Relative change of the loss with layers i and j in each other's place, at the last record. Blocks of small "
-        "values are layers whose order hardly matters. Blank: not measured."
+        "values are layers whose order hardly matters. Blank: not measured.",
+        "relative change",
+        "layer",
+        1,
+    ),
+}
+"""Measure -> its figure."""
+
+
+def pair_map(runs: Sequence[ReportRun], key: str) -> Figure | None:
+    """Return the heat maps of a measure of pairs of layers, a key of _MAPS."""
+    made = _MAPS[key]
+    maps = stack_maps(runs, key, square)
+    columns = [[str(made.first + number) for number in range(len(rows[0]))] for _, rows in maps]
+    panels = heat_panels(
+        maps, x_label=made.columns, y_label="layer", unit=made.unit, columns=columns, first_row=made.first
     )
-    key, title = "permutation_score", "Layers in each other's place"
-    return _maps(runs, key, "permutation-score", title, caption, "relative change", "layer", 1)
+    return described(key.replace("_", "-"), _WORTH, made.title, made.caption, panels)
 
 
 def logit_lens(runs: Sequence[ReportRun]) -> Figure | None:
@@ -140,13 +152,3 @@ def logit_lens(runs: Sequence[ReportRun]) -> Figure | None:
         if series:
             panels.append(Panel("loss" if part == "nll" else "agreement", "decoder layer", unit, tuple(series)))
     return described("logit-lens", _WORTH, "The decoder ended early", caption, tuple(panels))
-
-
-def _maps(
-    runs: Sequence[ReportRun], key: str, name: str, title: str, caption: str, unit: str, x_label: str, first: int
-) -> Figure | None:
-    """Return the heat maps of a measure of pairs of layers, which are counted from `first`."""
-    maps = stack_maps(runs, key, square)
-    columns = [[str(first + number) for number in range(len(rows[0]))] for _, rows in maps]
-    panels = heat_panels(maps, x_label=x_label, y_label="layer", unit=unit, columns=columns, first_row=first)
-    return described(name, _WORTH, title, caption, panels)

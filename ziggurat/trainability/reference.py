@@ -1,6 +1,6 @@
 """The reference of a depth check: what a shallow healthy model learns on the same data in as many updates.
 
-How much can be learnt in a few dozen updates depends on the data: half a nat on captions, a tenth on news. So the trial
+How much can be learnt in a few dozen updates depends on the data: a nat on captions, a tenth on news. So the trial
 of a deep model is compared with that of a plain pre-norm one of three layers, at a rate that suits it. It depends on
 the data and the width alone, and is kept in the store.
 """
@@ -31,7 +31,7 @@ REFERENCES_FILE = "depth-references.json"
 _LAYERS, _WIDTH, _PEAK = 3, 128, 2e-3
 """Depth of either stack, and the highest rate at that width."""
 _DOUBLINGS = 2
-"""How often the updates are doubled where it has not learnt enough."""
+"""Doublings of the updates, at most, where it has not learnt enough."""
 
 
 def reference_of(

@@ -54,7 +54,7 @@ short trial it may not do so yet, so a lower value is unhealthy only together wi
 
 @dataclass(frozen=True)
 class Reference:
-    """What a shallow healthy model learns on the same data.
+    """The learning of a shallow healthy model on the same data.
 
     Attributes:
         updates: of its training, and of the trials that are compared with it.
@@ -66,7 +66,7 @@ class Reference:
 
     @property
     def enough(self) -> bool:
-        """Whether it has learnt enough to compare with."""
+        """True where it has learnt enough to compare with."""
         return self.learned >= ENOUGH
 
     @property

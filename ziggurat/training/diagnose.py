@@ -142,15 +142,15 @@ def _pruned_bleu(
         )
         return score.value
 
+    whole = bleu(None)
     curves: dict[str, list[float]] = {}
     for stack, rises in record.values["loss_without"].items():
         order = pruning_order([row[layer] for layer, row in enumerate(rises)])
         say(f"translating {len(sources):,} sentences without up to {len(order) - 1} layers of the {stack}")
-        curves[stack] = []
-        for n in range(len(order)):
+        curves[stack] = [whole]
+        for n in range(1, len(order)):
             numbers = [layer + 1 for layer in order[:n]]
-            if n and unprunable(opened.experiment.model, LeftOut(**{stack: frozenset(numbers)})):
-                curves[stack].append(math.nan)
-            else:
-                curves[stack].append(bleu(",".join(f"{stack}.{number}" for number in numbers) or None))
+            prunable = not unprunable(opened.experiment.model, LeftOut(**{stack: frozenset(numbers)}))
+            left_out = ",".join(f"{stack}.{number}" for number in numbers)
+            curves[stack].append(bleu(left_out) if prunable else math.nan)
     return curves

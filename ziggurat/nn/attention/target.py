@@ -30,7 +30,7 @@ class TargetView(Protocol):
 
     @property
     def reads(self) -> tuple[Tensor, Tensor, Tensor] | None:
-        """What queries, keys and values of self-attention read where that is not the stream."""
+        """Inputs of queries, keys and values of self-attention, where these are not the stream."""
 
     def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> Self:
         """Return the view of a layer whose self-attention reads these."""

@@ -53,7 +53,7 @@ class ValueResidual(nn.Module):
 
     @property
     def projects(self) -> bool:
-        """Whether the layer has values of its own."""
+        """True where the layer has values of its own."""
         return self.first or self.kind != "single"
 
     def forward(self, own: Sequence[Tensor], first: FirstValues) -> Tensor:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.history.base import History, HistoryOptions, HistoryState, inherited
+from ziggurat.nn.history.base import HistoryOptions, HistoryState, KeepingHistory, inherited, mixed
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["AttentionResiduals", "BlockAttentionResiduals"]
@@ -20,7 +20,7 @@ _EPSILON = 1e-6
 """Of the RMS norm of keys; sources of any size that occurs are far above it."""
 
 
-class AttentionResiduals(History):
+class AttentionResiduals(KeepingHistory):
     """Reader l + 1 gets sum_k a_k y_k over all outputs y_0, ..., y_l, with a = softmax_k(w . RMSNorm(y_k)).
 
     Section 3 of the paper. w and the gain of the norm belong to the reader: a pair for each layer but the first, which
@@ -36,30 +36,11 @@ class AttentionResiduals(History):
         self.query = nn.Parameter(torch.zeros(options.units, options.d_model))
         self.gain = nn.Parameter(torch.ones(options.units, options.d_model))
 
-    def start(self, x: Tensor) -> HistoryState:
-        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
-        return HistoryState((x,), x, 0)
-
-    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
-        """Return the state after one more layer, whose output is `y`."""
-        return HistoryState((*state.kept, y), y, state.depth + 1)
-
-    def forward(self, state: HistoryState) -> Tensor:
-        """Return what the reader above y_l gets for l = `state.depth`, [batch, length, d_model]."""
-        return self.forward_as(state, state)
-
     def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
         """Return the same for `state`, with the weights that the outputs `seen` give."""
         if state.depth == 0:
             return state.latest
-        # Of all products, only the outputs themselves are kept for the backward pass, and the layers that made them
-        # hold these anyway.
-        first, *others = state.kept
-        weights = [weight[..., None].to(first.dtype) for weight in self._weights(state.depth - 1, seen.kept).unbind(-1)]
-        mixed = first * weights[0]
-        for weight, y in zip(weights[1:], others, strict=True):
-            mixed = torch.addcmul(mixed, y, weight)
-        return mixed
+        return mixed(self._weights(state.depth - 1, seen.kept), state.kept)
 
     def _weights(self, row: int, sources: Sequence[Tensor]) -> Tensor:
         """Return a of the reader with this row, [batch, length, sources]."""
@@ -72,9 +53,6 @@ class AttentionResiduals(History):
                 y = source.to(wide)
                 logits.append((y @ query) * (y.square().mean(-1) + _EPSILON).rsqrt())
             return torch.stack(logits, -1).softmax(-1)
-
-    def table(self) -> None:
-        """Return None: the weights depend on what is read."""
 
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Keep the readers of the shallower stack; new ones start as in a new model. See History.

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ziggurat.errors import ConfigError
 
-__all__ = ["History", "HistoryOptions", "HistoryState", "Reading", "inherited"]
+__all__ = ["History", "HistoryOptions", "HistoryState", "KeepingHistory", "Reading", "inherited", "mixed"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class HistoryState(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """What a layer reads.
+    """The input of a layer.
 
     Attributes:
         stream: the stream that it adds to, [batch, length, d_model].
@@ -136,6 +137,39 @@ class History(nn.Module, ABC):
 
         Raises ConfigError where `old` is not of a history with the same options.
         """
+
+
+class KeepingHistory(History):
+    """A history of which each reader may read every output below, weighted by what they hold."""
+
+    def start(self, x: Tensor) -> HistoryState:
+        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
+        return HistoryState((x,), x, 0)
+
+    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
+        """Return the state after one more layer, whose output is `y`."""
+        return HistoryState((*state.kept, y), y, state.depth + 1)
+
+    def forward(self, state: HistoryState) -> Tensor:
+        """Return the stream above y_l for l = `state.depth`, [batch, length, d_model]."""
+        return self.forward_as(state, state)
+
+    def table(self) -> None:
+        """Return None: the weights depend on what is read."""
+
+
+def mixed(weights: Tensor, sources: Sequence[Tensor]) -> Tensor:
+    """Return the sum of `sources`, each [..., d_model], by position: `weights` are [..., sources].
+
+    Of all products, only the sources themselves are kept for the backward pass, and the layers that made them hold
+    these anyway.
+    """
+    first, *others = sources
+    parts = [weight[..., None].to(first.dtype) for weight in weights.unbind(-1)]
+    total = first * parts[0]
+    for weight, y in zip(parts[1:], others, strict=True):
+        total = torch.addcmul(total, y, weight)
+    return total
 
 
 def inherited(old: Mapping[str, Tensor], name: str, shape: Sequence[int]) -> Tensor:

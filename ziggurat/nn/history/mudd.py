@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ziggurat.nn.history.base import History, HistoryOptions, HistoryState, Reading, inherited
+from ziggurat.nn.history.base import HistoryOptions, HistoryState, KeepingHistory, Reading, inherited, mixed
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["Mudd"]
@@ -24,16 +24,17 @@ _EPSILON = 1e-6
 """Of the RMS norm; outputs of any size that occurs are far above it."""
 
 
-class Mudd(History):
+class Mudd(KeepingHistory):
     """Layer l + 1 reads X^c = sum_k A[c, k] y_k, c = q, k, v, r, with A = W_2 GELU(W_1 RMSNorm(y_l)) + a.
 
-    Section 2 of the paper. A, [4, l + 1], differs from position to position; RMSNorm has no gain. The layer computes
-    X^r + MHA(LN X^q, LN X^k, LN X^v), and goes on with that as always. The first layer has y_0 alone to read; the
-    stack's output is one more mixture, A [1, L + 1].
+    As the authors' code has it. A, [4, l + 1], differs from position to position; RMSNorm has no gain. The layer
+    computes X^r + MHA(LN X^q, LN X^k, LN X^v), and goes on with that as always. The first layer has y_0 alone to read;
+    the stack's output is one more mixture, A [1, L + 1].
 
     W_2 is 0 at first and a one-hot: each mixture is the output of the layer below, the plain stack. W_1 is N(0, 1/d).
     One LN, that of the sub-layer, serves q, k and v: the gains and biases that three would have are part of the maps
-    that follow. The authors' largest runs also normalise the y_k and the mixtures; that is not here.
+    that follow. A configuration of the authors' (MUDDLlama2Medium) also normalises the y_k and the mixtures; this does
+    not.
 
     Row l - 1 of the parameters is of the mixtures above y_l: `inner` W_1 [width, d_model], `outer` W_2 [ways (l + 1),
     width], `bias` a [ways, l + 1], with width = ways (l + 1), four times that for the last.
@@ -52,27 +53,15 @@ class Mudd(History):
             bias[:, -1] = 1.0
             self.bias.append(nn.Parameter(bias))
 
-    def start(self, x: Tensor) -> HistoryState:
-        """Return the state before the first layer; `x` is y_0 [batch, length, d_model]."""
-        return HistoryState((x,), x, 0)
-
-    def push(self, state: HistoryState, y: Tensor) -> HistoryState:
-        """Return the state after one more layer, whose output is `y`."""
-        return HistoryState((*state.kept, y), y, state.depth + 1)
-
-    def forward(self, state: HistoryState) -> Tensor:
-        """Return the stream that the next layer adds to, or the stack's output, [batch, length, d_model]."""
-        return self.forward_as(state, state)
-
     def forward_as(self, seen: HistoryState, state: HistoryState) -> Tensor:
         """Return the same for `state`, with the weights that the outputs `seen` give."""
-        return state.latest if state.depth == 0 else _mixed(self._weights(seen)[..., -1, :], state.kept)
+        return state.latest if state.depth == 0 else mixed(self._weights(seen)[..., -1, :], state.kept)
 
     def read(self, state: HistoryState) -> Reading:
         """Return the stream, and what queries, keys and values of the next layer read."""
         if state.depth in (0, self.units):
             return Reading(self(state))
-        query, key, value, stream = (_mixed(weights, state.kept) for weights in self._weights(state).unbind(-2))
+        query, key, value, stream = (mixed(weights, state.kept) for weights in self._weights(state).unbind(-2))
         return Reading(stream, (query, key, value))
 
     def _weights(self, state: HistoryState) -> Tensor:
@@ -85,9 +74,6 @@ class Mudd(History):
             normed = y * (y.square().mean(-1, keepdim=True) + _EPSILON).rsqrt()
             hidden = F.gelu(F.linear(normed, self.inner[row].to(wide)))
             return F.linear(hidden, self.outer[row].to(wide)).unflatten(-1, self.bias[row].shape) + self.bias[row]
-
-    def table(self) -> None:
-        """Return None: the weights depend on what is read."""
 
     def extend(self, old: Mapping[str, Tensor], old_units: int) -> dict[str, Tensor]:
         """Keep the mixtures inside the shallower stack; all others start as in a new model. See History.
@@ -106,13 +92,3 @@ class Mudd(History):
             yield Slot(self.inner[row], Role.ADDITIVE, f"inner.{row}")  # N(0, 1/fan_in), as for that attention
             yield Slot(self.outer[row], Role.WIRING, f"outer.{row}")
             yield Slot(self.bias[row], Role.WIRING, f"bias.{row}")
-
-
-def _mixed(weights: Tensor, sources: tuple[Tensor, ...]) -> Tensor:
-    """Return the sum of `sources`, each [..., d_model], with `weights` [..., sources]."""
-    first, *others = sources
-    parts = [weight[..., None].to(first.dtype) for weight in weights.unbind(-1)]
-    mixed = first * parts[0]
-    for weight, y in zip(parts[1:], others, strict=True):
-        mixed = torch.addcmul(mixed, y, weight)
-    return mixed
