@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DEPTHS", "METHODS", "RATES", "SWEPT_AT", "common"]
+__all__ = ["DEPTHS", "METHODS", "RATES", "SWEEP", "SWEPT_AT", "UPDATES", "common"]
 
 _BOTH = "model.encoder.history={0} model.decoder.history={0}"
 
@@ -77,6 +77,8 @@ METHODS: dict[str, list[str]] = {
 
 RATES = (7e-4, 2e-3, 4e-3)
 """Peaks that are tried for each method at 18-18."""
+SWEEP, UPDATES = 200, 600
+"""Length of a trial of a rate, and of a run of the table."""
 SWEPT_AT = {"completep": "6-6"}
 """Methods whose rate is to be taken over from another depth: their base."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
@@ -92,9 +94,9 @@ def _ranges(method: str, depth: tuple[int, int]) -> list[str]:
 
 
 def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed: int) -> list[str]:
-    """Return all overrides of one run."""
+    """Return all overrides of one run; a short one, of the sweep, is validated at its end alone."""
     encoder, decoder = depth
-    every = max(1, updates // 6)
+    every = max(1, updates // 4) if updates > SWEEP else updates
     return [
         "model={preset: tiny, dropout: {residual: 0.1, attention: 0.0, activation: 0.1, embedding: 0.1}}",
         f"model.encoder.layers={encoder}",
@@ -108,8 +110,9 @@ def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed:
         "training.log_every_updates=10",
         f"training.validation={{every_updates: {every}, decode: false, metric: loss}}",
         f"training.checkpoint={{every_updates: {max(1, updates // 12)}, keep_last: 3, average_last: 3}}",
-        f"training.diagnostics={{every_updates: {every}, max_share: null}}",
+        f"training.diagnostics={{every_updates: {max(1, updates // 2)}, max_share: null}}",
         f"training.stop={{updates: {updates}}}",
+        "training.precision=bf16",
         "training.threads=1",
         "training.tensorboard=false",
         f"training.seed={seed}",

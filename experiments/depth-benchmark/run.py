@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from measuring import commit, seconds_in_turns  # noqa: E402
-from methods import DEPTHS, METHODS, RATES, SWEPT_AT, common  # noqa: E402
+from methods import DEPTHS, METHODS, RATES, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -42,7 +42,7 @@ from ziggurat.evaluation.scores import evaluate  # noqa: E402
 from ziggurat.models.build import build_model, count_parameters  # noqa: E402
 from ziggurat.training.loop import train  # noqa: E402
 
-SWEEP, UPDATES, MAIN = 200, 600, "18-18"
+MAIN = "18-18"
 TEST = Path("../shared/data/multi30k/test_2016_flickr")
 
 
