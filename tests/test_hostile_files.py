@@ -292,7 +292,7 @@ JSON_ATTACKS = {
 
 @pytest.mark.parametrize("case", JSON_ATTACKS)
 def test_every_json_file_says_what_is_wrong_with_it(tmp_path: Path, tiny_folder: Path, case: str) -> None:
-    from ziggurat.decoding.served import _positions
+    from ziggurat.decoding.engines import read_report
     from ziggurat.report.runs import _environment, _records
 
     content = JSON_ATTACKS[case].encode("utf-8", "surrogateescape")
@@ -310,7 +310,7 @@ def test_every_json_file_says_what_is_wrong_with_it(tmp_path: Path, tiny_folder:
         lambda: list(_records(run / "metrics.jsonl")),
         lambda: read_meta(run),
         lambda: load_tokenizers(run),
-        lambda: _positions(run),
+        lambda: read_report(run),
         lambda: Store.open(store),
     ]
 

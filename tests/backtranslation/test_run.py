@@ -24,8 +24,31 @@ from ziggurat.backtranslation.stages import add_noise
 from ziggurat.data import files
 from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.export.exporter import export_model
 
 BackTranslate = Callable[..., BackTranslationOutcome]
+
+
+def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTranslate, tmp_path: Path) -> None:
+    """By CTranslate2, with a search that both engines do alike, the corpus is the model's own."""
+    alike = {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
+    job = make_job(method="beam", decoding=alike)
+    served = tmp_path / "served"
+    export_model(job.models[0], "ctranslate2", served)
+    theirs = replace(job, models=(str(served),), out=tmp_path / "theirs")
+    ours, found = in_process(job).report, in_process(theirs).report
+    assert ours is not None
+    assert found is not None
+    assert found.kept == ours.kept > 3  # few of its translations end
+    for side in ("source.txt", "target.txt"):
+        assert lines_of(theirs.out / side) == lines_of(job.out / side)
+    assert in_process(theirs).report == found  # and goes on in its folder
+    with pytest.raises(DataError, match="models"):
+        in_process(replace(job, out=theirs.out))
+    with pytest.raises(ConfigError, match=r"CTranslate2 has no `decoding\.search: sample`"):
+        in_process(replace(theirs, method="sample", decoding={}, out=tmp_path / "other"))
+    with pytest.raises(ConfigError, match="no export for CTranslate2"):
+        in_process(replace(job, engine="ctranslate2", out=tmp_path / "other"))
 
 
 def lines_of(path: Path) -> list[str]:

@@ -5,15 +5,20 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from ziggurat.cli import main
-from ziggurat.decoding.served import ServedTranslator, unserved
-from ziggurat.decoding.translator import load_translator
+from ziggurat.data.files import fingerprint
+from ziggurat.decoding import engines
+from ziggurat.decoding.engines import unserved
+from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.export.exporter import export_model
 
@@ -24,6 +29,8 @@ WITHOUT_TORCH = """
 import sys
 sys.modules["torch"] = None
 from ziggurat.cli import main
+from ziggurat.data.files import fingerprint
+from ziggurat.decoding import engines
 main(sys.argv[1:])
 """
 
@@ -136,6 +143,82 @@ def test_engines(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureF
     served.rename(model / "ctranslate2")
     status, said = run(model, "--engine", "ctranslate2")
     assert (status, "CTranslate2" in said) == (0, True)
+
+
+@pytest.fixture
+def inside(exported: tuple[Path, Path]) -> tuple[Path, Path, Path]:
+    """A model directory, its weights, and its export inside."""
+    model, served = exported
+    return model, model / "model.safetensors", served.rename(model / "ctranslate2")
+
+
+def test_only_an_equal_export_competes_with_the_model(inside: tuple[Path, Path, Path], text: Path) -> None:
+    model, file, export = inside
+    weights = fingerprint(file)
+    assert engines.equal_export(model, weights, {}) == export
+    assert engines.equal_export(model, weights, {"beam_size": 1, "length_penalty": {"kind": "power", "alpha": 1.0}})
+    for unlike in (
+        {"endings": "candidates"},
+        {"length_penalty": {"kind": "power", "alpha": 1.0}},
+        {"min_length": 1},
+        {"precision": "bfloat16"},
+        {"prune": 3.0},
+    ):
+        assert engines.equal_export(model, weights, unlike) is None, unlike
+    assert engines.equal_export(model, fingerprint(model / "config.yaml"), {}) is None  # made of other weights
+    export_model(model, "ctranslate2", export, verify=text, quantization="int8", force=True)
+    assert engines.equal_export(model, weights, {}) is None
+    assert engines.equal_export(model, weights, {"precision": "int8"}) == export
+
+
+@pytest.mark.parametrize(("times", "translates"), [(2.0, True), (1.02, False), (0.5, False)])
+def test_the_faster_engine_translates_a_long_text(
+    times: float,
+    translates: bool,
+    inside: tuple[Path, Path, Path],
+    text: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    def run(verb: str, *arguments: object) -> str:
+        with pytest.raises(SystemExit) as stop:
+            main([verb, str(inside[0]), *map(str, arguments)])
+        assert not stop.value.code
+        return capfd.readouterr().err
+
+    monkeypatch.setattr(engines, "WORTH_LINES", len(SENTENCES))
+    clock = [0.0]
+    monkeypatch.setattr(engines.time, "perf_counter", lambda: clock[0])
+    slow = {"Translator": 1.0, "ServedTranslator": 1 / times}
+
+    def slowed(original: Callable[..., Any]) -> Callable[..., Any]:
+        def stream(self: object, *arguments: object, **options: object) -> Any:
+            clock[0] += slow[type(self).__name__]
+            return original(self, *arguments, **options)
+
+        return stream
+
+    for kind in (Translator, ServedTranslator):
+        monkeypatch.setattr(kind, "translate_stream", slowed(kind.translate_stream))
+    for verb, arguments in (("translate", ("-i", text)), ("evaluate", ("--source", text, "--reference", text))):
+        said = run(verb, *arguments)
+        assert f"{times:.2f} times as fast" in said
+        assert ("it translates" in said) == translates
+    assert "times as fast" not in run("translate", "-i", text, "--engine", "torch")
+    assert "times as fast" not in run("translate", "-i", text, "endings=candidates")
+
+
+def test_an_export_is_evaluated(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    scores = []
+    for path in exported:
+        with pytest.raises(SystemExit) as stop:
+            main(["evaluate", str(path), "--source", str(text), "--reference", str(text), "--json"])
+        assert not stop.value.code
+        captured = capfd.readouterr()
+        scores.append(captured.out)
+    assert "CTranslate2" in captured.err
+    assert scores[0] == scores[1]
+    assert json.loads(scores[0])[0]["value"] >= 0
 
 
 def test_check_tells_reasons_before_any_training(capfd: pytest.CaptureFixture[str]) -> None:

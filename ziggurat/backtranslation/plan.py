@@ -11,21 +11,24 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import xxhash
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.shards import count_lines
+from ziggurat.config import Experiment, load_experiment
 from ziggurat.config.experiment import shown
 from ziggurat.config.load import change_section
 from ziggurat.data.files import find_files, fingerprint, write_atomically
 from ziggurat.data.sides import named_language
 from ziggurat.data.store_checks import differences
 from ziggurat.data.temporary import TEMPORARY
+from ziggurat.decoding.engines import SERVED_FILE, served_folder
+from ziggurat.decoding.served import ServedTranslator
 from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.models.directory import OpenedModel, open_model
+from ziggurat.models.directory import CONFIG_FILE, open_model
 
 __all__ = [
     "METHODS",
@@ -72,6 +75,8 @@ class Job:
         shard_lines: Lines of a shard.
         filters: Filters for pairs.
         decoding: Keys of the `decoding` section that replace the model's own.
+        engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
+            may be done on several machines.
     """
 
     models: tuple[str, ...]
@@ -86,6 +91,12 @@ class Job:
     shard_lines: int = SHARD_LINES
     filters: PairFilter = field(default_factory=PairFilter)
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    engine: str = "auto"
+
+    @property
+    def served(self) -> Path | None:
+        """Folder of the exported model that CTranslate2 translates with; None: PyTorch does. Raises ConfigError."""
+        return served_folder(self.engine, self.models, which=self.which)
 
     def settings(self) -> dict[str, Any]:
         """Return the decoding settings of the method and of the user.
@@ -151,8 +162,8 @@ def make_plan(job: Job) -> Plan:
     files = tuple(path for pattern in job.inputs for path in find_files(pattern, "--input"))
     path = job.out / PLAN_FILE
     known = _known(path)
-    opened = [open_model(model, which=job.which, device=job.device) for model in job.models]
-    settings = _settings(job, opened, files)
+    models = _opened(job)
+    settings = _settings(job, models, files)
     if known is not None and (changed := differences(known["settings"], settings, "backtranslate")):
         names = shown([name.removeprefix("backtranslate.") for name in changed])
         raise DataError(
@@ -163,7 +174,8 @@ def make_plan(job: Job) -> Plan:
     lines = count_lines(files) if known is None else known["lines"]
     if not lines:
         raise DataError(f"--input: no line in {', '.join(map(str, files))}")
-    languages = (opened[0].experiment.data.source_language, opened[0].experiment.data.target_language)
+    data = models[0].experiment.data
+    languages = (data.source_language, data.target_language)
     if languages[0] != languages[1] and {named_language(str(file)) for file in files} == {languages[1].lower()}:
         warnings.warn(_wrong_way(job, languages), stacklevel=2)
     if known is None:
@@ -184,9 +196,30 @@ def _wrong_way(job: Job, languages: tuple[str, str]) -> str:
     )
 
 
-def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> dict[str, Any]:
+class _Identified(NamedTuple):
+    """What a plan needs of a model: its configuration, the type of its device, and fingerprints of its content."""
+
+    experiment: Experiment
+    device: str
+    identity: dict[str, str]
+
+
+def _opened(job: Job) -> list[_Identified]:
+    """Open the models, so that what is wrong with them or with the settings of the search is said now."""
+    if (folder := job.served) is None:
+        opened = [open_model(model, which=job.which, device=job.device) for model in job.models]
+        return [
+            _Identified(m.experiment, m.model.device.type, _identity(m.experiment, m.weights, m.directory))
+            for m in opened
+        ]
+    translator = ServedTranslator(folder, device=job.device, threads=job.threads, **job.settings())
+    experiment = load_experiment(folder / CONFIG_FILE)
+    return [_Identified(experiment, translator.device, _identity(experiment, folder / SERVED_FILE, folder))]
+
+
+def _settings(job: Job, models: list[_Identified], files: tuple[Path, ...]) -> dict[str, Any]:
     """Return all settings that the result depends on, as JSON can represent them without loss."""
-    decoding = change_section(opened[0].experiment.decoding, job.settings(), "decoding")
+    decoding = change_section(models[0].experiment.decoding, job.settings(), "decoding")
     if decoding.precision == "auto":
         raise ConfigError(
             "`decoding.precision: auto` may mean something else on each machine that takes part: name the precision, "
@@ -196,26 +229,24 @@ def _settings(job: Job, opened: list[OpenedModel], files: tuple[Path, ...]) -> d
         "method": job.method,
         "forward": job.forward,
         "threads": job.threads,
-        "device": opened[0].model.device.type,
+        "device": models[0].device,
         "shard_lines": job.shard_lines,
         "filters": asdict(job.filters),
         "decoding": decoding.model_dump(mode="json"),
-        "models": [_identity(model) for model in opened],
+        "models": [model.identity for model in models],
         "inputs": [{"files": fingerprint(path)} for path in files],
     }
 
 
-def _identity(opened: OpenedModel) -> dict[str, str]:
+def _identity(experiment: Experiment, weights: Path, directory: Path) -> dict[str, str]:
     """Return the fingerprints of a model's weights, architecture and vocabularies."""
     # By content, since a run may have been trained further and folders may be renamed.
     vocabularies = sorted(
-        path
-        for path in opened.directory.iterdir()
-        if path.name == "vocabulary.json" or path.suffix in (".spm", ".vocab")
+        path for path in directory.iterdir() if path.name == "vocabulary.json" or path.suffix in (".spm", ".vocab")
     )
-    architecture = json.dumps(opened.experiment.model.model_dump(mode="json"), sort_keys=True)
+    architecture = json.dumps(experiment.model.model_dump(mode="json"), sort_keys=True)
     return {
-        "weights": fingerprint(opened.weights),
+        "weights": fingerprint(weights),
         "architecture": xxhash.xxh3_128_hexdigest(architecture.encode()),
         "vocabulary": xxhash.xxh3_128_hexdigest("".join(fingerprint(path) for path in vocabularies).encode()),
     }

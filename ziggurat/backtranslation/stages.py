@@ -19,6 +19,7 @@ from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.plan import Job
 from ziggurat.backtranslation.shards import Manifest, StageFiles, TextShard
 from ziggurat.data.lines import normalise
+from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
 
 __all__ = [
@@ -76,7 +77,7 @@ class Stages:
         filtered: Files of the second stage.
     """
 
-    translator: Translator
+    translator: Translator | ServedTranslator
     settings: Mapping[str, Any]
     filters: PairFilter
     noise_seed: int | None
@@ -136,8 +137,13 @@ class Stages:
 def _stages(job: Job, plan: str) -> Stages:
     """Load the models, once in a worker's life."""
     torch.set_num_threads(job.threads)
+    translator: Translator | ServedTranslator
+    if (served := job.served) is None:
+        translator = load_translator(job.models, which=job.which, device=job.device)
+    else:
+        translator = ServedTranslator(served, device=job.device, threads=job.threads, **job.settings())
     return Stages(
-        translator=load_translator(job.models, which=job.which, device=job.device),
+        translator=translator,
         settings=job.settings(),
         filters=job.filters,
         noise_seed=job.seed if job.method == "noised-beam" else None,

@@ -63,6 +63,10 @@ def backtranslate(
     ensemble: Ensemble = None,
     which: Which = None,
     device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    engine: Annotated[
+        str,
+        typer.Option("--engine", help="auto (by the folder), torch, or ctranslate2 (an exported model; beam search)."),
+    ] = "auto",
     json: Json = False,
 ) -> None:
     """Translate monolingual text into a synthetic corpus for `prepare`; the same command resumes one that was stopped.
@@ -102,6 +106,7 @@ def backtranslate(
         shard_lines=shard_lines,
         filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio),
         decoding=settings,
+        engine=engine,
     )
     if workers is None:
         workers = 1 if _on_gpu(device) else max(1, len(os.sched_getaffinity(0)) // threads)

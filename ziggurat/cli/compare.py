@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.cli.compare_tables import comparison_text
-from ziggurat.cli.engine import ModelOptions, open_model, warnings_shown
+from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.options import is_setting
 from ziggurat.cli.output import check_input, input_stream, pair_up, print_json, read_text, refuse_overwriting, say
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
@@ -41,6 +41,7 @@ class CompareOptions:
 
 def compare_systems(options: CompareOptions, *, json: bool) -> None:
     """Translate where a system is a model, compare all systems, and print the tables."""
+    from ziggurat.decoding.engines import trial_of
     from ziggurat.evaluation.comparison import System, compare
 
     # (1) Texts are read and paired, options and metrics checked, before a model is opened.
@@ -73,14 +74,16 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
                 origins.append(path)
                 continue
             assert sources is not None
-            with warnings_shown():
-                translator = open_model([path], options.opening)
+            with (
+                warnings_shown(),
+                open_engine([path], options.opening, trial=trial_of(sources)) as translator,
+            ):
                 if not language_known:
                     test_set = scoring.test_set(references, sources, translator.target_language)
                     check_test_set(test_set, needed, scoring.comet, compare=True)
                     language_known = True
                 outputs.append(translated(translator, sources, _kept(folder, name, seed)))
-            origins.append(translator.origin)
+                origins.append(translator.origin)
         warn_of_sides(outputs[0], test_set, f"the output of {printable(name)}")
         found.append(System(name, outputs, origins))
     # (3) The comparison

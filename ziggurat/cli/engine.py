@@ -1,13 +1,12 @@
 """Opening the model behind a verb, and the forms in which its translations are shown.
 
-`translate` runs on one of two engines: PyTorch on a run or model directory, or CTranslate2 on an exported one. All
-other verbs use PyTorch.
+`translate` and `evaluate` run on one of two engines (ziggurat.decoding.engines); all other verbs of this module use
+PyTorch.
 """
 
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import warnings
@@ -44,11 +43,6 @@ _WORKER_BYTES = 1 << 29
 """Memory of a process without a model: PyTorch, and the search of a batch. A model takes up to three times its file,
 as it is read and as it is packed."""
 
-_ENGINES = ("auto", "torch", "ctranslate2")
-
-_EXPORT_INSIDE = "ctranslate2"
-"""Folder of a run or model directory where its own export is looked for."""
-
 
 @dataclass(frozen=True)
 class ModelOptions:
@@ -60,6 +54,7 @@ class ModelOptions:
         threads: CPU threads; None: the engine's default.
         settings: decoding settings.
         without_layers: layers to leave out; None: none.
+        engine: `auto`, `torch` or `ctranslate2`, for `open_engine`.
     """
 
     which: str | None
@@ -67,6 +62,7 @@ class ModelOptions:
     threads: int | None
     settings: dict[str, Any] = field(default_factory=dict)
     without_layers: str | None = None
+    engine: str = "auto"
 
 
 def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
@@ -99,45 +95,96 @@ def _introduce(translator: Translator | WorkerTranslator) -> None:
 
 @contextlib.contextmanager
 def open_engine(
-    name: str, paths: Sequence[str], options: ModelOptions, *, workers: int, token_scores: bool, beside_lines: bool
+    paths: Sequence[str],
+    options: ModelOptions,
+    *,
+    workers: int = 1,
+    token_scores: bool = False,
+    beside_lines: bool = False,
+    trial: Sequence[str] = (),
 ) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
     """Context with a translator; prints which weights it has, and ends its worker processes.
 
     Args:
-        name: `auto`, `torch` or `ctranslate2`.
         paths: run or model directories; several form an ensemble.
         options: how the model is opened.
         workers: number of processes, or of CTranslate2's workers, that translate in parallel.
         token_scores: whether results need the score of each token.
         beside_lines: whether there are prefixes, constraints or terminology.
+        trial: lines of the text for a choice by speed; none: it would not pay (ziggurat.decoding.engines.trial_of).
 
     Raises ConfigError for anything that the engine cannot do.
     """
     _refuse_missing(paths)
-    served = _open_served(name, paths, options, workers=workers, token_scores=token_scores)
-    if served and beside_lines:
-        raise ConfigError(
-            "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported from"
-        )
-    if served:
-        yield served
-    elif workers == 1:
-        yield open_model(paths, options)
-    else:
-        with importing():
-            from ziggurat.decoding.workers import open_workers
+    from ziggurat.decoding.engines import faster, served_folder
 
-        with open_workers(
-            paths,
-            workers=workers,
-            threads=options.threads,
-            device=options.device,
-            which=options.which,
-            without_layers=options.without_layers,
-            **options.settings,
-        ) as translator:
-            _introduce(translator)
-            yield translator
+    folder = served_folder(options.engine, paths, which=options.which, without_layers=options.without_layers)
+    if folder is not None:
+        if beside_lines:
+            raise ConfigError(
+                "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was exported "
+                "from"
+            )
+        yield _open_served(folder, options, workers, token_scores)
+        return
+    compared = options.engine == "auto" and trial and not (token_scores or beside_lines)
+    export = _equal_export(paths, options) if compared else None
+    with contextlib.ExitStack() as stack:
+        ours = stack.enter_context(_open_torch(paths, options, workers))
+        if export is not None:
+            theirs = _open_served(export, options, workers, token_scores, quiet=True)
+            taken, times = faster(ours, theirs, trial, workers)
+            say(
+                f"{export} is {times:.2f} times as fast as PyTorch here: "
+                + ("it translates (`--engine torch`: never)" if taken else "PyTorch translates")
+            )
+            if taken:
+                del ours
+                stack.close()  # its processes and their memory
+                yield theirs
+                return
+            del theirs
+        yield ours
+
+
+@contextlib.contextmanager
+def _open_torch(paths: Sequence[str], options: ModelOptions, workers: int) -> Iterator[Translator | WorkerTranslator]:
+    """Context with a translator by PyTorch, in this process or in several."""
+    if workers == 1:
+        yield open_model(paths, options)
+        return
+    with importing():
+        from ziggurat.decoding.workers import open_workers
+
+    with open_workers(
+        paths,
+        workers=workers,
+        threads=options.threads,
+        device=options.device,
+        which=options.which,
+        without_layers=options.without_layers,
+        **options.settings,
+    ) as translator:
+        _introduce(translator)
+        yield translator
+
+
+def _equal_export(paths: Sequence[str], options: ModelOptions) -> Path | None:
+    """Return the export inside a single model if it would translate on the same device and to the same end."""
+    if len(paths) > 1 or options.without_layers is not None or options.device.partition(":")[0] not in ("auto", "cpu"):
+        return None
+    with importing():
+        import torch
+
+        from ziggurat.data.files import fingerprint
+        from ziggurat.decoding.engines import equal_export
+        from ziggurat.models.directory import CHECKPOINTS, locate_weights
+
+    if options.device == "auto" and torch.cuda.is_available():
+        return None  # the trial would compare a GPU with a CPU
+    path = Path(paths[0])
+    weights, _ = locate_weights(path, options.which if (path / CHECKPOINTS).is_dir() else None)
+    return equal_export(path, fingerprint(weights), options.settings)
 
 
 def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines: int | None) -> int:
@@ -155,7 +202,7 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
     most = min(options.threads or len(os.sched_getaffinity(0)), (lines or 0) // _LINES_PER_WORKER)
     if most < 2 or options.device.partition(":")[0] not in ("auto", "cpu"):
         return 1
-    from ziggurat.decoding.served import is_served
+    from ziggurat.decoding.engines import is_served
 
     if any(is_served(path) for path in paths):  # its workers share one model, and may not need PyTorch
         return most
@@ -176,49 +223,21 @@ def worker_count(asked: str, paths: Sequence[str], options: ModelOptions, lines:
 
 
 def _open_served(
-    name: str, paths: Sequence[str], options: ModelOptions, *, workers: int, token_scores: bool
-) -> ServedTranslator | None:
-    """Return a CTranslate2 translator and print which weights it has; None where PyTorch is to translate.
+    folder: Path, options: ModelOptions, workers: int, token_scores: bool, *, quiet: bool = False
+) -> ServedTranslator:
+    """Return a CTranslate2 translator and, unless `quiet`, print which weights it has."""
+    from ziggurat.decoding.served import ServedTranslator
 
-    `auto` goes by the folder. An exported model runs on CTranslate2. A run or model directory runs on PyTorch, which
-    is exact for every model and setting; only where PyTorch is not installed, its export in the subfolder
-    `ctranslate2` is used. `ctranslate2` takes that export, too.
-
-    Raises ConfigError for an unknown engine, for an ensemble or a checkpoint with CTranslate2, and where there is no
-    export.
-    """
-    if name not in _ENGINES:
-        raise ConfigError(f"`--engine {name}`: choose one of {', '.join(_ENGINES)}")
-    from ziggurat.decoding.served import ServedTranslator, is_served
-
-    exported = [path for path in paths if is_served(path)]
-    inside = Path(paths[0]) / _EXPORT_INSIDE
-    if name == "torch" or (name == "auto" and not exported):
-        if exported:
-            raise ConfigError(
-                f"{exported[0]}: exported for CTranslate2; PyTorch translates with the run it was made of"
-            )
-        if name == "torch" or importlib.util.find_spec("torch") is not None or not is_served(inside):
-            return None
-    if len(paths) > 1 or options.which is not None or options.without_layers is not None:
-        raise ConfigError(
-            "CTranslate2 translates with one exported model as it is: leave out `--ensemble`, `--which` and "
-            "`--without-layers` (which `ziggurat export` takes, too)"
-        )
-    if not exported and not is_served(inside):
-        raise ConfigError(
-            f"{paths[0]}: no export for CTranslate2; this makes one: "
-            f"`ziggurat export {paths[0]} --to ctranslate2 --out {inside}`"
-        )
     translator = ServedTranslator(
-        exported[0] if exported else inside,
+        folder,
         device=options.device,
         threads=options.threads,
         workers=workers,
         token_scores=token_scores,
         **options.settings,
     )
-    say(translator.origin)
+    if not quiet:
+        say(translator.origin)
     return translator
 
 

@@ -8,10 +8,11 @@ from typing import Annotated
 import typer
 
 from ziggurat.cli.compare import CompareOptions, compare_systems
-from ziggurat.cli.engine import ModelOptions, open_model, warnings_shown
+from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.options import (
     DecodingOverrides,
     Device,
+    Engine,
     Ensemble,
     Json,
     Threads,
@@ -90,6 +91,7 @@ def evaluate(
     without_layers: WithoutLayers = None,
     device: Device = "auto",
     threads: Threads = None,
+    engine: Engine = "auto",
     json: Json = False,
 ) -> None:
     """Score a model on a test set, or translations in a file, with sacreBLEU; or compare systems.
@@ -104,7 +106,7 @@ def evaluate(
         check_language_code(language, "--language")
     if model is not None and is_setting(model):  # no model is named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
-    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers)
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers, engine)
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
     names = metric_names(metrics)
@@ -148,6 +150,8 @@ def _score_one_system(
     json: bool,
 ) -> None:
     """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
+    from ziggurat.decoding.engines import trial_of
+
     # (1) Texts are read and paired before a model is opened, which takes seconds.
     references = [read_text(path) for path in reference]
     sources = None if source is None else read_text(source)
@@ -162,8 +166,10 @@ def _score_one_system(
     elif sources is None:
         raise ConfigError("`--source FILE` is missing: what should the model translate?")
     else:
-        with warnings_shown():
-            translator = open_model(models, opening)
+        with (
+            warnings_shown(),
+            open_engine(models, opening, trial=trial_of(sources)) as translator,
+        ):
             test_set = scoring.test_set(references, sources, translator.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)
             hypotheses = translated(translator, sources, output)

@@ -17,6 +17,7 @@ __all__ = [
     "ConfigArgument",
     "DecodingOverrides",
     "Device",
+    "Engine",
     "Ensemble",
     "Json",
     "Overrides",
@@ -60,6 +61,9 @@ WithoutLayers = Annotated[
         "(`layer_drop`). `ziggurat diagnose --layers` tells what each is worth.",
         rich_help_panel=WHO,
     ),
+]
+Engine = Annotated[
+    str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=HOW)
 ]
 Device = Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...", rich_help_panel=HOW)]
 Threads = Annotated[

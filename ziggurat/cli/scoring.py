@@ -12,7 +12,9 @@ from ziggurat.data.sides import Trigrams, resembles_more
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
+    from ziggurat.decoding.workers import WorkerTranslator
     from ziggurat.evaluation.comet import CometEnvironment
     from ziggurat.evaluation.metrics import TestSet
     from ziggurat.evaluation.scores import Metric, Score
@@ -115,11 +117,15 @@ def check_test_set(
         say(f"warning: {splitting.ter_notice}")
 
 
-def translated(translator: Translator, sources: list[str], output: str | None) -> list[str]:
+def translated(
+    translator: Translator | ServedTranslator | WorkerTranslator, sources: list[str], output: str | None
+) -> list[str]:
     """Return the translations of `sources`; they are also written to the file `output`, if given."""
     with line_progress("translating", len(sources)) as advance:
         translator.on_finished = advance
-        hypotheses = [translation.text for translation in translator.translate(sources)]
+        hypotheses = [
+            translation.text for translation in translator.translate_stream(sources, window=max(1, len(sources)))
+        ]
     if output is not None:
         with output_stream(output) as out:
             out.write("".join(line + "\n" for line in hypotheses).encode())

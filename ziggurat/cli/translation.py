@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ from ziggurat.cli.options import (
     HOW,
     DecodingOverrides,
     Device,
+    Engine,
     Ensemble,
     Threads,
     Which,
@@ -128,9 +130,7 @@ def translate(
             rich_help_panel=HOW,
         ),
     ] = "1",
-    engine: Annotated[
-        str, typer.Option("--engine", help="auto, torch, or ctranslate2 (an exported model).", rich_help_panel=HOW)
-    ] = "auto",
+    engine: Engine = "auto",
 ) -> None:
     """Translate line by line: one output line for each input line, in order.
 
@@ -138,10 +138,11 @@ def translate(
 
     Example: `ziggurat translate runs/a < test.de > test.en`
     """
+    from ziggurat.decoding.engines import TRIAL_LINES, WORTH_LINES
     from ziggurat.decoding.lines import WINDOW_LINES, read_lines
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
-    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers)
+    opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     if [input, *beside].count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")
@@ -163,7 +164,12 @@ def translate(
     with (
         warnings_shown(),
         open_engine(
-            engine, models, opening, workers=processes, token_scores=json, beside_lines=bool(extras)
+            models,
+            opening,
+            workers=processes,
+            token_scores=json,
+            beside_lines=bool(extras),
+            trial=_first_lines(input, TRIAL_LINES) if (total or 0) >= WORTH_LINES else (),
         ) as translator,
     ):
         n_best = translator.decoding.n_best
@@ -186,6 +192,14 @@ def translate(
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator)}")
+
+
+def _first_lines(path: str, count: int) -> list[str]:
+    """Return the first `count` lines of a text file."""
+    from ziggurat.decoding.lines import read_lines
+
+    with input_stream(path)[0] as stream:
+        return list(islice(read_lines(stream, path), count))
 
 
 def _write(

@@ -9,64 +9,23 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from pydantic import Field
 
 from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
-from ziggurat.data.workspace import recover
+from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
 from ziggurat.decoding.results import Hypothesis, Translation, side_by_side
-from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
 
-__all__ = ["SERVED_FILE", "ServedTranslator", "is_served", "unserved"]
+__all__ = ["ServedTranslator"]
 
-SERVED_FILE = "model.bin"
-"""The weights in a CTranslate2 directory."""
-
-_SUPPORTED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
-_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
-
-
-def is_served(path: str | Path) -> bool:
-    """Return whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
-    recover(path)
-    return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
-
-
-def unserved(decoding: DecodingConfig) -> list[str]:
-    """Return the settings of the search that CTranslate2 does not have."""
-    defaults = DecodingConfig()
-    found = [
-        f"`decoding.{key}: {getattr(decoding, key)}`"
-        for key in type(decoding).model_fields
-        if key not in _SUPPORTED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
-    ]
-    if decoding.endings == "fairseq":
-        found.append("`decoding.endings: fairseq` (take `beam`)")
-    penalty = decoding.length_penalty
-    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
-        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
-    return found
-
-
-def _refuse_unserved(asked: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a setting that was asked for is one that CTranslate2 does not have.
-
-    Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
-    hide this reason.
-    """
-    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
-    if missing := [f"`decoding.{key}: {v}`" for key, v in asked.items() if key in ours and v != getattr(defaults, key)]:
-        raise ConfigError(f"CTranslate2 has no {', '.join(missing)}; translate with the model that was exported")
 
 
 class _Found(NamedTuple):
@@ -111,10 +70,10 @@ class ServedTranslator:
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
         experiment = load_experiment(Path(path) / "config.yaml")
         self.source_tokenizer, self.target_tokenizer = load_tokenizers(path)
-        _refuse_unserved(decoding)
+        refuse_unserved(decoding)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
-        self.max_positions = _positions(Path(path))
+        self.max_positions = read_report(Path(path)).positions
         self.token_scores = token_scores
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
@@ -131,6 +90,7 @@ class ServedTranslator:
             )
         except (RuntimeError, ValueError) as error:
             raise CheckpointError(f"{path}: CTranslate2 cannot open it: {error}") from None
+        self.device: str = self._model.device
         self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
         tokenizer = self.target_tokenizer
         never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
@@ -145,9 +105,15 @@ class ServedTranslator:
         return self._translate_window(texts, *self._settings(tag, **decoding))
 
     def translate_stream(
-        self, lines: Iterable[str], *, window: int = WINDOW_LINES, tag: str | None = None, **decoding: Any
+        self,
+        lines: Iterable[str],
+        *,
+        window: int = WINDOW_LINES,
+        tag: str | None = None,
+        first: int = 0,
+        **decoding: Any,
     ) -> Iterator[Translation]:
-        """Yield one Translation per line, in order; see Translator.translate_stream."""
+        """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`."""
         refuse_single(lines=lines)
         settings = self._settings(tag, **decoding)
         return chain.from_iterable(self._translate_window(texts, *settings) for texts in windows(lines, window))
@@ -155,7 +121,7 @@ class ServedTranslator:
     def _settings(self, tag: str | None, **changes: Any) -> tuple[DecodingConfig, list[str]]:
         """Return the settings of a call, and the tag as a list of pieces. Raises ConfigError."""
         asked = {key: value for key, value in changes.items() if value is not None}
-        _refuse_unserved(asked)
+        refuse_unserved(asked)
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
@@ -282,17 +248,3 @@ class ServedTranslator:
         if not translation.hypotheses[0].finished:
             self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
         return translation
-
-
-def _positions(folder: Path) -> int:
-    """Return the number of positions that the model has on either side."""
-    path = folder / "export.json"
-    again = "export the model again"
-    try:
-        return read_json(path, _Export, error=CheckpointError, remedy=again).positions
-    except FileNotFoundError:
-        raise CheckpointError(f"{path}: missing; {again}") from None
-
-
-class _Export(Form):
-    positions: int = Field(ge=1, le=1 << 31)

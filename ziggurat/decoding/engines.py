@@ -1,0 +1,216 @@
+"""The choice between the two engines that translate: PyTorch on a run or model directory, CTranslate2 on an export.
+
+Results are PyTorch's wherever they could differ: `auto` lets speed decide only between a model and an export of the
+same weights, in the same precision, under a search that both do alike.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from pydantic import Field
+
+from ziggurat.config import DecodingConfig, load_experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.workspace import recover
+from ziggurat.decoding.lines import Notices, TranslationWarning
+from ziggurat.documents import Form, read_json
+from ziggurat.errors import CheckpointError, ConfigError, printable
+
+__all__ = [
+    "ENGINES",
+    "SERVED_FILE",
+    "TRIAL_LINES",
+    "WORTH_LINES",
+    "Engine",
+    "ExportReport",
+    "equal_export",
+    "faster",
+    "is_served",
+    "read_report",
+    "refuse_unserved",
+    "served_folder",
+    "trial_of",
+    "unserved",
+]
+
+ENGINES = ("auto", "torch", "ctranslate2")
+
+TRIAL_LINES = 64
+"""Lines that each engine translates twice before one is chosen."""
+WORTH_LINES = 3000
+"""Lines of a text from which a choice by speed pays: the trial costs what 256 do, and the opening of a second model."""
+_CLEARLY = 0.95
+"""Share of PyTorch's seconds below which CTranslate2 is taken: two trials of one engine differ by a few percent."""
+
+SERVED_FILE = "model.bin"
+"""The weights in a CTranslate2 directory."""
+
+_SUPPORTED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
+_IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
+
+_EXPORT_INSIDE = "ctranslate2"
+"""Folder of a run or model directory where its own export is looked for."""
+
+
+def trial_of(lines: Sequence[str]) -> Sequence[str]:
+    """Return the lines of a text that a choice by speed tries; none where the text is too short for it to pay."""
+    return lines[:TRIAL_LINES] if len(lines) >= WORTH_LINES else ()
+
+
+class Engine(Protocol):
+    """What a choice needs of a translator: Translator, WorkerTranslator and ServedTranslator have it."""
+
+    notices: Notices
+
+    def translate_stream(self, lines: Iterable[str], *, window: int) -> Iterable[Any]:
+        """Yield one translation per line."""
+
+
+def is_served(path: str | Path) -> bool:
+    """Return whether `path` is a CTranslate2 directory that `ziggurat export` wrote."""
+    recover(path)
+    return (Path(path) / SERVED_FILE).is_file() and (Path(path) / "config.yaml").is_file()
+
+
+def unserved(decoding: DecodingConfig) -> list[str]:
+    """Return the settings of the search that CTranslate2 does not have."""
+    defaults = DecodingConfig()
+    found = [
+        f"`decoding.{key}: {getattr(decoding, key)}`"
+        for key in type(decoding).model_fields
+        if key not in _SUPPORTED | _IGNORED and getattr(decoding, key) != getattr(defaults, key)
+    ]
+    if decoding.endings == "fairseq":
+        found.append("`decoding.endings: fairseq` (take `beam`)")
+    penalty = decoding.length_penalty
+    if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
+        found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
+    return found
+
+
+def refuse_unserved(asked: Mapping[str, Any]) -> None:
+    """Raise ConfigError where a setting that was asked for is one that CTranslate2 does not have.
+
+    Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
+    hide this reason.
+    """
+    defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
+    if missing := [f"`decoding.{key}: {v}`" for key, v in asked.items() if key in ours and v != getattr(defaults, key)]:
+        raise ConfigError(f"CTranslate2 has no {', '.join(missing)}; translate with the model that was exported")
+
+
+def served_folder(
+    engine: str, paths: Sequence[str], *, which: str | None = None, without_layers: str | None = None
+) -> Path | None:
+    """Return the folder that CTranslate2 is to translate with; None where PyTorch is to translate.
+
+    `auto` goes by the folder: CTranslate2 for an exported model, PyTorch for a run or model directory; only where
+    PyTorch is not installed, the export in the subfolder `ctranslate2` is used. `ctranslate2` takes that export, too.
+
+    Raises ConfigError for an unknown engine, for an ensemble, a checkpoint or left-out layers with CTranslate2, and
+    where there is no export.
+    """
+    if engine not in ENGINES:
+        raise ConfigError(f"`--engine {printable(engine)}`: choose one of {', '.join(ENGINES)}")
+    exported = [path for path in paths if is_served(path)]
+    inside = Path(paths[0]) / _EXPORT_INSIDE
+    if engine == "torch" or (engine == "auto" and not exported):
+        if exported:
+            raise ConfigError(
+                f"{exported[0]}: exported for CTranslate2; PyTorch translates with the run it was made of"
+            )
+        if engine == "torch" or importlib.util.find_spec("torch") is not None or not is_served(inside):
+            return None
+    if len(paths) > 1 or which is not None or without_layers is not None:
+        raise ConfigError(
+            "CTranslate2 translates with one exported model as it is: leave out `--ensemble`, `--which` and "
+            "`--without-layers` (which `ziggurat export` takes, too)"
+        )
+    if not exported and not is_served(inside):
+        raise ConfigError(
+            f"{paths[0]}: no export for CTranslate2; this makes one: "
+            f"`ziggurat export {paths[0]} --to ctranslate2 --out {inside}`"
+        )
+    return Path(exported[0]) if exported else inside
+
+
+def equal_export(path: str | Path, weights: str, asked: dict[str, Any]) -> Path | None:
+    """Return the export inside a run or model directory if its translations are PyTorch's, but for rounding; else None.
+
+    Args:
+        path: the run or model directory.
+        weights: fingerprint of the file with the weights that PyTorch would translate with.
+        asked: keys of the `decoding` section that replace the saved ones.
+
+    That is so if it was made of these weights, has the precision that is asked for, and the search is one that both
+    engines do alike: `endings: beam` without a length penalty, or greedy (with a penalty CTranslate2 stops earlier,
+    ziggurat.decoding.served).
+    """
+    inside = Path(path) / _EXPORT_INSIDE
+    if importlib.util.find_spec("ctranslate2") is None or not is_served(inside):
+        return None
+    try:
+        made = read_report(inside)
+        decoding = change_section(load_experiment(Path(path) / "config.yaml").decoding, asked, "decoding")
+    except (CheckpointError, ConfigError):
+        return None  # whatever is wrong is told by the engine that comes to open it
+    same = made.precision == decoding.precision and _searches_alike(decoding)
+    return inside if same and made.weights == weights else None
+
+
+def _searches_alike(decoding: DecodingConfig) -> bool:
+    """Return whether both engines find the same translations, but for rounding."""
+    penalty = decoding.length_penalty
+    plain = decoding.beam_size == 1 or penalty.kind == "none" or not penalty.alpha
+    # A shortest length shifts CTranslate2's scores: it rules tokens out before it normalises.
+    return decoding.endings == "beam" and plain and decoding.min_length == 0 and not unserved(decoding)
+
+
+class ExportReport(Form):
+    """What is read of an export's report."""
+
+    positions: int = Field(ge=1, le=1 << 31)
+    """Positions that the model has on either side."""
+    weights: str = Field(max_length=100)
+    """Fingerprint of the file with the weights that it was made of."""
+    quantization: str | None = Field(max_length=100)
+
+    @property
+    def precision(self) -> str | None:
+        """Name in `decoding.precision`; None: no precision of ours."""
+        return {None: "float32", "int8": "int8", "int8_float32": "int8", "bfloat16": "bfloat16"}.get(self.quantization)
+
+
+def read_report(folder: Path) -> ExportReport:
+    """Return the report of an export. Raises CheckpointError where it is missing or damaged."""
+    path, again = folder / "export.json", "export the model again"
+    try:
+        return read_json(path, ExportReport, error=CheckpointError, remedy=again)
+    except FileNotFoundError:
+        raise CheckpointError(f"{path}: missing; {again}") from None
+
+
+def faster(ours: Engine, theirs: Engine, lines: Sequence[str], workers: int = 1) -> tuple[bool, float]:
+    """Return whether `theirs` is clearly faster on `lines`, and its speed as a multiple of that of `ours`.
+
+    Each translates the lines twice, in turns, and its better time counts: the first contains what engines do once.
+    """
+    seconds: tuple[list[float], list[float]] = ([], [])
+    for _ in range(2):
+        for engine, times in zip((ours, theirs), seconds, strict=True):
+            began = time.perf_counter()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", TranslationWarning)  # the text itself will give them
+                for _ in engine.translate_stream(lines, window=-(-len(lines) // workers)):
+                    pass
+            times.append(time.perf_counter() - began)
+    for engine in (ours, theirs):
+        engine.notices = Notices()
+    best, other = map(min, seconds)
+    return other < _CLEARLY * best, best / other
