@@ -10,7 +10,8 @@ torch's fastest bf16 product of two 8192 x 8192 matrices that the needed operati
 a query and key; padding does not count), and the peak of what torch allocates. MAtt's plain loop is a Transformer of
 its depth with attention in place of averages; RNMT+ has none. At base 6-6 compiled layers and CUDA graphs are measured
 too, at 60-12 graphs, and recomputation in the largest batches. Translation comes before: 256 sentences of 20 tokens to
-outputs of as many, beam 4, 64 at a time and one alone, untrained weights, search alone.
+outputs of as many, beam 4, 64 at a time and one alone, untrained weights, search alone, beside CTranslate2 with the
+same weights where it is installed.
 
 A cell warms up on all its batches, then ours and the plain loop take turns, `--seconds` each in two rounds. What does
 not fit into memory or into `--minutes` is skipped, and said. `--small` (the default without a GPU) runs the same code
@@ -22,25 +23,19 @@ from __future__ import annotations
 import argparse
 import gc
 import json
-import random
 import statistics
 import time
 from collections.abc import Callable, Iterator
-from itertools import cycle, product
+from itertools import cycle
 from typing import Any, NamedTuple
 
 import torch
 
 from benchmarks.gpu_checks import checks
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations
+from benchmarks.gpu_translation import translation
 from ziggurat.data.collate import Batch
-from ziggurat.decoding.request import SearchSettings, Sentence
-from ziggurat.decoding.scorers import ModelScorer
-from ziggurat.decoding.search import search
 from ziggurat.errors import printable
-from ziggurat.models.build import build_model
-from ziggurat.nn.compiled import Precision
-from ziggurat.nn.packed import make_fast
 from ziggurat.training.memory import Shortage, within_memory
 
 GIB = 1 << 30
@@ -241,44 +236,6 @@ def all_cells(o: argparse.Namespace, sizes: Sizes, device: torch.device, clock: 
     return rows
 
 
-DECODED, LENGTH, BEAM = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4
-
-
-def translation(sizes: Sizes, device: torch.device) -> list[dict[str, Any]]:
-    """Return output tokens/s of many sentences, and milliseconds of one, by model and precision."""
-    draw, rows = random.Random(1), []
-    given = [
-        Sentence([draw.randrange(4, sizes.vocabulary) for _ in range(LENGTH)], LENGTH - 1, LENGTH - 1)
-        for _ in range(256 if device.type == "cuda" else 8)
-    ]
-    settings = SearchSettings(BEAM, 1, 2, 3, forbidden=(0, 1, 2), batch_sentences=64)
-    precisions: tuple[Precision, ...] = ("float32", "bfloat16")
-    for name, precision in product(DECODED, precisions):
-        row: dict[str, Any] = {"model": name, "candidate": f"translate {precision}"}
-        try:
-            built = build_model(config_of(name, sizes.width, sizes.heads), sizes.vocabulary, sizes.vocabulary)
-            model = built.eval().to(device)
-            make_fast(model, precision)
-            scorer, seconds = ModelScorer(model), []
-            for sentences in (given[:64], given, given[:1], given[:1]):  # the first of each kind is not counted
-                began = time.perf_counter()
-                search(scorer, sentences, settings)
-                wait_for(device)
-                seconds.append(time.perf_counter() - began)
-        except Exception as error:  # what one model breaks on must not hide the others
-            rows.append({**row, "skipped": f"failed: {type(error).__name__}: {printable(str(error), 300)}"})
-            print(f"{name:<11} {row['candidate']:<20} {rows[-1]['skipped']}", flush=True)
-            continue
-        row |= {"tokens_per_second": len(given) * LENGTH / seconds[1], "one_sentence_ms": 1000 * seconds[3]}
-        print(
-            f"{name:<11} {row['candidate']:<20} {row['tokens_per_second']:>9,.0f} output tok/s, one sentence "
-            f"{row['one_sentence_ms']:,.0f} ms",
-            flush=True,
-        )
-        rows.append(row)
-    return rows
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="*", choices=MODELS, default=list(MODELS))
@@ -302,7 +259,7 @@ def main() -> None:
         verdict = {True: "right", False: "WRONG", None: "not to be seen here"}[check.right]
         print(f"{check.name}: {verdict}: {check.found}", flush=True)
         tested.append(check._asdict())
-    translated = translation(sizes, device)
+    translated = translation(sizes.width, sizes.heads, sizes.vocabulary, device, lambda: wait_for(device))
     rows = all_cells(o, sizes, device, clock, limit)
     document = {"device": name, "torch": torch.__version__, "peak_tflops": limit, "small": o.small}
     print(json.dumps({**document, "checks": tested, "translation": translated, "rows": rows}))

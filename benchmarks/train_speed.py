@@ -1,10 +1,11 @@
 """Training speed on the shapes T1, T2, T3 beside other toolkits, in turns: target tokens/s and share of matmul peak.
 
     python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
-        [--seconds 40] [--compiled] [--profile] [--data FOLDER] [--json]
+        [--seconds 40] [--tokens 4096] [--compiled] [--profile] [--data FOLDER] [--json]
 
 T1: d_model 256, d_ff 1024, 4 heads, 6+6 layers, vocabulary 8,000; T2: T1 with 30+6 layers; T3: d_model 512, d_ff 2048,
-8 heads, 6+6 layers. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on attention, label smoothing 0.1.
+8 heads, 6+6 layers; D, when it is named: T3 with 60+12. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on
+attention, label smoothing 0.1.
 
 Peers are measured by drivers outside this repository: `$PEERS/train_peer.py`, run by
 `$BENCH/venv/<environment>/bin/python` (their README says how to make both; fairseq is looked for in `$FAIRSEQ_SRC`
@@ -36,7 +37,12 @@ if TYPE_CHECKING:
     from ziggurat.data.collate import Batch
     from ziggurat.training.update import UpdateResult
 
-SHAPES = {"T1": (256, 1024, 4, 6, 6), "T2": (256, 1024, 4, 30, 6), "T3": (512, 2048, 8, 6, 6)}
+SHAPES = {
+    "T1": (256, 1024, 4, 6, 6),
+    "T2": (256, 1024, 4, 30, 6),
+    "T3": (512, 2048, 8, 6, 6),
+    "D": (512, 2048, 8, 60, 12),
+}
 """d_model, d_ff, heads, encoder layers, decoder layers."""
 VOCABULARY, WARM_UP = 8000, 8.0
 ENVIRONMENTS = {"fairseq": "fairseq", "eole": "eole", "onmt": "onmt", "hf": "core", "torch": "core", "joeynmt": "joey"}
@@ -68,7 +74,7 @@ def prepared(data: Path) -> Path:
 
 
 def _stepper(
-    shape: str, precision: str, store: str, compiled: bool = False
+    shape: str, precision: str, store: str, tokens: int, compiled: bool = False
 ) -> Callable[[], tuple[UpdateResult, Sequence[Batch]]]:
     """Return a function that trains one update of ours, and returns its result and its batches."""
     from ziggurat.config.recipes import load_named
@@ -89,7 +95,7 @@ def _stepper(
             f"model.encoder.layers={encoder}",
             f"model.decoder.layers={decoder}",
             f"training.precision={precision}",
-            "training.batch={max_tokens: 4096}",
+            f"training.batch={{max_tokens: {tokens}}}",
             f"data.store={store}",
         ],
     )
@@ -108,12 +114,14 @@ def _stepper(
     return step
 
 
-def ours(shape: str, precision: str, store: str, seconds: float, compiled: bool = False) -> dict[str, Any]:
+def ours(
+    shape: str, precision: str, store: str, seconds: float, max_tokens: int, compiled: bool = False
+) -> dict[str, Any]:
     """Train for `seconds` and return the figures; `compiled`: with `training.compile: layers`."""
     import psutil
     import torch
 
-    step = _stepper(shape, precision, store, compiled)
+    step = _stepper(shape, precision, store, max_tokens, compiled)
     began, updates, tokens, work = time.perf_counter(), 0, 0, 0.0
     counting, busy, own = False, 0.0, 0.0
     while True:
@@ -151,12 +159,12 @@ _GROUPS = {
 """Part of an update -> beginnings of the names of its operators; what is left is element-wise, and overhead."""
 
 
-def profile(shape: str, precision: str, store: str, updates: int = 6) -> dict[str, float]:
+def profile(shape: str, precision: str, store: str, tokens: int, updates: int = 6) -> dict[str, float]:
     """Return the share of each group of operators in the time of an update, and the share of padding in its batches."""
     from torch.profiler import ProfilerActivity
     from torch.profiler import profile as profiled
 
-    step, real, room = _stepper(shape, precision, store), 0, 0
+    step, real, room = _stepper(shape, precision, store, tokens), 0, 0
     for _ in range(3):
         step()
     with profiled(activities=[ProfilerActivity.CPU]) as seen:
@@ -196,13 +204,13 @@ def peak(precision: str) -> float:
     return best
 
 
-def theirs(peer: str, shape: str, precision: str, seconds: float) -> dict[str, Any]:
+def theirs(peer: str, shape: str, precision: str, seconds: float, tokens: int) -> dict[str, Any]:
     """Run a peer's driver and return the figures it prints. Raises subprocess.CalledProcessError when it fails."""
     command = [_python(peer), str(_drivers() / "train_peer.py"), peer, shape, precision]
     environment = dict(os.environ)
     if peer == "fairseq":
         environment["PYTHONPATH"] = os.environ.get("FAIRSEQ_SRC", "")
-    command += ["--warm", str(int(WARM_UP)), "--secs", str(int(seconds))]
+    command += ["--warm", str(int(WARM_UP)), "--secs", str(int(seconds)), "--max-tokens", str(tokens)]
     output = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
     found = re.search(r"RESULT (\{.*\})", output)
     assert found is not None, output[-2000:]
@@ -243,11 +251,12 @@ def table(shape: str, precision: str, runs: dict[str, list[dict[str, Any]]], lim
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--shape", nargs="*", choices=SHAPES, default=["T1", "T2", "T3"])
     parser.add_argument("--precision", nargs="*", choices=("fp32", "bf16"), default=["fp32", "bf16"])
     parser.add_argument("--peer", nargs="*", choices=ENVIRONMENTS)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=40.0)
+    parser.add_argument("--tokens", type=int, default=4096, help="of a batch")
     parser.add_argument("--data", type=Path, default=Path("../shared/data/multi30k"))
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
@@ -256,13 +265,15 @@ def main() -> None:
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.once:
-        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds, o.compiled)))
+        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds, o.tokens, o.compiled)))
         return
     if o.profile:
         store = o.store or str(prepared(o.data))
         for shape in o.shape:
             for precision in o.precision:
-                shares = ", ".join(f"{name} {share:.0%}" for name, share in profile(shape, precision, store).items())
+                shares = ", ".join(
+                    f"{name} {share:.0%}" for name, share in profile(shape, precision, store, o.tokens).items()
+                )
                 print(f"{shape} {precision}: {shares}", flush=True)
         return
     drivers = (_drivers() / "train_peer.py").is_file()
@@ -279,12 +290,13 @@ def main() -> None:
             for _ in range(o.rounds):
                 own = [sys.executable, "-m", "benchmarks.train_speed", "--once", "--store", store]
                 own += ["--shape", shape, "--precision", precision, "--seconds", str(o.seconds)]
+                own += ["--tokens", str(o.tokens)]
                 for name, flags in {"ziggurat": [], **({"compiled": ["--compiled"]} if o.compiled else {})}.items():
                     said = subprocess.run([*own, *flags], check=True, capture_output=True, text=True).stdout
                     runs.setdefault(name, []).append(json.loads(said.splitlines()[-1]))
                 for peer in peers:
                     try:
-                        runs.setdefault(peer, []).append(theirs(peer, shape, precision, o.seconds))
+                        runs.setdefault(peer, []).append(theirs(peer, shape, precision, o.seconds, o.tokens))
                     except subprocess.CalledProcessError as error:
                         del runs[peer]
                         peers = [p for p in peers if p != peer]

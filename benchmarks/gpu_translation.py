@@ -1,0 +1,122 @@
+"""Translation on a GPU for benchmarks.gpu_speed: ours by precision, and CTranslate2 with the same weights beside it."""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gpu_models import config_of
+from ziggurat.config.model import ModelConfig
+from ziggurat.decoding.request import SearchSettings, Sentence
+from ziggurat.decoding.scorers import ModelScorer
+from ziggurat.decoding.search import search
+from ziggurat.errors import printable
+from ziggurat.export.anatomy import dissect
+from ziggurat.export.ctranslate2 import write_ctranslate2
+from ziggurat.models.build import build_model
+from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.tensors import weights
+from ziggurat.nn.compiled import Precision
+from ziggurat.nn.packed import make_fast
+
+__all__ = ["translation"]
+
+DECODED, LENGTH, BEAM, BATCH = ("base 6-6", "60-12", "MAtt 12-12"), 20, 4, 64
+PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+PEER_TYPES = {"cuda": ("float16", "bfloat16", "int8_float16"), "cpu": ("float32", "int8_float32")}
+"""CTranslate2's types of computation by device; float16 is its fastest with 16 bits."""
+
+
+class _Numbers:
+    """A vocabulary whose pieces are numbers, for CTranslate2."""
+
+    def __init__(self, size: int) -> None:
+        self.size, self.unk, self.bos, self.eos = size, 0, 1, 2
+
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        return [str(number) for number in ids]
+
+
+_Translate = Callable[[list[Sentence]], object]
+
+
+def translation(
+    width: int, heads: int, vocabulary: int, device: torch.device, wait: Callable[[], None]
+) -> list[dict[str, Any]]:
+    """Return output tokens/s of many sentences, and milliseconds of one, by model and system; `wait` for the device."""
+    draw, rows = random.Random(1), []
+    given = [
+        Sentence([*(draw.randrange(4, vocabulary) for _ in range(LENGTH - 1)), 2], LENGTH - 1, LENGTH - 1)
+        for _ in range(256 if device.type == "cuda" else 8)
+    ]
+    for name in DECODED:
+        config = config_of(name, width, heads)
+        model = build_model(config, vocabulary, vocabulary).eval()
+        makers: dict[str, Callable[[], _Translate]] = {
+            precision: partial(_ours, config, model, precision, device) for precision in PRECISIONS
+        }
+        if name != "MAtt 12-12":  # which CTranslate2 does not have
+            makers |= {
+                f"CTranslate2 {kind}": partial(_ctranslate2, config, model, kind, device)
+                for kind in PEER_TYPES[device.type]
+            }
+        for candidate, make in makers.items():
+            row: dict[str, Any] = {"model": name, "candidate": f"translate {candidate}"}
+            seconds = []
+            try:
+                translate = make()
+                for sentences in (given[:BATCH], given, given[:1], given[:1]):  # the first of each kind is not counted
+                    began = time.perf_counter()
+                    translate(sentences)
+                    wait()
+                    seconds.append(time.perf_counter() - began)
+            except Exception as error:  # what one breaks on must not hide the others
+                row["skipped"] = f"failed: {type(error).__name__}: {printable(str(error), 300)}"
+                said = row["skipped"]
+            else:
+                row |= {"tokens_per_second": len(given) * LENGTH / seconds[1], "one_sentence_ms": 1000 * seconds[3]}
+                said = f"{row['tokens_per_second']:>9,.0f} output tok/s, one sentence {row['one_sentence_ms']:,.0f} ms"
+            print(f"{name:<11} {row['candidate']:<34} {said}", flush=True)
+            rows.append(row)
+    return rows
+
+
+def _ours(config: ModelConfig, model: Seq2Seq, precision: Precision, device: torch.device) -> _Translate:
+    """Return our search over a copy of `model`, which is changed for translation."""
+    copy = build_model(config, model.vocabulary_size, model.vocabulary_size).eval()
+    copy.load_state_dict(model.state_dict())
+    copy.to(device)
+    make_fast(copy, precision)
+    scorer, settings = ModelScorer(copy), SearchSettings(BEAM, 1, 2, 3, forbidden=(0, 1, 3), batch_sentences=BATCH)
+    return lambda sentences: search(scorer, sentences, settings)
+
+
+def _ctranslate2(config: ModelConfig, model: Seq2Seq, kind: str, device: torch.device) -> _Translate:
+    """Return CTranslate2 with the weights of `model`. Raises ModuleNotFoundError where it is not installed."""
+    if importlib.util.find_spec("ctranslate2") is None:
+        raise ModuleNotFoundError("ctranslate2 is not installed")
+    import ctranslate2
+
+    numbers: Any = _Numbers(model.vocabulary_size)
+    with tempfile.TemporaryDirectory() as folder:
+        write_ctranslate2(Path(folder), dissect(config, weights(model), 1024), (numbers, numbers), 1024)
+        translator = ctranslate2.Translator(folder, device=device.type, compute_type=kind)
+
+    def translate(sentences: list[Sentence]) -> object:
+        return translator.translate_batch(
+            [numbers.pieces(sentence.source[:-1]) for sentence in sentences],  # it appends end-of-sentence itself
+            beam_size=BEAM,
+            max_batch_size=BATCH,
+            min_decoding_length=LENGTH,
+            max_decoding_length=LENGTH,
+        )
+
+    return translate
