@@ -75,13 +75,15 @@ class Checkouts:
         self.folder = folder
         sys.meta_path.append(_Absent())  # after all others: what is installed is used
 
-    def commit(self, repository: str) -> str:
-        """Return the commit that is checked out, `+` if files differ from it; the version where it is installed."""
+    def commit(self, repository: str, path: str) -> str:
+        """Return the commit that is checked out, with `+` if the file differs from it; the version of a package."""
         if not (self.folder / repository).exists():
             return importlib.metadata.version(repository)
         git = ["git", "-C", str(self.folder / repository)]
         head = subprocess.run([*git, "rev-parse", "--short=10", "HEAD"], capture_output=True, text=True, check=True)
-        changed = subprocess.run([*git, "status", "--porcelain", "-uno"], capture_output=True, text=True, check=True)
+        changed = subprocess.run(
+            [*git, "status", "--porcelain", "--", path], capture_output=True, text=True, check=True
+        )
         return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
     def file(self, path: str) -> ModuleType:

@@ -77,7 +77,7 @@ def measured(family: str, checkouts: Checkouts, seed: int) -> dict[str, Any]:
                     "theirs": {
                         "repository": case.repository,
                         "file": case.path,
-                        "commit": checkouts.commit(case.repository),
+                        "commit": checkouts.commit(case.repository, case.path),
                     },
                 },
             )
