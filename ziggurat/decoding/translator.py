@@ -87,7 +87,7 @@ class Translator:
         self.origin = origin
         self.target_language = target_language
         self.before_step = before_step
-        self._scorer = scorer or (lambda: scorer_of(self.models))
+        self.scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
         self.about_precision: Callable[[], str] = lambda: ""
@@ -130,7 +130,7 @@ class Translator:
         for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
-        call = self._call(tag, terminology, constraints is not None, **decoding)
+        call = self.call_of(tag, terminology, constraints is not None, **decoding)
         extras = LineExtras(first, list(prefixes or ()), list(constraints or ()), list(longest or ()))
         return self._translate_window(texts, call, extras)
 
@@ -153,7 +153,7 @@ class Translator:
         Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
         """
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
-        call = self._call(tag, terminology, constraints is not None, **decoding)
+        call = self.call_of(tag, terminology, constraints is not None, **decoding)
         pairs = line_extras(windows(lines, window), first, prefixes, constraints)
         return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
 
@@ -169,7 +169,7 @@ class Translator:
             )
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
-        call = self._call(tag)
+        call = self.call_of(tag)
         source_ids = [[*call.tag, *ids] for ids in self.source_tokenizer.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
@@ -198,7 +198,7 @@ class Translator:
             for ids, score in zip(target_ids, scores, strict=True)
         ]
 
-    def _call(
+    def call_of(
         self,
         tag: str | None,
         terminology: Mapping[str, str] | None = None,
@@ -213,7 +213,7 @@ class Translator:
             decoding,
             self.source_tokenizer,
             self.target_tokenizer,
-            vocabulary_size=self._scorer().vocabulary_size,
+            vocabulary_size=self.scorer().vocabulary_size,
             max_positions=self.max_positions,
             device=self.device,
             before_step=self.before_step,
@@ -229,7 +229,7 @@ class Translator:
         # (2) Search, longest first: little padding, and a batch that does not fit into memory fails at once, not after
         # an hour.
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        results = search(self._scorer(), [sentences[i] for i in order], call.settings, self.on_finished)
+        results = search(self.scorer(), [sentences[i] for i in order], call.settings, self.on_finished)
         found = dict(zip(order, results, strict=True))
         # (3) Join the parts of each line.
         assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
