@@ -102,6 +102,7 @@ class LiveTranslation:
             self._blank.append(ticket)
         return ticket
 
+    @torch.inference_mode()
     def cancel(self, tickets: Collection[int]) -> None:
         """Take lines out, whose translations nobody wants any more; unknown tickets do not matter."""
         lines = [self._lines.pop(ticket) for ticket in tickets if ticket in self._lines]
