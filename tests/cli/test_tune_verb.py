@@ -34,6 +34,18 @@ def test_the_best_rate_of_small_models_is_written_for_the_large_one(
     assert (tuned.model.transfer.encoder_layers, tuned.model.transfer.decoder_layers) == (1, 1)
     assert tuned.model.encoder.layers == before.model.encoder.layers
     assert f"training.schedule.peak: {tuned.training.schedule.peak:g}" in result.out
+    trials = tmp_path / "tuned.trials.json"
+    assert f"finished trainings are kept in {trials}" in result.err
+    assert "taken over" not in result.err
+    again = ziggurat("tune", config, "--out", out, *options)
+    assert again.out == result.out, "every loss is kept exactly"
+    count = len(json.loads(trials.read_text(encoding="utf-8"))["losses"])
+    assert f"{count} trainings taken over from {trials}" in again.err
+    assert again.err.count(", trained by an earlier call") == count
+    trials.write_text("{", encoding="utf-8")
+    damaged = ziggurat("tune", config, "--out", out, *options)
+    assert damaged.status == 2
+    assert f"{trials}: damaged" in damaged.err
     rows = result.out.splitlines()
     assert [row.count("*") for row in rows[1:3]] == [1, 1]
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".csv", ".png", ".svg", ".pdf"}
