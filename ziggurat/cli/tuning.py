@@ -11,9 +11,10 @@ import typer
 
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, print_json, refuse_overwriting, say
-from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.load import change_section
-from ziggurat.config.recipes import load_named
+from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.edit import edited
+from ziggurat.config.load import change_section, parse_experiment
+from ziggurat.config.recipes import load_named, read_named
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, printable
 from ziggurat.models.run_folder import CONFIG_FILE
@@ -73,7 +74,8 @@ def tune(
 
     Example: `ziggurat tune my.yaml --out tuned.yaml`
     """
-    experiment = load_named(config, overrides or [])
+    named, given = read_named(config), overrides or []
+    experiment = parse_experiment(named.text, named.label, given)
     kept_in = None if out is None else out.with_suffix(_KEPT)
     if out is not None:
         refuse_overwriting(str(out), config)
@@ -111,7 +113,10 @@ def tune(
     rate = best([one for one in tried if one.size == sizes[0]]).rate
     training = change_section(based.training, {"schedule": {"peak": rate}}, "training")
     if out is not None:
-        write_atomically(out, dump(based.model_copy(update={"training": training})).encode())
+        base = {f"model.transfer.{key}": value for key, value in sizes[0]._asdict().items()}
+        changes = {**base, "training.schedule.peak": rate}
+        tuned = based.model_copy(update={"training": training})
+        write_atomically(out, edited(named, given, changes, tuned).encode())
     if figure is not None:
         from ziggurat.report.figure import numbers
         from ziggurat.report.paper import save
