@@ -74,7 +74,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
                 continue
             assert sources is not None
             with warnings_shown():
-                translator = open_model([path], options.opening)
+                translator = open_model([path], options.opening, lines=len(sources))
                 if not language_known:
                     test_set = scoring.test_set(references, sources, translator.target_language)
                     check_test_set(test_set, needed, scoring.comet, compare=True)

@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from ziggurat.decoding.workers import WorkerTranslator
 
 __all__ = [
+    "HINT_LINES",
     "ModelOptions",
     "inputs_beside_lines",
     "notices_text",
     "open_engine",
     "open_model",
+    "say_hint",
     "text_form",
     "warnings_shown",
     "worker_count",
@@ -40,6 +42,8 @@ __all__ = [
 
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
+HINT_LINES = 1000
+"""Fewer are not worth a hint on how to translate them faster."""
 _WORKER_BYTES = 1 << 29
 """Memory of a process without a model: PyTorch, and the search of a batch. A model takes up to three times its file,
 as it is read and as it is packed."""
@@ -69,8 +73,11 @@ class ModelOptions:
     without_layers: str | None = None
 
 
-def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
-    """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used."""
+def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None) -> Translator:
+    """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used.
+
+    `lines` is the number of lines to translate, None if it is not known: for few there are no hints on speed.
+    """
     _refuse_missing(paths)
     with importing():
         import torch
@@ -86,20 +93,37 @@ def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
         device=options.device,
         **options.settings,
     )
-    _introduce(translator)
+    _introduce(translator, lines)
     return translator
 
 
-def _introduce(translator: Translator | WorkerTranslator) -> None:
-    """Print which weights are used, and whether another precision would be faster."""
+def _introduce(translator: Translator | WorkerTranslator, lines: int | None) -> None:
+    """Print which weights are used, and for a text of HINT_LINES or more whether another precision would be faster.
+
+    In fewer lines it saves a few seconds at most, and whoever translates many short texts would read it each time.
+    """
     say(translator.origin)
-    if about := translator.about_precision():
+    if about := translator.about_precision(lines is not None and lines >= HINT_LINES):
         say(about)
+
+
+def say_hint(translator: Translator | ServedTranslator | WorkerTranslator) -> None:
+    """Print whether another precision would be faster, once a text of unknown length has turned out to be long."""
+    about = getattr(translator, "about_precision", None)  # CTranslate2's has none: it is set at the export
+    if about is not None and (said := about(True)) != about(False):
+        say(said)
 
 
 @contextlib.contextmanager
 def open_engine(
-    name: str, paths: Sequence[str], options: ModelOptions, *, workers: int, token_scores: bool, beside_lines: bool
+    name: str,
+    paths: Sequence[str],
+    options: ModelOptions,
+    *,
+    workers: int,
+    token_scores: bool,
+    beside_lines: bool,
+    lines: int | None,
 ) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
     """Context with a translator; prints which weights it has, and ends its worker processes.
 
@@ -110,6 +134,7 @@ def open_engine(
         workers: number of processes, or of CTranslate2's workers, that translate in parallel.
         token_scores: whether results need the score of each token.
         beside_lines: whether there are prefixes, constraints or terminology.
+        lines: number of lines to translate; None: not known.
 
     Raises ConfigError for anything that the engine cannot do.
     """
@@ -122,7 +147,7 @@ def open_engine(
     if served:
         yield served
     elif workers == 1:
-        yield open_model(paths, options)
+        yield open_model(paths, options, lines=lines)
     else:
         with importing():
             from ziggurat.decoding.workers import open_workers
@@ -136,7 +161,7 @@ def open_engine(
             without_layers=options.without_layers,
             **options.settings,
         ) as translator:
-            _introduce(translator)
+            _introduce(translator, lines)
             yield translator
 
 

@@ -163,7 +163,7 @@ def _score_one_system(
         raise ConfigError("`--source FILE` is missing: what should the model translate?")
     else:
         with warnings_shown():
-            translator = open_model(models, opening)
+            translator = open_model(models, opening, lines=len(sources))
             test_set = scoring.test_set(references, sources, translator.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)
             hypotheses = translated(translator, sources, output)

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ziggurat.cli.engine import (
+    HINT_LINES,
     ModelOptions,
     inputs_beside_lines,
     notices_text,
     open_engine,
     open_model,
+    say_hint,
     text_form,
     warnings_shown,
     worker_count,
@@ -163,7 +165,13 @@ def translate(
     with (
         warnings_shown(),
         open_engine(
-            engine, models, opening, workers=processes, token_scores=json, beside_lines=bool(extras)
+            engine,
+            models,
+            opening,
+            workers=processes,
+            token_scores=json,
+            beside_lines=bool(extras),
+            lines=total,
         ) as translator,
     ):
         n_best = translator.decoding.n_best
@@ -181,7 +189,7 @@ def translate(
 
         # With a window of 1 somebody waits for each line before writing the next.
         flush = interactive or window == 1
-        count = _write(translator, translations, form, output, total=total, flush=flush)
+        count = _write(translator, translations, form, output, total=total, flush=flush, hint=not interactive)
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
@@ -196,8 +204,12 @@ def _write(
     *,
     total: int | None,
     flush: bool,
+    hint: bool,
 ) -> int:
-    """Write translations as they come, in `form`, under a progress bar over `total` lines; return their number."""
+    """Write translations as they come, in `form`, under a progress bar over `total` lines; return their number.
+
+    `hint`: print a hint on speed where the text turns out to be long; where `total` is known it was printed before.
+    """
     on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations
     number = 0
     with output_stream(output) as out, line_progress("translating", total, shown=not on_screen) as advance:
@@ -206,6 +218,8 @@ def _write(
             out.write(form(translation, number).encode() + b"\n")
             if flush:
                 out.flush()
+            if hint and total is None and number == HINT_LINES:
+                say_hint(translator)
     return number
 
 
@@ -226,6 +240,7 @@ def score(
     """
     sources, targets = read_text(source), read_text(target)
     pair_up((source, sources), (target, targets))
-    translator = open_model([model, *(ensemble or [])], ModelOptions(which, device, threads))
+    opening = ModelOptions(which, device, threads)
+    translator = open_model([model, *(ensemble or [])], opening, lines=len(sources))
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")
