@@ -2,7 +2,7 @@
 
 Order of reading: base, then the sections (data; model with wiring; train with lifecycle and growth; decode), the whole
 in experiment; yaml_text and load read it, edit writes it changed; reference, recipes and papers describe it;
-compatibility, notices and methods judge it.
+compatibility, notices, languages and methods judge it.
 """
 
 from ziggurat.config.base import Section
