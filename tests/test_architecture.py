@@ -31,6 +31,7 @@ ALLOWED = {
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
+    "serving": BASE | {"config", "data", "decoding", "evaluation", "models"},
     "cli": BASE
     | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "trainability"}
     | {"report", "diagnosis", "cost"},

@@ -59,7 +59,7 @@ class Translator:
     (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing). The first of each
     kind gives a warning, except for blank lines. `on_finished` is called with the number of sentences that a step of
     the search has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
-    `about_precision` returns what people should know of its precision; it may measure (ziggurat.nn.precision).
+    `about_precision` returns what `auto` has chosen and, if told to, what would be faster, for which it may measure.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class Translator:
         self.scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
-        self.about_precision: Callable[[], str] = lambda: ""
+        self.about_precision: Callable[[bool], str] = lambda hints: ""
 
     @property
     def model(self) -> Seq2Seq:
@@ -270,31 +270,31 @@ def load_translator(
     paths = [path] if isinstance(path, str | Path) else path
     members = open_members(paths, which=which, device=device, without_layers=without_layers)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
-    first, shape = members[0], members[0].experiment.model
+    first, shape, here = members[0], members[0].experiment.model, members[0].model.device
     asked, widths = settings.precision, (shape.d_model, shape.d_ff)
-    precision = settled(asked, first.model.device, widths)
+    precision = settled(asked, here, widths)
     settings = settings.model_copy(update={"precision": precision})
     for member in members:
         make_fast(member.model, precision)
     origins = "; ".join(member.origin for member in members)
     models = [member.model for member in members]
     listed = settings.shortlist
-    shortlist = load_shortlist(listed, *first.tokenizers, first.model.device) if listed else None
+    shortlist = load_shortlist(listed, *first.tokenizers, here) if listed else None
     embeddings = [member.experiment.model.embedding for member in members]
     translator = Translator(
         models,
         *first.tokenizers,
         settings,
         max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
-        device=first.model.device,
+        device=here,
         origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
         target_language=first.experiment.data.target_language,
         scorer=lambda: scorer_of(models, shortlist),
     )
 
-    def about_precision() -> str:
-        loops = compiled.notice() if first.model.device.type == "cpu" else ""
-        return "; ".join(filter(None, (decoding_notice(asked, precision, first.model.device, widths), loops)))
+    def about_precision(hints: bool) -> str:
+        loops = compiled.notice() if hints and here.type == "cpu" else ""
+        return "; ".join(filter(None, (decoding_notice(asked, precision, here, widths, hints=hints), loops)))
 
     translator.about_precision = about_precision
     return translator

@@ -232,11 +232,11 @@ class Engine:
         waited = self.queue.oldest(other_than=self._options)
         if batch.jobs and (crowded or self._stale or self._unload or (waited is not None and now - waited > _PATIENCE)):
             return
-        while room > 0 and (job := self.queue.take(self._options)) is not None:
+        while room > 0 and (taken := self.queue.take(self._options)) is not None:
             try:
-                batch.add(job)
+                batch.add(taken)
             except ZigguratError as error:  # this line's own fault
-                job.finish(error)
+                taken.finish(error)
                 continue
             room -= 1
 
