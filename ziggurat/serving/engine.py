@@ -106,7 +106,7 @@ class Engine:
         return len(self.queue) > 0 or self._batch is not None
 
     def unload(self) -> None:
-        """Close the model once nothing is under way; the next line opens it again."""
+        """Close the model once no line waits or is under way; the next one opens it again."""
         with self.queue.changed:
             self._unload = True
             self.queue.changed.notify_all()
@@ -137,12 +137,15 @@ class Engine:
         """Admit lines, take one step, hand over what is done."""
         self._look()
         if self._batch is None:
-            if self._unload:
-                self._opened, self._unload, self.state.status = None, False, "cold"
-            if self.queue.first() is None or not self._ready():
+            if self.queue.first() is None:
+                if self._unload:
+                    self._opened, self._unload, self.state.status = None, False, "cold"
+                return
+            if not self._ready():
                 return
             self._begin()
-        assert self._batch is not None
+        if self._batch is None:
+            return
         self._admit()
         if not self._batch.jobs:
             self._batch = None
@@ -155,6 +158,8 @@ class Engine:
         self.state.live = len(self._batch.jobs)
         self.state.last_used = time.monotonic()
         self.state.lines += len(finished)
+        if finished:
+            self.state.status, self.state.reason = "ready", ""
         self.state.tokens += sum(len(t.hypotheses[0].tokens) for _, t in finished)
         self.queue.measured(len(finished), time.perf_counter() - began)
         for job, translation in finished:
@@ -213,7 +218,11 @@ class Engine:
         if isinstance(translator, ServedTranslator):
             time.sleep(_COLLECT)
             slots = SLOTS[-1]  # which cost nothing there
-        self._batch = batch_of(translator, self._options, slots)
+        try:
+            self._batch = batch_of(translator, self._options, slots)
+        except ZigguratError as error:  # what its request asks for
+            if (taken := self.queue.take(self._options)) is not None:
+                taken.finish(error)
 
     def _admit(self) -> None:
         """Let lines that wait join, and those leave that nobody wants any more."""
@@ -230,7 +239,7 @@ class Engine:
         room = batch.slots - len(batch.jobs)
         crowded = len(self.queue) > room and batch.slots < SLOTS[-1]  # it drains, and a larger search follows
         waited = self.queue.oldest(other_than=self._options)
-        if batch.jobs and (crowded or self._stale or self._unload or (waited is not None and now - waited > _PATIENCE)):
+        if batch.jobs and (crowded or self._stale or (waited is not None and now - waited > _PATIENCE)):
             return
         while room > 0 and (taken := self.queue.take(self._options)) is not None:
             try:
@@ -249,5 +258,5 @@ class Engine:
         self._batch = None
         for job in jobs:
             job.finish(why)
-        if self._opened is None:
+        if not jobs:  # it cannot even begin: whoever waits would wait for ever
             self.queue.clear(why)
