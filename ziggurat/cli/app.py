@@ -17,6 +17,7 @@ from ziggurat.cli import (
     inspection,
     preparation,
     reporting,
+    serving,
     training,
     translation,
     tuning,
@@ -45,6 +46,7 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Translate": {
         "translate": translation.translate,
+        "serve": serving.serve,
         "score": translation.score,
         "backtranslate": backtranslation.backtranslate,
         "shortlist": preparation.shortlist,
