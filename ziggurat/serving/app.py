@@ -22,9 +22,11 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
+from ziggurat.serving.deepl import DeepL
 from ziggurat.serving.engine import ModelFailed
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
+from ziggurat.serving.openai import OpenAI
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations
@@ -70,6 +72,8 @@ def build_app(
 
     routes = [
         *LibreTranslate(translations).routes(),
+        *DeepL(translations).routes(),
+        *OpenAI(translations).routes(),
         Route("/health", health),
         Route("/metrics", figures),
         Route("/spec", spec),
@@ -123,24 +127,31 @@ class _Seen:
             self._metrics.seen(next(known, "other"), status, time.perf_counter() - began)
 
 
-def _answer(status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    return JSONResponse({"error": text}, status, headers=dict(headers or {}))
+def _answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error in the form of the interface whose path was asked for."""
+    content: dict[str, object] = {"error": text}
+    if request.url.path.startswith("/v2/"):
+        content = {"message": text}
+    elif request.url.path.startswith("/v1/"):
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        content = {"error": {"message": text, "type": kind, "param": None, "code": None}}
+    return JSONResponse(content, status, headers=dict(headers or {}))
 
 
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return _answer(error.status, error.text, error.headers)
+    return _answer(request, error.status, error.text, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer for what a translation ran into; a client learns what it can do about it."""
     if isinstance(error, QueueFull):
-        return _answer(429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
+        return _answer(request, 429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
     if isinstance(error, Late):
-        return _answer(504, str(error))
+        return _answer(request, 504, str(error))
     if isinstance(error, ModelFailed):
-        return _answer(503, str(error), {"Retry-After": "10"})
-    return _answer(400, str(error))
+        return _answer(request, 503, str(error), {"Retry-After": "10"})
+    return _answer(request, 400, str(error))
 
 
 async def _page(request: Request, error: Exception) -> Response:
@@ -153,7 +164,7 @@ async def _page(request: Request, error: Exception) -> Response:
 
 async def _broken(request: Request, error: Exception) -> Response:
     """Answer for a fault of ours; what it was is in the log and not told."""
-    return _answer(500, "an internal error; the server's log has more")
+    return _answer(request, 500, "an internal error; the server's log has more")
 
 
 def _spec(routes: list[Route]) -> dict[str, object]:
