@@ -30,11 +30,12 @@ ALLOWED = {
     "cost": BASE | {"config", "data", "nn", "models", "training"},
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
+    "text": BASE | {"data", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
     "serving": BASE | {"config", "data", "decoding", "evaluation", "models"},
     "cli": BASE
     | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "trainability"}
-    | {"report", "diagnosis", "cost"},
+    | {"report", "diagnosis", "cost", "text"},
     "errors": set(),
     "documents": {"errors"},
     "duration": set(),

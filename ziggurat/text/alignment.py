@@ -22,7 +22,6 @@ __all__ = ["control_pieces", "piece_spans", "rendered"]
 _BLANK = "\u2581"
 _CONTINUES = "@@"
 _BYTE = regex.compile(r"<0x([0-9A-Fa-f]{2})>")
-_CLUSTER = regex.compile(r"\X")
 _WEAK = 0.1
 """A source piece that no target piece looks at most is linked to the one that looks at it most, from this weight on."""
 
@@ -74,14 +73,14 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
     A piece without letters of its own (a blank) has an empty span. Blanks, letter case and Unicode's compatibility
     forms may differ, since tokenizers change them; an unknown piece stands for what is between its neighbours.
     """
-    # (1) The text's letters, each with the cluster that it is from: normalisation may make several of one and one of
-    # several.
+    # (1) The text's letters, each with the character that it is from: of some, normalisation makes several. Characters
+    # are taken apart one by one, since together their marks would also change places.
     letters: list[str] = []
-    owners: list[tuple[int, int]] = []
-    for cluster in _CLUSTER.finditer(text):
-        for letter in _folded(cluster[0]):
+    owners: list[int] = []
+    for place, character in enumerate(text):
+        for letter in _folded(character):
             letters.append(letter)
-            owners.append(cluster.span())
+            owners.append(place)
     whole = "".join(letters)
     # (2) Each piece's letters are at the present place; after an unknown piece, at the next place that has them.
     spans: list[tuple[int, int]] = []
@@ -107,7 +106,7 @@ def piece_spans(text: str, pieces: Sequence[str]) -> list[tuple[int, int]] | Non
     if at != len(whole):
         return None
     # (3) From letters to characters of the text.
-    return [(owners[a][0], owners[b - 1][1]) if a < b else (0, 0) for a, b in spans]
+    return [(owners[a], owners[b - 1] + 1) if a < b else (0, 0) for a, b in spans]
 
 
 def _surfaces(pieces: Sequence[str]) -> list[str | None]:
@@ -150,4 +149,5 @@ def _of_bytes(pieces: Sequence[str]) -> list[str | None]:
 
 def _folded(text: str) -> str:
     """Return `text` without blanks, letter case and compatibility forms."""
-    return "".join(unicodedata.normalize("NFKD", text).casefold().split())
+    apart = "".join(unicodedata.normalize("NFKD", character) for character in text)
+    return "".join(unicodedata.normalize("NFKD", letter) for letter in "".join(apart.split()).casefold())

@@ -10,10 +10,11 @@ import regex
 
 from ziggurat.decoding.lines import join_parts
 from ziggurat.text.marked import Close, Copied, Mark, Marked, Open, Piece
-from ziggurat.text.projection import MAX_STEPS, MisplacedError, Target, project, steps
+from ziggurat.text.projection import MAX_STEPS, MisplacedError, project, steps
 from ziggurat.text.protection import Item, protected
 from ziggurat.text.sentences import Options, Unit, sentence
 from ziggurat.text.splitting import sentence_spans
+from ziggurat.text.words import Target
 from ziggurat.text.work import Link, Outcome, Rendered, Sentence, Work, together
 
 __all__ = ["paragraphs", "plain_text"]

@@ -9,78 +9,23 @@ words change sides; so do points (images, breaks), which also keep their order.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from itertools import pairwise
 
-import regex
-
-from ziggurat.decoding.lines import UNSPACED_SCRIPTS
 from ziggurat.text.marked import Copied, Mark, Marked, Piece, Point
-from ziggurat.text.work import Link
+from ziggurat.text.words import Target, best_boundary, cut_at, units
 
-__all__ = ["MAX_STEPS", "MisplacedError", "Target", "best_boundary", "project", "steps", "units"]
-
-# A letter of a script without blanks; a word, with what joins its parts; any other sign.
-_UNIT = regex.compile(
-    rf"[{UNSPACED_SCRIPTS}]\p{{M}}*|(?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+"
-    rf"(?:['’·\-](?:(?![{UNSPACED_SCRIPTS}])[\p{{L}}\p{{M}}\p{{N}}_])+)*|\S"
-)
+__all__ = ["MAX_STEPS", "MisplacedError", "project", "steps"]
 
 MAX_STEPS = 4_000_000
 """Most points times words that are projected: a few seconds. Beyond it a paragraph is translated in segments."""
 
 
-@dataclass(frozen=True)
-class Target:
-    """The translation of a text.
-
-    Attributes:
-        text: the translation.
-        links: between characters of the source and of `text`, the surest first.
-        fixed: the links of stretches that came through unchanged; no tag goes inside of them.
-    """
-
-    text: str
-    links: list[Link] = field(default_factory=list)
-    fixed: list[Link] = field(default_factory=list)
-
-
-def units(text: str, fixed: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:
-    """Return the words and signs of a text as spans; those in `fixed` (in order) are not cut."""
-    spans, begin = [], 0
-    for start, end in fixed:
-        spans += [found.span() for found in _UNIT.finditer(text, begin, start)]
-        spans.append((start, end))
-        begin = end
-    return spans + [found.span() for found in _UNIT.finditer(text, begin)]
-
-
 def steps(source: Marked, target: str) -> int:
     """Return a bound of the work of a projection, for MAX_STEPS."""
     return sum(1 for _ in source.all_marks()) * max(1, len(target) // 4)
-
-
-def best_boundary(centres: Sequence[float | None], at: float, allowed: Sequence[int], lowest: int, highest: int) -> int:
-    """Return the boundary at which the fewest words are on another side of a point than in the source.
-
-    `centres` has for each word the place in the source that it belongs to, None where that is not known, and `at` is
-    the place of the point in the source. `allowed` are boundaries in order; k is before word k. Only words from
-    `lowest` to `highest` count.
-    """
-    wrong = sum(1 for c in centres[lowest:highest] if c is not None and c < at)
-    best, fewest, k = allowed[0], wrong + 1, lowest
-    for boundary in allowed:
-        while k < boundary:
-            centre = centres[k]
-            if centre is not None:
-                wrong += 1 if centre >= at else -1
-            k += 1
-        if wrong < fewest:
-            best, fewest = boundary, wrong
-    return best
 
 
 def project(source: Marked, target: Target) -> list[Piece]:
@@ -105,7 +50,7 @@ class _Projection:
     def __init__(self, source: Marked, target: Target) -> None:
         self.source, self.target = source, target
         whole = units(target.text, [(link.target_start, link.target_end) for link in target.fixed])
-        self.units = _cut(whole, self._cuts())
+        self.units = cut_at(whole, self._cuts())
         # What came through unchanged is not cut.
         self.fixed = {(f.target_start, f.target_end): (f.source_start, f.source_end) for f in target.fixed}
         self.of_unit = self._primary_links()
@@ -181,9 +126,9 @@ class _Projection:
                 wanted.setdefault(number, []).append(place)
         # Sums, so that a gap is judged at once: units of other marks in it forbid it, units of none weigh against it.
         owned, free = [0], [0]
-        for number in owner:
-            owned.append(owned[-1] + (number is not None and number >= 0))
-            free.append(free[-1] + (number == -1))
+        for whose in owner:
+            owned.append(owned[-1] + (whose is not None and whose >= 0))
+            free.append(free[-1] + (whose == -1))
         found: dict[int, tuple[int, int]] = {}
         for number, places in wanted.items():
             best, score, begin = (places[0], places[0] + 1), 1, places[0]
@@ -202,9 +147,9 @@ class _Projection:
             if len(found) <= 1 and self._is_alone(mark, low, high):
                 return {number: (low, high)}
             if number not in found and mark.end > mark.start and not isinstance(mark.piece, Point | Copied):
-                place = self._linked_unit(mark, low, high, owner, found)
-                if place is not None:
-                    found[number] = (place, place + 1)
+                weakly = self._linked_unit(mark, low, high, owner, found)
+                if weakly is not None:
+                    found[number] = (weakly, weakly + 1)
         return found
 
     def _owner(self, marks: Sequence[Mark], starts: Sequence[int], place: int) -> int | None:
@@ -225,7 +170,7 @@ class _Projection:
         return number
 
     def _is_alone(self, mark: Mark, low: int, high: int) -> bool:
-        """Return whether a mark holds all words of the paragraph: then it holds those of the translation, linked or not."""
+        """Return whether a mark holds all words of the paragraph, and so all of the translation, linked or not."""
         text = self.source.text
         return (
             low < high == len(self.units)
@@ -306,15 +251,6 @@ class _Projection:
         if end > self.cursor:
             self.out.append(self.target.text[self.cursor : end])
             self.cursor = end
-
-
-def _cut(spans: Sequence[tuple[int, int]], cuts: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the spans, each cut at those of `cuts` that are inside of it."""
-    parts = []
-    for start, end in spans:
-        inside = cuts[bisect_right(cuts, start) : bisect_left(cuts, end)]
-        parts += list(pairwise([start, *inside, end]))
-    return parts
 
 
 def _gaps(text: str) -> tuple[list[int], list[int]]:

@@ -49,7 +49,7 @@ _ITEMS = regex.compile(
     flags=regex.VERBOSE,
 )
 _AFTER_URL = ".,;:!?…。，；：！？、)]"
-_PAIRS = ("()", "[]")
+_PAIRS = (("(", ")"), ("[", "]"))
 _LETTER = regex.compile(r"\p{L}")
 _WORD_INSIDE = regex.compile(r"\w")
 # © ® ™ and the arrows are pictographs to Unicode, and text to everybody who writes them.

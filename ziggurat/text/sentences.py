@@ -13,9 +13,9 @@ from itertools import pairwise
 
 import regex
 
-from ziggurat.text.projection import Target, best_boundary, units
 from ziggurat.text.protection import Item, has_words, occurrences, protected
 from ziggurat.text.splitting import Splitter
+from ziggurat.text.words import Target, best_boundary, units
 from ziggurat.text.work import Link, Rendered, Sentence, Work
 
 __all__ = ["Options", "Unit", "sentence"]
@@ -279,7 +279,9 @@ def _segments(unit: Unit) -> Work[Target]:
     ]
     rendered = yield [Sentence(unit.text[slice(*cores[n])]) for n in asked]
     answers = {n: answer.text.strip() for n, answer in zip(asked, rendered, strict=True)}
-    text, links, fixed = "", [], []
+    text = ""
+    links: list[Link] = []
+    fixed: list[Link] = []
     for number, ((start, end), core) in enumerate(zip(stretches, cores, strict=True)):
         text += unit.text[start : core[0]]
         said = answers.get(number, unit.text[slice(*core)])
