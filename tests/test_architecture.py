@@ -32,9 +32,20 @@ ALLOWED = {
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "text": BASE | {"data", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
-    "serving": BASE | {"config", "data", "decoding", "evaluation", "models"},
+    "serving": BASE | {"config", "data", "decoding", "models", "text"},
     "cli": BASE
-    | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "trainability"}
+    | {
+        "config",
+        "data",
+        "evaluation",
+        "models",
+        "decoding",
+        "training",
+        "backtranslation",
+        "export",
+        "serving",
+        "trainability",
+    }
     | {"report", "diagnosis", "cost", "text"},
     "errors": set(),
     "documents": {"errors"},
