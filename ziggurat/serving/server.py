@@ -42,6 +42,7 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind((config.host, config.port))
+            listener.listen(2048)  # whoever reads the message below may come at once
         except OSError as error:
             raise ConfigError(
                 f"{config.host}:{config.port}: {error.strerror or error}; choose another `--host` or `--port`"
