@@ -234,6 +234,15 @@ def test_copied_elements_come_through(copied: str) -> None:
         assert "fIRST" in said
 
 
+def test_text_that_copied_elements_also_have_is_told_apart() -> None:
+    for text in ("<code>{0}</code> opens {0}", "x <code>a</code>a<code>a</code> a", "<code>a</code>a"):
+        for translate in (identity, upper, permuting(1), permuting(2, aligned=False)):
+            said = translated(text, translate).value
+            assert said.count("<code>") == text.count("<code>")
+            assert Reader(said).nested
+        assert translated(text, identity).value == text
+
+
 def test_a_copied_element_outside_of_its_link_sends_the_paragraph_to_its_slices() -> None:
     # Code and the rest of its link are at the two ends of the sentence, and between them is a bold word.
     translate = fixed("x mid y", (0, 1, 0, 1), (9, 10, 6, 7), (2, 5, 2, 5))

@@ -33,6 +33,9 @@ class Rules:
         void: elements without end.
         copied: elements that come through untouched.
         blank: void elements that divide words, and a sentence unless it clearly goes on after them.
+        spaces: void elements that are blanks.
+        points: elements inside of sentences that come through untouched and are not read as part of them.
+        nested: the same, but with paragraphs of their own that are translated, such as footnotes.
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
     """
@@ -41,6 +44,9 @@ class Rules:
     void: frozenset[str] = frozenset()
     copied: frozenset[str] = frozenset()
     blank: frozenset[str] = frozenset()
+    spaces: frozenset[str] = frozenset()
+    points: frozenset[str] = frozenset()
+    nested: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
     xml: bool = False
 
@@ -123,6 +129,12 @@ class _Segmenter:
         elif not is_void and (name in self.rules.copied or _untranslated(token)) and place in self.ends:
             self._copy(place, self.ends[place])
             return self.ends[place] + 1
+        elif name in self.rules.spaces and token.kind == "empty":
+            self._add(token, Point(token.raw, " "))
+        elif name in self.rules.points | self.rules.nested:
+            end = self.ends.get(place, place)
+            self._add(token._replace(kind="other"), Point(self._whole(place, end)))
+            return end + 1
         elif name in self.rules.blank:
             if self._goes_on(place):
                 self._add(token, Point(self._raw(token), "\n"))
@@ -164,6 +176,13 @@ class _Segmenter:
             read = text if text == text.strip() and len(text) <= _LONGEST_COPY and "\n" not in text else ""
             self.run.append(Copied(raw, read))
             self.run_raw.append(Token("other", raw))
+
+    def _whole(self, place: int, end: int) -> Raw:
+        """Return an element with what is in it: as it is, or with its paragraphs as slots."""
+        inside = self.tokens[place : end + 1]
+        if self.tokens[place].name in self.rules.points or place == end:
+            return "".join(token.raw for token in inside)
+        return [inside[0].raw, *markup_template(inside[1:-1], self.rules), inside[-1].raw]
 
     def _goes_on(self, place: int) -> bool:
         """Return whether a sentence goes on after a break: small letters follow, or a comma is before it."""

@@ -110,15 +110,15 @@ def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] 
         return []
     # (1) Elements that are copied: their text as often as in the source, longer ones first since they may hold shorter.
     taken: list[tuple[int, int]] = []
-    places: dict[str, list[int]] = {}
+    places: dict[tuple[str, bool], list[int]] = {}  # by text, and whether an element's
     literals = {unit.text[unit.items[i].start : unit.items[i].end] for i in unit.copied}
     for literal in sorted(literals, key=len, reverse=True):
         here = [at for at in occurrences(literal, text) if not _overlaps(taken, at, at + len(literal))]
-        if len(here) != len(occurrences(literal, unit.text)):
-            return None
         own = sum(unit.text[unit.items[i].start : unit.items[i].end] == literal for i in unit.copied)
-        places[literal] = _likeliest(unit, literal, here, own, links)
-        taken += [(at, at + len(literal)) for at in places[literal]]
+        if len(here) != len(occurrences(literal, unit.text)) or len(here) < own:
+            return None
+        places[literal, True] = _likeliest(unit, literal, here, own, links)
+        taken += [(at, at + len(literal)) for at in places[literal, True]]
     # (2) The others are found by pattern, as they were in the source.
     found = [item for item in protected(text) if not _overlaps(taken, item.start, item.end)]
     wanted = [item for i, item in enumerate(unit.items) if i not in unit.copied]
@@ -129,11 +129,11 @@ def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] 
     ]:
         return None
     for item in found:
-        places.setdefault(text[item.start : item.end], []).append(item.start)
+        places.setdefault((text[item.start : item.end], False), []).append(item.start)
     # (3) Equal ones keep their order.
     fixed = []
-    for item in unit.items:
-        at = places[unit.text[item.start : item.end]].pop(0)
+    for number, item in enumerate(unit.items):
+        at = places[unit.text[item.start : item.end], number in unit.copied].pop(0)
         fixed.append(Link(item.start, item.end, at, at + item.end - item.start))
     return sorted(fixed, key=lambda link: link.target_start)
 

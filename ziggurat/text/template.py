@@ -17,7 +17,7 @@ from ziggurat.text.sentences import Options
 from ziggurat.text.tokens import spelt
 from ziggurat.text.work import Work
 
-__all__ = ["MarkupForm", "Raw", "Slot", "Template", "filled", "slots", "written"]
+__all__ = ["Form", "MarkupForm", "PlainForm", "Raw", "Slot", "Template", "add", "filled", "slots", "written"]
 
 
 class Form(Protocol):
@@ -68,6 +68,17 @@ class MarkupForm:
                 template.append(said)
             else:
                 add(template, piece.raw)
+        return template
+
+
+class PlainForm:
+    """Paragraphs of text without escapes: text and marks are written as they are."""
+
+    def write(self, pieces: Sequence[Piece]) -> Template:
+        """Return the pieces as strings and slots."""
+        template: Template = []
+        for piece in pieces:
+            add(template, piece if isinstance(piece, str) else piece.raw)
         return template
 
 
