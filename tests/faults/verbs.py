@@ -230,6 +230,7 @@ EXPORTS: dict[str, Verb] = {
         for target, modules in {
             "plain": ("onnxruntime",),
             "ctranslate2": ("ctranslate2",),
+            "argos": ("ctranslate2",),
             "huggingface": ("transformers",),
             "onnx": ("onnx", "onnxruntime", "onnxscript", "torch.onnx"),
         }.items()
