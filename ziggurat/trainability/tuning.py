@@ -173,7 +173,7 @@ def sweep(
 
 
 def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
-    trial = run_trial(experiment, store, 0.0, options)
+    trial = run_trial(experiment, store, 0.0, options, loss_only=True)
     loss = math.inf if trial.failed else float(trial.points[trial.updates]["nll"])
     return loss if math.isfinite(loss) else math.inf
 
