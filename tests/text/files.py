@@ -23,6 +23,7 @@ def packed(parts: Mapping[str, str | bytes], stored: tuple[str, ...] = ()) -> by
             info.compress_type = zipfile.ZIP_STORED if name in stored else zipfile.ZIP_DEFLATED
             info.external_attr = 0o644 << 16
             archive.writestr(info, content)
+        archive.comment = b"a remark"
     return out.getvalue()
 
 

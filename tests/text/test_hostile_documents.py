@@ -71,6 +71,12 @@ def test_xml_that_is_broken_or_declares_entities_is_refused(name: str, part: str
         read(name, with_part(name, part, attack) if part else attack)
 
 
+def test_declarations_inside_of_a_file_are_refused_of_any_kind() -> None:
+    content = FILES["a.tmx"].replace(b'SYSTEM "tmx14.dtd"', b'[<!ATTLIST tuv x CDATA "y">]')
+    with pytest.raises(DataError, match="declarations of its own in its DOCTYPE"):
+        read("a.tmx", content)
+
+
 def test_entities_of_a_dtd_elsewhere_are_not_fetched() -> None:
     content = FILES["a.tmx"].replace(b"tmx14.dtd", b"file:///etc/hostname").replace(b"Hello", b"Hello &x;")
     assert b"&x;" in read("a.tmx", content)

@@ -244,11 +244,14 @@ def test_text_that_copied_elements_also_have_is_told_apart() -> None:
 
 
 def test_a_copied_element_outside_of_its_link_sends_the_paragraph_to_its_slices() -> None:
-    # Code and the rest of its link are at the two ends of the sentence, and between them is a bold word.
-    translate = fixed("x mid y", (0, 1, 0, 1), (9, 10, 6, 7), (2, 5, 2, 5))
-    outcome = translated("<a>y <code>x</code></a> <b>mid</b>", translate)
-    assert outcome.value.count("<code>x</code>") == 1
-    assert Reader(outcome.value).nested
+    # Code at the beginning, the rest of its link at the end, and between them a bold word.
+    said = {"y x mid": Rendered("x mid y y", [Link(2, 3, 0, 1), Link(4, 7, 2, 5), Link(0, 1, 6, 7), Link(0, 1, 8, 9)])}
+    outcome = translated(
+        "<a>y <code>x</code></a> <b>mid</b>",
+        lambda sentences: [said.get(s.text, Rendered(s.text.upper())) for s in sentences],
+    )
+    assert outcome.value == "<a>Y <code>x</code></a> <b>MID</b>"
+    assert outcome.notices == {"in_segments": 1}
 
 
 def test_entities_stay_valid_and_as_they_were_spelt() -> None:
@@ -296,6 +299,16 @@ def test_attributes_are_translated_where_asked_for() -> None:
 def test_time_and_depth_are_bounded(unit: str) -> None:
     text = unit * 5_000
     assert len(translated(text, identity, ONE_SENTENCE).value) >= len(text) - 1
+
+
+def test_too_deep_or_too_many_tags_divide_a_paragraph() -> None:
+    deep = "<b>" * 3000 + "one two" + "</b>" * 3000
+    assert translated(deep, permuting(1)).value in (deep, deep.replace("one two", "two one"))
+    many = "<i>x</i> " * 3000
+    outcome = translated(many, identity, ONE_SENTENCE)
+    assert outcome.value == many
+    assert outcome.notices == {"in_segments": 1}
+    assert translated("<i>x</i> " * 30, identity, ONE_SENTENCE).notices == {}
 
 
 def test_a_random_page_of_every_kind_of_tag() -> None:

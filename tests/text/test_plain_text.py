@@ -144,6 +144,27 @@ def test_lone_surrogates_do_not_reach_the_splitter() -> None:
     assert translated("a\ud800b. Next", identity).value == "a\ud800b. Next"
 
 
+@pytest.mark.parametrize("blank", ["\xa0", "\u2009", "\u202f", "\u3000", "\u2028"])
+def test_wide_blanks_before_a_full_stop_do_not_stop_the_splitter(blank: str) -> None:
+    """French has one before ! and ?; sentencex itself panics at them."""
+    text = f"Quoi{blank}? Rien{blank}. B{blank}."
+    expected = [f"Quoi{blank}?", f"Rien{blank}.", f"B{blank}."]
+    assert sentencex_splitter("fr")(text) == [f"{expected[0]} ", f"{expected[1]} ", expected[2]]
+
+
+def test_a_panic_of_the_splitter_leaves_a_paragraph_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    class PanicException(BaseException):
+        pass
+
+    def panics(language: str, text: str) -> list[str]:
+        raise PanicException
+
+    monkeypatch.setattr("sentencex.segment", panics)
+    sentencex_splitter.cache_clear()
+    assert asked_for("One. Two.", Options(sentencex_splitter("en"))) == ["One. Two."]
+    sentencex_splitter.cache_clear()
+
+
 def test_sentences_of_scripts_without_blanks_get_one_in_another_script() -> None:
     def english(sentences: list[Sentence]) -> list[Rendered]:
         return [Rendered("One.") for _ in sentences]

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ziggurat.cli.documents import refuse_for_documents, translate_documents
 from ziggurat.cli.engine import (
     HINT_LINES,
     ModelOptions,
@@ -72,6 +73,16 @@ def translate(
     overrides: DecodingOverrides = None,
     input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--document",
+            metavar="FILE",
+            help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole, by its name's "
+            "ending; repeat for more, with a folder as --output.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.", rich_help_panel=_FORM)
     ] = False,
@@ -131,7 +142,7 @@ def translate(
     ] = "1",
     engine: Engine = "auto",
 ) -> None:
-    """Translate line by line: one output line for each input line, in order.
+    """Translate line by line: one output line for each input line, in order; or whole documents with `--document`.
 
     With `n_best=N` the text output is `line ||| translation ||| score`, up to N lines for each input line.
 
@@ -142,6 +153,13 @@ def translate(
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
+    if document:
+        by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
+        by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
+        refuse_for_documents({**by_line, "--workers": workers != "1"})
+        terms = inputs_beside_lines(None, None, terminology)
+        translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
+        return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     if [input, *beside].count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")

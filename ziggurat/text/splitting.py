@@ -24,6 +24,7 @@ MAX_SENTENCE = 2000
 
 # The last of these in a sentence that is too long is where it is cut: the end of a line, clause or word.
 _CUTS = [regex.compile(p) for p in (r"[\n\r\u2028\u2029]\s*", r"[.!?;:。！？；：]\s*", r"[,，、]\s*", r"\s+")]
+_BLANKS = regex.compile(r"[^\S\x00-\x7f]")
 _SURROGATES = regex.compile(r"[\ud800-\udfff]")
 
 
@@ -42,10 +43,18 @@ def sentencex_splitter(language: str) -> Splitter:
     segment: Callable[[str, str], Any] = sentencex.segment
 
     def split(text: str) -> list[str]:
-        # Rust has no lone surrogates. Their stand-in has their length, so the text itself can be cut by lengths.
-        stand_in = _SURROGATES.sub("\ufffd", text)
+        # Stand-ins of the same length, so that the text itself can be cut by lengths: Rust has no lone surrogates, and
+        # sentencex (1.0.32) panics at white space of several bytes before a full stop, as French has it.
+        stand_in = _BLANKS.sub(" ", _SURROGATES.sub("\ufffd", text))
+        try:
+            found = segment(language, stand_in)
+        except BaseException as error:
+            # A panic is no Exception, so it would end a server. It has no class that could be imported.
+            if type(error).__name__ != "PanicException":
+                raise
+            found = [text]  # as a splitter does that finds no end of a sentence
         sentences, begin = [], 0
-        for sentence in segment(language, stand_in):
+        for sentence in found:
             sentences.append(text[begin : begin + len(sentence)])
             begin += len(sentence)
         return sentences
