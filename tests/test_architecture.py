@@ -17,7 +17,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"errors", "documents", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
-    "data": BASE | {"config"},
+    "alignment": BASE,
+    "data": BASE | {"config", "alignment"},
     "nn": BASE,
     "evaluation": BASE | {"config"},
     "init": BASE | {"config", "nn"},
@@ -32,7 +33,18 @@ ALLOWED = {
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
     "cli": BASE
-    | {"config", "data", "evaluation", "models", "decoding", "training", "backtranslation", "export", "trainability"}
+    | {
+        "config",
+        "alignment",
+        "data",
+        "evaluation",
+        "models",
+        "decoding",
+        "training",
+        "backtranslation",
+        "export",
+        "trainability",
+    }
     | {"report", "diagnosis", "cost"},
     "errors": set(),
     "documents": {"errors"},
