@@ -17,7 +17,8 @@ MODULES = sorted(PACKAGE.rglob("*.py"))
 BASE = {"errors", "documents", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
-    "data": BASE | {"config"},
+    "alignment": BASE,
+    "data": BASE | {"config", "alignment"},
     "nn": BASE,
     "evaluation": BASE | {"config"},
     "init": BASE | {"config", "nn"},
@@ -36,6 +37,7 @@ ALLOWED = {
     "cli": BASE
     | {
         "config",
+        "alignment",
         "data",
         "evaluation",
         "models",

@@ -2,7 +2,7 @@
 
 No file can make a reader hang (a pipe, a device), fill the memory, or fail where the file's name is unknown. Errors are
 of the class that the caller names, with the file, the key and the way out. In order: checks of paths, bytes, JSON and
-its form, lines of JSON.
+its form, lines of JSON; then what makes a safetensors file the same every time.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ __all__ = [
     "read_json",
     "read_json_lines",
     "shaped",
+    "with_sorted_header",
 ]
 
 MAX_BYTES = 1 << 24
@@ -273,3 +274,11 @@ def json_safe(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: json_safe(part) for key, part in value.items()}
     return [json_safe(part) for part in value] if isinstance(value, list | tuple) else value
+
+
+def with_sorted_header(content: bytes) -> bytes:
+    """Return a safetensors file with its header sorted, since the library's order of metadata is random."""
+    end = 8 + int.from_bytes(content[:8], "little")  # the header, as JSON, follows its length in 8 bytes
+    text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)  # tensors stay aligned
+    return len(text).to_bytes(8, "little") + text + content[end:]

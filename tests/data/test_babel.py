@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 import sacrebleu
 
+from ziggurat.alignment.words import split_words
 from ziggurat.data import babel_lexicon as words
-from ziggurat.data.babel import generate, write_corpus
+from ziggurat.data.babel import generate, generate_aligned, write_corpus
 from ziggurat.errors import DataError
 
 LEXICON = words.LEXICON
@@ -199,6 +200,26 @@ def test_sentences_are_a_function_of_the_seed(pairs: list[tuple[str, str]]) -> N
 def test_second_implementation_gives_every_translation(pairs: list[tuple[str, str]]) -> None:
     for low, high in pairs[:5000]:
         assert translated(low) == high, low
+
+
+def test_alignments_are_those_of_the_second_implementation() -> None:
+    for pair in generate_aligned(3000, 4):
+        low, high = (split_words(text, "split") for text in (pair.low, pair.high))
+        said = Reader(pair.low).translate()
+        assert [word.lower() for word in high] == [word.lower() for word, _ in said]
+        found = {(source, target) for target, (_, source) in enumerate(said) if source >= 0}
+        # The reader takes an auxiliary and the opening of a question from single words, and knows nothing of commas
+        # and particles.
+        loose = {(s, t) for s, t in found if said[t][0] in {"ku", *(w for pair in words.HIGH_AUXILIARY for w in pair)}}
+        assert loose <= pair.possible
+        assert {low[s] for s, _ in pair.possible - loose} <= {*ADVERBS, "ul", "eb"}
+        assert found - loose == {(s, t) for s, t in pair.sure if low[s] not in (",", "ul", "eb")}
+        assert all(low[s] == "," for s, t in pair.sure if high[t] == ",")
+        for at, word in enumerate(low):
+            if word in ("ul", "eb"):
+                verb = {t for s, t in pair.sure if s == at}
+                assert len(verb) == 1
+                assert {low[s] for s, t in pair.sure if t in verb} & VERB_WORDS
 
 
 def test_sentences_look_like_text(pairs: list[tuple[str, str]]) -> None:

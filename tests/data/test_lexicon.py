@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, translation_table, write_shortlist
+from ziggurat.alignment.model1 import translation_table
+from ziggurat.data.shortlist import ShortlistTable, _candidates, read_shortlist, write_shortlist
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import ConfigError, DataError
 

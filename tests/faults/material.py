@@ -18,6 +18,7 @@ import torch
 import zstandard
 from torch import Tensor
 
+from ziggurat.alignment.aligner import Aligner
 from ziggurat.backtranslation.plan import Job, make_plan
 from ziggurat.backtranslation.shards import cut
 from ziggurat.backtranslation.stages import make_shard
@@ -47,6 +48,7 @@ def write_material(folder: Path, golden: Path) -> None:
     )
     _write_corpora(folder, pairs)
     _write_lines(folder, pairs)
+    (folder / "aligner.safetensors").write_bytes(Aligner.train(pairs[:30]).content())
     for kind in ("bpe", "unigram"):
         (folder / f"{kind}.spm").write_bytes(_sentencepiece(kind, [text for pair in pairs for text in pair]))
     words = "".join(f"{word} 1\n" for word in sorted({word for pair in pairs for word in pair[0].split()}))

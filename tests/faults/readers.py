@@ -233,6 +233,12 @@ READERS: dict[str, Reader] = {
             lambda: translated("run", "shortlist=shortlist.safetensors"),
             lambda path: True,
         ),
+        Reader(
+            "aligner",
+            ("aligner.safetensors", "lines.txt", "mono.txt"),
+            ("aligner.safetensors",),
+            lambda: verb("align", "lines.txt", "mono.txt", "--input-model", "aligner.safetensors"),
+        ),
         Reader("sentencepiece", ("bpe.spm", "unigram.spm"), ("*.spm",), _sentencepiece),
         Reader("vocabulary", ("words",), ("words/*",), lambda: tokenized(load_tokenizers("words"))),
         Reader(

@@ -201,6 +201,12 @@ VERBS: dict[str, Verb] = {
         preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
+    "align": Verb(
+        ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--save-model", "model"),
+        ground=("corpus",),
+        parts=("model",),
+        preload=("ziggurat.alignment.aligner", "ziggurat.data.readers"),
+    ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
         ground=("store", "post.yaml"),

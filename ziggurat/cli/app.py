@@ -10,6 +10,7 @@ import typer
 
 from ziggurat import __version__
 from ziggurat.cli import (
+    alignment,
     backtranslation,
     demo,
     evaluation,
@@ -37,6 +38,7 @@ app = typer.Typer(
 _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Begin": {"demo": demo.demo, "recipes": preparation.recipes, "explain": preparation.explain},
     "Train": {
+        "align": alignment.align,
         "prepare": preparation.prepare,
         "inspect": inspection.inspect,
         "tune": tuning.tune,

@@ -9,9 +9,9 @@ Words and rules are constants; `seed` chooses only the sentences.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,11 +30,12 @@ from ziggurat.data.babel_lexicon import (
     NOMINATIVE,
     OBLIQUE,
     PRESENT,
+    Verb,
 )
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import DataError, is_full_disk
 
-__all__ = ["SOURCE_LANGUAGE", "TARGET_LANGUAGE", "generate", "write_corpus"]
+__all__ = ["SOURCE_LANGUAGE", "TARGET_LANGUAGE", "AlignedPair", "generate", "generate_aligned", "write_corpus"]
 
 SOURCE_LANGUAGE = "qlo"
 """Code of Low Babel; ISO 639-2 keeps qaa to qtz for private use."""
@@ -44,11 +45,45 @@ TARGET_LANGUAGE = "qhi"
 SHORTEST, LONGEST = 4, 20  # words of a source sentence
 
 
+class AlignedPair(NamedTuple):
+    """A sentence pair with its gold alignment, as numbers of (source word, target word) from 0.
+
+    Words are those of ziggurat.alignment.words.split_words: punctuation counts.
+    """
+
+    low: str
+    high: str
+    sure: set[tuple[int, int]]
+    """Words that say the same; a verb's particle says the same as its verb."""
+    possible: set[tuple[int, int]]
+    """Further links: the auxiliary with the verb it serves and with the adverb of its tense, the opening of a question
+    with its sign."""
+
+
+class _Word(str):
+    """A word that knows what it says: words of the two languages with a common meaning are linked.
+
+    Attributes:
+        meaning: number of what it says; -1: nothing that a word of the other language says.
+        loosely: meanings that it has a part in.
+    """
+
+    meaning = -1
+    loosely: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, meaning: int = -1, *loosely: int) -> _Word:
+        """Return a word with these meanings."""
+        word = cls(text)
+        word.meaning, word.loosely = meaning, loosely
+        return word
+
+
 class Phrase(NamedTuple):
     """A noun phrase in both languages, with its gender and number for the agreement of verbs."""
 
-    low: list[str]
-    high: list[str]
+    low: list[_Word]
+    high: list[_Word]
     agreement: int  # gender * 2 + number
 
 
@@ -58,32 +93,47 @@ class _Speaker:
     def __init__(self, seed: int) -> None:
         self.rng = random.Random(seed)
         self.lexicon = LEXICON
+        self._meanings = itertools.count()
 
-    def _noun(self, field: int, number: int, case: int) -> tuple[str, str, int]:
+    def _both(self, low: str, high: str) -> tuple[_Word, _Word]:
+        """Return two words that say the same."""
+        meaning = next(self._meanings)
+        return _Word.of(low, meaning), _Word.of(high, meaning)
+
+    def _noun(self, field: int, number: int, case: int) -> tuple[_Word, _Word, int]:
         noun = self.lexicon.nouns.draw(self.rng)
         gender, forms = noun.senses[field]
-        return noun.low + LOW_PLURAL * number, forms[number * 3 + case], gender
+        return *self._both(noun.low + LOW_PLURAL * number, forms[number * 3 + case]), gender
+
+    def _verb(self, verb: Verb, agreement: int) -> tuple[_Word, list[_Word], _Word]:
+        """Return the Low Babel verb, its particle, if any, in a list, and the High Babel verb."""
+        low, high = self._both(verb.low, verb.forms[agreement])
+        return low, [_Word.of(verb.particle, low.meaning)] if verb.particle else [], high
 
     def simple(self, field: int, case: int) -> Phrase:
         """A name, a numeral with a noun, or determiner, adjectives and noun."""
         rng, kind = self.rng, self.rng.random()
         if kind < 0.25:
             name, gender = self.lexicon.names.draw(rng)
-            return Phrase([name], [name], gender * 2)
+            named = self._both(name, name)
+            return Phrase([named[0]], [named[1]], gender * 2)
         if kind < 0.35:
-            numeral = str(2 + int(98 * rng.random() ** 2))
+            digits = str(2 + int(98 * rng.random() ** 2))
+            numerals = self._both(digits, digits)
             low, high, gender = self._noun(field, 1, case)
-            return Phrase([numeral, low], [high, numeral], gender * 2 + 1)
+            return Phrase([numerals[0], low], [high, numerals[1]], gender * 2 + 1)
         number = int(rng.random() < 0.35)
         low, high, gender = self._noun(field, number, case)
         low_determiner, forms = self.lexicon.determiners.draw(rng)
-        low_words, high_words = [low_determiner], [forms[gender][number * 3 + case], high]
+        determiners = self._both(low_determiner, forms[gender][number * 3 + case])
+        low_words, high_words = [determiners[0]], [determiners[1], high]
         for share in (0.3, 0.15):
             if rng.random() >= share:
                 break
             adjective = self.lexicon.adjectives.draw(rng)
-            low_words.append(adjective.low)
-            high_words.append(adjective.forms[gender * 2 + number])
+            adjectives = self._both(adjective.low, adjective.forms[gender * 2 + number])
+            low_words.append(adjectives[0])
+            high_words.append(adjectives[1])
         low_words.append(low)
         return Phrase(low_words, high_words, gender * 2 + number)
 
@@ -92,92 +142,102 @@ class _Speaker:
         head, kind = self.simple(field, case), self.rng.random()
         if kind < 0.1:
             owner = self.simple(field, OBLIQUE)
-            return Phrase([*head.low, LOW_OF, *owner.low], [*owner.high, HIGH_OF, *head.high], head.agreement)
+            of = self._both(LOW_OF, HIGH_OF)
+            return Phrase([*head.low, of[0], *owner.low], [*owner.high, of[1], *head.high], head.agreement)
         if kind < 0.25:
             low, high = self.relative(head.agreement)
-            return Phrase([*head.low, ",", *low, ","], [*head.high, ",", *high, ","], head.agreement)
+            begin, end = self._both(",", ","), self._both(",", ",")
+            return Phrase([*head.low, begin[0], *low, end[0]], [*head.high, begin[1], *high, end[1]], head.agreement)
         return head
 
-    def relative(self, agreement: int) -> tuple[list[str], list[str]]:
+    def relative(self, agreement: int) -> tuple[list[_Word], list[_Word]]:
         """A relative clause without its commas; `agreement` is that of the noun it belongs to."""
         verb = self.lexicon.transitive.draw(self.rng)
         gender, number = divmod(agreement, 2)
-        particle = [verb.particle] if verb.particle else []
-        if self.rng.random() < 0.6:  # "who sees the dog": the verb agrees with the noun outside
-            other = self.simple(verb.field, ACCUSATIVE)
-            pronoun = self.lexicon.relatives[gender][number * 3 + NOMINATIVE]
-            return [LOW_RELATIVE, verb.low, *other.low, *particle], [
-                pronoun,
-                *other.high,
-                verb.forms[agreement],
-            ]
-        other = self.simple(verb.field, NOMINATIVE)
-        pronoun = self.lexicon.relatives[gender][number * 3 + ACCUSATIVE]
-        return [LOW_RELATIVE, *other.low, verb.low, *particle], [
-            pronoun,
-            *other.high,
-            verb.forms[other.agreement],
-        ]
+        of_subject = self.rng.random() < 0.6  # "who sees the dog": the verb agrees with the noun outside
+        other = self.simple(verb.field, ACCUSATIVE if of_subject else NOMINATIVE)
+        case = NOMINATIVE if of_subject else ACCUSATIVE
+        who = self._both(LOW_RELATIVE, self.lexicon.relatives[gender][number * 3 + case])
+        low, particle, high = self._verb(verb, agreement if of_subject else other.agreement)
+        said = [low, *other.low] if of_subject else [*other.low, low]
+        return [who[0], *said, *particle], [who[1], *other.high, high]
 
-    def sentence(self) -> tuple[list[str], list[str]]:
+    def sentence(self) -> tuple[list[_Word], list[_Word]]:
         """One sentence as words and commas, final sign last."""
         rng, lexicon, kind = self.rng, self.lexicon, self.rng.random()
         valency = 1 if kind < 0.25 else 2 if kind < 0.8 else 3
         verb = (lexicon.intransitive, lexicon.transitive, lexicon.ditransitive)[valency - 1].draw(rng)
         subject = self.full(verb.field, NOMINATIVE)
-        low, high = [*subject.low], []
-        if negated := rng.random() < 0.12:
-            low.append(LOW_NOT)
-        low.append(verb.low)
+        low_verb, particle, high_verb = self._verb(verb, subject.agreement)
+        low, high, end = [*subject.low], list[_Word](), [high_verb]
+        if rng.random() < 0.12:
+            no = self._both(LOW_NOT, HIGH_NOT)
+            low.append(no[0])
+            end.append(no[1])
+        low.append(low_verb)
         if valency > 1:
             thing = self.full(verb.field, ACCUSATIVE)
             low += thing.low
             high = thing.high
-        if verb.particle:
-            low.append(verb.particle)
+        low += particle
         if valency > 2:
             receiver = self.simple(verb.field, OBLIQUE)
-            low += [LOW_TO, *receiver.low]
+            low += [_Word.of(LOW_TO), *receiver.low]
             high = [*receiver.high, *high]
         if rng.random() < 0.3:
-            (preposition, postposition), place = (
-                lexicon.prepositions.draw(rng),
-                self.simple(verb.field, OBLIQUE),
-            )
-            low += [preposition, *place.low]
-            high = [*place.high, postposition, *high]
-        tense = PRESENT
+            positions, place = self._both(*lexicon.prepositions.draw(rng)), self.simple(verb.field, OBLIQUE)
+            low += [positions[0], *place.low]
+            high = [*place.high, positions[1], *high]
+        tense, told = PRESENT, [low_verb.meaning]
         if rng.random() < 0.4:
             adverb = lexicon.adverbs.draw(rng)
-            tense = adverb.tense
-            low.append(adverb.low)
-            high = [adverb.high, *high]
-        high = [
-            *subject.high,
-            HIGH_AUXILIARY[tense][subject.agreement % 2],
-            *high,
-            verb.forms[subject.agreement],
-        ]
-        if negated:
-            high.append(HIGH_NOT)
+            tense, adverbs = adverb.tense, self._both(adverb.low, adverb.high)
+            told.append(adverbs[0].meaning)
+            low.append(adverbs[0])
+            high = [adverbs[1], *high]
+        auxiliary = _Word.of(HIGH_AUXILIARY[tense][subject.agreement % 2], -1, *told)
+        high = [*subject.high, auxiliary, *high, *end]
         if rng.random() < 0.15:
-            return [*low, "?"], [HIGH_QUESTION, *high, "?"]
-        return [*low, "."], [*high, "."]
+            signs = self._both("?", "?")
+            return [*low, signs[0]], [_Word.of(HIGH_QUESTION, -1, signs[0].meaning), *high, signs[1]]
+        stops = self._both(".", ".")
+        return [*low, stops[0]], [*high, stops[1]]
 
 
-def _written(words: list[str]) -> str:
-    """Return words as text: punctuation attached, no comma before the final sign, a capital at the beginning."""
-    sign = words.pop()
-    text = " ".join(words).replace(" ,", ",").rstrip(",")
-    return text[0].upper() + text[1:] + sign
+def _aligned(low: list[_Word], high: list[_Word]) -> AlignedPair:
+    """Return both sides as text, with their links."""
+    # No comma stands before the final sign.
+    sides = [[*(words[:-2] if words[-2] == "," else words[:-1]), words[-1]] for words in (low, high)]
+    places: dict[int, list[int]] = {word.meaning: [] for word in sides[0]}
+    for place, word in enumerate(sides[0]):
+        places[word.meaning].append(place)
+    sure, possible = set[tuple[int, int]](), set[tuple[int, int]]()
+    for place, word in enumerate(sides[1]):
+        sure |= {(other, place) for other in places.get(word.meaning, ()) if word.meaning >= 0}
+        possible |= {(other, place) for meaning in word.loosely for other in places[meaning]}
+    return AlignedPair(_written(sides[0]), _written(sides[1]), sure, possible)
 
 
-def _stream(seed: int) -> Iterator[tuple[str, str]]:
+def _written(words: list[_Word]) -> str:
+    """Return words as text: punctuation attached, a capital at the beginning."""
+    text = " ".join(words[:-1]).replace(" ,", ",")
+    return text[0].upper() + text[1:] + words[-1]
+
+
+_COMMA = _Word(",")
+
+
+def _stream(seed: int) -> Iterator[AlignedPair]:
     speaker = _Speaker(seed)
     while True:
         low, high = speaker.sentence()
-        if SHORTEST <= len(low) - 1 - low.count(",") <= LONGEST:
-            yield _written(low), _written(high)
+        if SHORTEST <= len(low) - 1 - low.count(_COMMA) <= LONGEST:
+            yield _aligned(low, high)
+
+
+def generate_aligned(pairs: int, seed: int) -> Iterator[AlignedPair]:
+    """Yield the pairs of `generate`, each with its gold alignment."""
+    return itertools.islice(_stream(seed), pairs)
 
 
 def generate(pairs: int, seed: int) -> Iterator[tuple[str, str]]:
@@ -185,7 +245,7 @@ def generate(pairs: int, seed: int) -> Iterator[tuple[str, str]]:
 
     Sentences have 4 to 20 source words, not counting punctuation. Short ones may be repeated, as in real text.
     """
-    return islice(_stream(seed), pairs)
+    return ((pair.low, pair.high) for pair in generate_aligned(pairs, seed))
 
 
 def write_corpus(
@@ -203,12 +263,12 @@ def write_corpus(
     for split, count in (("test", test), ("dev", dev), ("train", train)):
         pairs: list[tuple[str, str]] = []
         while len(pairs) < count:
-            pair = next(stream)
-            if pair[0] in held_out:
+            low, high, *_ = next(stream)
+            if low in held_out:
                 continue
-            pairs.append(pair)
+            pairs.append((low, high))
             if split != "train":
-                held_out.add(pair[0])
+                held_out.add(low)
         splits[split] = pairs
     directory = Path(directory)
     paths: dict[str, tuple[Path, Path]] = {}

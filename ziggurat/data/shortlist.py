@@ -1,16 +1,16 @@
 """Lexical shortlists: for each source piece the target pieces that get a score, estimated from a store by IBM Model 1.
 
-First the shortlist and its file, then IBM Model 1 (Brown et al. 1993) on pairs of ids.
+The estimate is ziggurat.alignment.model1's.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import xxhash
@@ -18,20 +18,19 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from ziggurat.alignment.model1 import Row, translation_table
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import Tokenizer
-from ziggurat.documents import check_opens
+from ziggurat.documents import check_opens, with_sorted_header
 from ziggurat.errors import ConfigError, DataError, refuse_passing
 
 if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
     from ziggurat.data.corpus import Store
 
 __all__ = [
-    "Row",
     "ShortlistTable",
     "estimate_shortlist",
     "read_shortlist",
-    "translation_table",
     "write_shortlist",
 ]
 
@@ -102,7 +101,7 @@ def write_shortlist(path: Path | str, table: ShortlistTable) -> None:
     source, target = table.vocabularies
     metadata = {"format": _FORMAT, "source_vocabulary": source, "target_vocabulary": target}
     content = save({"candidates": table.candidates, "always": table.always}, metadata)
-    write_atomically(Path(path), _in_order(content))
+    write_atomically(Path(path), with_sorted_header(content))
 
 
 def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> ShortlistTable:
@@ -132,113 +131,6 @@ def read_shortlist(path: Path | str, source: Tokenizer, target: Tokenizer) -> Sh
     return table
 
 
-Ids = NDArray[np.integer[Any]]
-
-
-class Row(NamedTuple):
-    """Translation distribution of a source piece: target ids in ascending order, and their probabilities.
-
-    The probabilities sum to 1 before small ones are left out.
-    """
-
-    ids: NDArray[np.int64]
-    probabilities: NDArray[np.float64]
-
-
-def translation_table(
-    sources: Sequence[Ids],
-    targets: Sequence[Ids],
-    source_size: int,
-    target_size: int,
-    *,
-    iterations: int = 5,
-    kept: int = 500,
-) -> list[Row]:
-    """Return p(target piece | source piece) for every source id, and for the empty piece as the last row.
-
-    p(target | source) = prod_j sum_i t(target_j | source_i) / (length + 1), where i also runs over an empty piece that
-    is added to every source. t is uniform at first; each iteration is one of expectation maximisation. A piece that
-    occurs in no source has an empty row.
-
-    Args:
-        sources: ids of each pair, [pairs] arrays.
-        targets: the same for the other side.
-        source_size: number of ids.
-        target_size: the same for the other side.
-        iterations: at least 1.
-        kept: most target pieces of a row between iterations.
-    """
-    # Memory is that of the pairs and the rows: co-occurrences are computed one source piece at a time, and the row of a
-    # source piece keeps only its `kept` best entries.
-    text = _Text(sources, targets, source_size)
-    lengths = np.fromiter(map(len, sources), np.int64, len(sources))
-    # Denominators of the first iteration: sums of uniform probabilities, up to a factor that cancels.
-    norm = np.repeat(lengths + 1.0, text.lengths)
-    rows: list[Row] = []
-    dense = np.zeros(target_size)
-    for iteration in range(iterations):
-        after, new_rows = np.zeros(len(text.target)), []
-        for piece in range(source_size + 1):
-            # (1) Expectation: the expected count of each target piece beside this source piece.
-            places, counts = text.occurrences(piece)
-            beside = text.target[places]
-            share = counts / norm[places]
-            if iteration:
-                dense[rows[piece].ids] = rows[piece].probabilities
-                share *= dense[beside]
-                dense[rows[piece].ids] = 0
-            expected: NDArray[Any] = np.bincount(beside, share, target_size)
-            # (2) Maximisation: the counts, normalised, are the new row.
-            row = _normalised(expected, kept if piece < source_size else target_size)
-            new_rows.append(row)
-            # (3) Add its probabilities to the denominators of the next iteration.
-            dense[row.ids] = row.probabilities
-            after[places] += counts * dense[beside]
-            dense[row.ids] = 0
-        rows, norm = new_rows, after
-    return rows
-
-
-class _Text:
-    """The concatenated targets, and the positions in them beside which a source piece occurs."""
-
-    def __init__(self, sources: Sequence[Ids], targets: Sequence[Ids], source_size: int) -> None:
-        self.lengths = np.fromiter(map(len, targets), np.int64, len(targets))
-        self.target = np.concatenate([np.zeros(0, np.int64), *targets])
-        self._starts = self.lengths.cumsum() - self.lengths
-        pair = np.repeat(np.arange(len(sources)), [len(source) for source in sources])
-        keys = np.concatenate([np.zeros(0, np.int64), *sources]) * len(sources) + pair
-        keys, self._counts = np.unique(keys, return_counts=True)
-        self._pairs = keys % max(1, len(sources))
-        self._of_piece = np.searchsorted(keys, np.arange(source_size + 1) * len(sources))
-
-    def occurrences(self, piece: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Return the positions in `target` whose source contains `piece`, and its count there.
-
-        The number after the last id stands for the empty piece, which is in every source once.
-        """
-        if piece == len(self._of_piece) - 1:
-            return np.arange(len(self.target)), np.ones(len(self.target), np.int64)
-        own = slice(self._of_piece[piece], self._of_piece[piece + 1])
-        pairs = self._pairs[own]
-        lengths: NDArray[np.int64] = self.lengths[pairs]
-        shift = self._starts[pairs] - (lengths.cumsum() - lengths)
-        places: NDArray[Any] = np.repeat(shift, lengths) + np.arange(int(lengths.sum()))
-        return places, np.repeat(self._counts[own], lengths)
-
-
-def _normalised(expected: NDArray[np.float64], kept: int) -> Row:
-    """Return expected counts [target ids] as a distribution, reduced to its `kept` largest values."""
-    ids = expected.nonzero()[0]
-    values = expected[ids]
-    total = values.sum()
-    if len(ids) > kept:
-        # A stable sort, so that ties go to the smaller id on every machine.
-        best = np.sort(np.argsort(-values, kind="stable")[:kept])
-        ids, values = ids[best], values[best]
-    return Row(ids, values / total)
-
-
 def _copies(source: Tokenizer, target: Tokenizer) -> list[int]:
     """Return for each source id the target id with the same spelling, or the number of target ids."""
     ids = {piece: i for i, piece in enumerate(target.pieces(range(target.size)))}
@@ -254,14 +146,6 @@ def _candidates(rows: list[Row], copies: list[int], filler: int, best: int, floo
         chosen = row.ids[order[row.probabilities[order] >= floor]]
         candidates[piece, 1 : 1 + len(chosen)] = chosen
     return candidates
-
-
-def _in_order(content: bytes) -> bytes:
-    """Return a safetensors file with its header sorted, since the library's order of metadata is random."""
-    end = 8 + int.from_bytes(content[:8], "little")  # the header, as JSON, follows its length in 8 bytes
-    text = json.dumps(json.loads(content[8:end]), sort_keys=True, separators=(",", ":"), ensure_ascii=False).encode()
-    text += b" " * (-len(text) % 8)  # tensors stay aligned
-    return len(text).to_bytes(8, "little") + text + content[end:]
 
 
 _NOTHING = np.zeros((), np.int32)
