@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "HINT_LINES",
     "ModelOptions",
+    "notices_text",
     "open_engine",
     "open_model",
     "say_hint",
@@ -271,3 +272,15 @@ def warnings_shown() -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_args, **_kwargs: say(f"warning: {message}")
         yield
+
+
+def notices_text(translator: Translator | ServedTranslator | WorkerTranslator) -> str:
+    """Return the translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
+    names = {
+        "blank_lines": "blank",
+        "long_lines": "translated in parts",
+        "unfinished": "cut at the length limit",
+        "unmet": "without phrases they should contain",
+    }
+    counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
+    return "; " + ", ".join(counts) if counts else ""

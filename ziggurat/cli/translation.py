@@ -14,6 +14,7 @@ from ziggurat.cli.documents import refuse_for_documents, translate_documents
 from ziggurat.cli.engine import (
     HINT_LINES,
     ModelOptions,
+    notices_text,
     open_engine,
     open_model,
     say_hint,
@@ -157,7 +158,7 @@ def translate(
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
         refuse_for_documents({**by_line, "--workers": workers != "1"})
-        terms = inputs_beside_lines(None, None, terminology)
+        terms = _inputs_beside_lines(None, None, terminology)
         translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
         return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
@@ -209,7 +210,7 @@ def translate(
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
-            say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){_notices_text(translator)}")
+            say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator)}")
 
 
 def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
@@ -235,18 +236,6 @@ def _text_form(translation: Translation, number: int, n_best: int, *, quality: b
         columns = [hypothesis.text] if n_best == 1 else [str(number), hypothesis.text, f"{hypothesis.score:.4f}"]
         lines.append(" ||| ".join([*columns, f"{hypothesis.quality:.4f}"] if quality else columns))
     return "\n".join(lines)
-
-
-def _notices_text(translator: Translator | ServedTranslator | WorkerTranslator) -> str:
-    """Return the translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
-    names = {
-        "blank_lines": "blank",
-        "long_lines": "translated in parts",
-        "unfinished": "cut at the length limit",
-        "unmet": "without phrases they should contain",
-    }
-    counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
-    return "; " + ", ".join(counts) if counts else ""
 
 
 def _first_lines(path: str, count: int) -> list[str]:
