@@ -173,6 +173,44 @@ def test_tags_are_those_of_the_standard_library(tree: str) -> None:
     assert ours == theirs
 
 
+def noisy(seed: int) -> Translate:
+    """Words at random, some of the source's, with links at random, or none."""
+
+    def one(text: str) -> Rendered:
+        rng = random.Random(f"{seed} {text}")
+        words = text.split()
+        said = " ".join(rng.choice([*words, "new", "{0}", "."]) for _ in range(rng.randint(0, 2 * len(words))))
+
+        def span(length: int) -> tuple[int, int]:
+            begin = rng.randrange(length)
+            return begin, rng.randint(begin + 1, min(length, begin + 8))
+
+        links = [Link(*span(len(text)), *span(len(said))) for _ in range(rng.randint(0, 12))] if said else []
+        return Rendered(said, links if rng.random() < 0.9 else None)
+
+    return lambda sentences: [one(s.text) for s in sentences]
+
+
+RICH = st.lists(
+    st.one_of(
+        trees(2), st.sampled_from(["{0}", "<code>x</code>", "<br>", ". ", " %s ", "😀", "<b>{0}</b>", "a.b@c.de", "\n"])
+    ),
+    max_size=6,
+).map(" ".join)
+
+
+@given(RICH, st.integers(0, 99), st.booleans())
+@settings(max_examples=200, deadline=None)
+def test_nothing_gets_lost_whatever_a_translator_says(tree: str, seed: int, aligned: bool) -> None:
+    source = Reader(tree)
+    said = Reader(translated(tree, noisy(seed), Options(OPTIONS.split, aligned)).value)
+    assert said.nested
+    assert said.tags == source.tags
+    for item in ("%s", "😀", "a.b@c.de"):
+        assert said.text.count(item) == source.text.count(item)
+    assert said.text.count("{0}") >= source.text.count("{0}")
+
+
 def fixed(said: str, *links: tuple[int, int, int, int]) -> Translate:
     return lambda sentences: [Rendered(said, [Link(*link) for link in links]) for _ in sentences]
 
