@@ -152,7 +152,8 @@ def test_a_model_that_fails_is_tried_again(make: Make, copying: Translator, monk
     asker.ask("a")
     (failed,) = asker.wait()
     assert isinstance(failed, ModelFailed)
-    assert "damaged weights" in str(failed)
+    assert "could not be opened" in str(failed)
+    assert "damaged weights" not in str(failed)  # which may hold paths
     assert (asker.engine.state.status, asker.engine.busy) == ("failed", False)
     broken[0] = False
     time.sleep(0.1)
@@ -178,7 +179,7 @@ def test_a_step_that_fails_ends_only_the_lines_under_way(
     asker.ask(LINES[0])
     (failed,) = asker.wait()
     assert isinstance(failed, ModelFailed)
-    assert "out of memory, say" in str(failed)
+    assert "out of memory, say" not in str(failed)
     asker.ask(LINES[1])
     assert texts(asker.wait())[1] == LINES[1]
     assert asker.engine.state.status == "ready"

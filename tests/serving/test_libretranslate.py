@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.export.exporter import export_model
 from ziggurat.serving.access import new_key
+from ziggurat.serving.pool import ModelSource
 
 LINES = list(SENTENCES)
 DE_EN = {"source": "de", "target": "en"}
@@ -121,6 +123,11 @@ def test_the_language_is_detected(serve: Serve) -> None:
         ({"content": b"x" * 3000}, 413, "larger than 2,000 bytes"),
         ({"files": {"q": ("a" * 2000, b"x" * 3000)}}, 413, "larger than 2,000 bytes"),
         ({"content": b"", "headers": {"content-type": "multipart/form-data"}}, 400, ""),
+        (
+            {"content": b"--x--", "headers": {"content-type": "multipart/form-data; boundary=x; charset=undefined"}},
+            400,
+            "forms must be UTF-8",
+        ),
     ],
 )
 def test_what_cannot_be_translated_is_refused(serve: Serve, request_: dict[str, Any], status: int, said: str) -> None:
@@ -172,6 +179,7 @@ def test_keys_and_limits(serve: Serve, tmp_path: Path) -> None:
     assert answers[1].json() == {"error": "Invalid API key"}
     answers = [client.post("/translate", json={**fields, "api_key": key}) for _ in range(3)]
     assert [a.status_code for a in answers] == [200, 200, 429]
+    assert client.post("/translate", json={"q": ["a"] * 3, "api_key": key, **DE_EN}).status_code == 413
     assert answers[2].json()["error"].startswith("Slowdown:")
     assert "retry-after" in answers[2].headers
 
@@ -193,6 +201,35 @@ def test_an_exported_model_is_served(serve: Serve, folders: dict[tuple[str, str]
     best = [h.text for h in alone.translate([LINES[0]], n_best=3)[0].hypotheses]
     answer = client.post("/translate", json={"q": LINES[0], "alternatives": 2, **DE_EN}).json()
     assert [answer["translatedText"], *answer["alternatives"]] == list(dict.fromkeys(best))
+
+
+def test_a_text_in_the_target_language_comes_back(serve: Serve) -> None:
+    client, said = serve(), "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
+    answer = client.post("/translate", json={"q": said, "source": "auto", "target": "de"}).json()
+    assert (answer["translatedText"], answer["detectedLanguage"]["language"]) == (said, "de")
+
+
+def test_a_language_that_no_model_writes_is_refused(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
+    client = serve(models=[{"path": str(folders["de", "en"])}])
+    answer = client.post("/translate", json={"q": "Hund", "source": "auto", "target": "de"})
+    assert (answer.status_code, answer.json()["error"]) == (400, "no model translates into de")
+    assert client.post("/v2/translate", json={"text": "Hund", "target_lang": "DE"}).status_code == 400
+
+
+def test_tags_stay_where_two_models_lead(serve: Serve) -> None:
+    marked = {"q": "<p>A <b>dog</b> runs.</p>", "source": "de", "target": "qlo", "format": "html"}
+    found = serve().post("/translate", json=marked).json()["translatedText"]
+    assert re.findall("<[^>]*>", found) == ["<p>", "<b>", "</b>", "</p>"]
+
+
+def test_nobody_waits_beyond_the_deadline(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate = threading.Event()
+    opening = ModelSource.open
+    monkeypatch.setattr(ModelSource, "open", lambda self: (gate.wait(30), opening(self))[1])
+    client = serve(limits={"seconds": 0.2})
+    answer = client.post("/translate", json={"q": LINES[0], **DE_EN})
+    gate.set()
+    assert (answer.status_code, answer.json()) == (504, {"error": "the deadline passed"})
 
 
 def test_every_request_gets_its_own_answer(serve: Serve, german: Translator) -> None:

@@ -67,7 +67,12 @@ def serve(
         found = change_section(found, parse_yaml(read_config(config), str(config))[0], str(config))
     changes = {"host": host, "port": port, "keys": None if keys is None else str(keys)}
     given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
-    given["models"] = [*named, *(entry.model_dump() for entry in found.models)]
+    shared = {"threads": threads, "device": device} if threads is not None or device != "auto" else {}
+    of_file = [entry.model_dump() for entry in found.models]
+    for entry in of_file:  # what is typed goes before what is written
+        entry |= {key: value for key, value in shared.items() if value is not None}
+        entry["decoding"] = {**entry["decoding"], **settings}
+    given["models"] = [*named, *of_file]
     found = change_section(found, given, "serve")
     if not found.models:
         raise ConfigError("name at least one model: `ziggurat serve RUN`")

@@ -102,6 +102,8 @@ class Access:
             ("characters_per_minute", self._characters, characters),
         ):
             most = (entry and getattr(entry, kind)) or getattr(self._limits, kind)
+            if most is not None and cost > most:
+                raise Refused(413, f"at most {most} {kind.replace('_per_minute', '')} are allowed in a minute")
             if most is not None and cost and not limiter.hit(RateLimitItemPerMinute(most), kind, client, cost=cost):
                 raise Refused(
                     429, f"Slowdown: {most} {kind.replace('_per_minute', '')} per 1 minute", {"Retry-After": "60"}

@@ -66,6 +66,7 @@ class EngineState:
     steps: int = 0
     live: int = 0
     reloads: int = 0
+    failures: int = 0
     last_used: float = field(default_factory=time.monotonic)
 
 
@@ -114,7 +115,7 @@ class Engine:
     def close(self, seconds: float) -> bool:
         """Translate what waits, then end the thread; return whether it ended within `seconds`."""
         with self.queue.changed:
-            self._closing = True
+            self._closing, self.queue.closed = True, ModelFailed("the server is shutting down")
             self.queue.changed.notify_all()
         self._thread.join(seconds)
         if self._thread.is_alive():
@@ -184,7 +185,8 @@ class Engine:
             self._opened, self._looked = self._opening(), now
         except Exception as error:
             self._retry_at, self._retry = now + self._retry, min(2 * self._retry, _RETRY[1])
-            raise ModelFailed(f"could not be opened: {error}") from error
+            self._say(f"{self.name}: {error}")
+            raise ModelFailed("could not be opened; the server's log has the reason") from error
         self.state.status, self.state.reason, self._retry = "ready", "", _RETRY[0]
         return True
 
@@ -193,17 +195,20 @@ class Engine:
         now = time.monotonic()
         if self._opened is not None and not self._stale and now - self._looked > _CHANGED:
             self._looked = now
-            with contextlib.suppress(ZigguratError):  # being replaced at this moment
+            with contextlib.suppress(ZigguratError, OSError):  # being replaced at this moment
                 self._stale = self._version() != self._opened.version
 
     def _reload(self, old: Opened) -> None:
         """Open the model again; the old one goes on where its files are not whole yet."""
         self._stale, self._looked = False, time.monotonic()
+        version: object = None
         try:
+            version = self._version()
             self._opened = self._opening()
-        except ZigguratError as error:
-            self._opened = old
-            self._say(f"{self.name}: its files have changed, but cannot be opened: {error}")
+        except Exception as error:  # half-written, or too large beside the old one
+            # Not tried again before the files change once more: each trial drains the search.
+            self._opened = Opened(old.translator, version)
+            self._say(f"{self.name}: its files have changed, but cannot be opened, the old ones go on: {error}")
             return
         self.state.reloads += 1
         self._say(f"{self.name}: loaded again, since its files have changed")
@@ -247,13 +252,18 @@ class Engine:
             except ZigguratError as error:  # this line's own fault
                 taken.finish(error)
                 continue
+            except Exception as error:  # it is in no queue and no batch now
+                taken.finish(ModelFailed(f"{self.name}: failed: {printable(str(error), 300)}"))
+                raise
             room -= 1
 
     def _failed(self, error: Exception) -> None:
         """Let the lines fail that were under way, or all if the model is not open."""
-        why = error if isinstance(error, ModelFailed) else ModelFailed(f"failed: {printable(str(error), 300)}")
-        self.state.status, self.state.reason = "failed", str(why)
-        self._say(f"{self.name}: {why}")
+        why = error if isinstance(error, ModelFailed) else ModelFailed("failed while it translated")
+        if self._opened is None:
+            self.state.status, self.state.reason = "failed", str(why)
+        self.state.failures += 1
+        self._say(f"{self.name}: {why}: {printable(str(error), 300)}")
         jobs = [] if self._batch is None else list(self._batch.jobs.values())
         self._batch = None
         for job in jobs:

@@ -127,7 +127,9 @@ class ModelPool:
             name = source.name or "-".join(pair)
             if name in self.models:
                 raise ConfigError(f"two models are called {name!r}: {self.models[name].origin.path}, {source.path}")
-            engine = Engine(name, self._opening(source, name), source.version, FairQueue(waiting), say)
+            engine = Engine(
+                name, self._opening(source, name), source.version, FairQueue(waiting, max(1, waiting // 2)), say
+            )
             self.models[name] = Model(name, *pair, source, engine)
             self.pairs.setdefault(pair, self.models[name])
 

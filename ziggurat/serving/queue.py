@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -76,7 +77,8 @@ class Job:
     def finish(self, result: Translation | Exception) -> None:
         """Hand over what came of it."""
         if not self.cancelled:
-            self.done(result)
+            with contextlib.suppress(RuntimeError):  # of an event loop that has ended: nobody is there any more
+                self.done(result)
 
 
 class FairQueue:
@@ -96,6 +98,8 @@ class FairQueue:
         self._clients: OrderedDict[str, deque[Job]] = OrderedDict()
         self._lately = [0.0, 0.0]  # lines and seconds, the older the less they count
         self._size = 0
+        self.closed: Exception | None = None
+        """Why no more lines are taken."""
 
     def __len__(self) -> int:
         return self._size
@@ -103,6 +107,8 @@ class FairQueue:
     def put(self, jobs: Sequence[Job]) -> None:
         """Let the lines of a request wait. Raises QueueFull: there is no room."""
         with self.changed:
+            if self.closed is not None:
+                raise self.closed
             of_client = Counter(job.client for job in jobs)
             for client, count in of_client.items():
                 waiting = len(self._clients.get(client, ()))

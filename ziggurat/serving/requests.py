@@ -71,6 +71,8 @@ async def fields_of(request: Request) -> dict[str, Any]:
     query = _grouped(request.query_params.multi_items())
     kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if kind in ("application/x-www-form-urlencoded", "multipart/form-data"):
+        if "charset" in request.headers.get("content-type", "").lower().replace("charset=utf-8", ""):
+            raise Refused(400, "forms must be UTF-8")  # Python knows codecs that no browser has
         try:
             async with request.form(max_files=1, max_fields=2000) as form:
                 pairs = [(key, value) for key, value in form.multi_items() if not isinstance(value, UploadFile)]

@@ -55,8 +55,11 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
                 log_level="warning",
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
+                proxy_headers=False,  # else whoever asks from this machine could name any address as its own
+                http="h11",  # the one whose limit of headers is below
+                limit_concurrency=1000,
                 timeout_keep_alive=30,
-                timeout_graceful_shutdown=round(config.drain_seconds) or None,
+                timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
                 h11_max_incomplete_event_size=1 << 16,  # of headers
                 ws="none",
             )

@@ -15,7 +15,8 @@ from ziggurat.serving.access import Access
 from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.detection import Detector
 from ziggurat.serving.pool import Model, ModelPool
-from ziggurat.serving.queue import Job, Options
+from ziggurat.serving.queue import Job, Late, Options
+from ziggurat.serving.requests import Refused
 from ziggurat.text.alignment import rendered
 from ziggurat.text.markup import html as html_text
 from ziggurat.text.paragraphs import plain_text
@@ -72,7 +73,8 @@ class Translations:
 
     def __init__(self, pool: ModelPool, access: Access, limits: LimitsConfig) -> None:
         self.pool, self.access, self.limits = pool, access, limits
-        self._detector = Detector(pool.languages)
+        self._languages = pool.languages
+        self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
 
     def client(self, request: Request, key: object, requests: int, characters: int) -> str:
         """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
@@ -82,9 +84,15 @@ class Translations:
     def detect(self, text: str, target: str | None = None) -> list[tuple[str, float]]:
         """Return the languages that `text` may have, the likeliest first, with a confidence from 0 to 100.
 
-        Only those that can be translated into `target`, where it is given.
+        Only those that can be translated from; where `target` is given, those that can be translated into it, and it.
+        Raises Refused (400) where no model translates into it.
         """
-        among = None if target is None else [c for c, targets in self.pool.languages.items() if target in targets]
+        among = list(self._languages)
+        if target is not None:
+            among = [code for code, targets in self._languages.items() if target in targets]
+            if not among:
+                raise Refused(400, f"no model translates into {target}")
+            among.append(target)
         return self._detector.rank(text, among)
 
     async def translate(
@@ -136,7 +144,10 @@ class Translations:
             while True:
                 new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in recorded.found]
                 recorded.found |= dict(zip(new, await self._translated(new, route, asked), strict=True))
-                sentences = work.send(recorded.rendered(sentences, rank))
+                answers = recorded.rendered(sentences, rank)
+                if len(route) > 1:  # links of the last model lead to the language between, not to the text
+                    answers = [Rendered(each.text) for each in answers]
+                sentences = work.send(answers)
         except StopIteration as ended:
             result: Result = ended.value
             return result
@@ -180,7 +191,11 @@ class Translations:
         ]
         model.engine.queue.put(jobs)
         try:
-            return list(await asyncio.gather(*futures))
+            # The engine looks at deadlines between two steps; a model that takes minutes to open has none.
+            async with asyncio.timeout(max(0.0, asked.deadline - time.monotonic())):
+                return list(await asyncio.gather(*futures))
+        except TimeoutError:
+            raise Late("the deadline passed") from None
         finally:
             for job in jobs:  # what is done does not mind
                 job.cancel()
