@@ -42,11 +42,15 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
     marked = {"target_lang": "DE", "source_lang": "EN", "text": "You <b>two</b>", "tag_handling": "html"}
     text = client.post("/v2/translate", data=marked, headers=auth).json()["translations"][0]["text"]
     assert (text.count("<b>"), text.count("</b>")) == (1, 1)
+    kept = {**marked, "text": "You <x>dog</x> runs", "ignore_tags": "x,y"}
+    assert "<x>dog</x>" in client.post("/v2/translate", data=kept, headers=auth).json()["translations"][0]["text"]
     detected = {"target_lang": "EN-US", "text": ["Das Haus steht am Fluss, und der Hund schläft."]}
     answer = client.post("/v2/translate", json=detected, headers=auth).json()
     assert answer["translations"][0]["detected_source_language"] == "DE"
     used = client.get("/v2/usage", headers=auth).json()
-    assert used["character_count"] == 2 * sum(map(len, LINES)) + len(marked["text"]) + len(detected["text"][0])
+    assert used["character_count"] == 2 * sum(map(len, LINES)) + sum(
+        len(each["text"]) for each in (marked, kept)
+    ) + len(detected["text"][0])
     targets = client.get("/v2/languages", params={"type": "target"}, headers=auth).json()
     assert {"language": "DE", "name": "German", "supports_formality": False} in targets
     assert {"language": "EN", "name": "English"} in client.get("/v2/languages", headers=auth).json()
@@ -61,6 +65,7 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
         ({"text": [1], "target_lang": "DE"}, 400, "'text' not specified"),
         ({"text": ["a"], "target_lang": "DE", "source_lang": "QLO"}, 400, "'source_lang' not supported"),
         ({"text": ["a"], "target_lang": "DE", "tag_handling": "pdf"}, 400, "'tag_handling' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "glossary_id": "g"}, 400, "'glossary_id' not supported"),
         ({"text": ["a"] * 501, "target_lang": "DE"}, 413, "At most 500 texts"),
     ],
 )

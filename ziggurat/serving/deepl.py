@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -13,6 +14,7 @@ from starlette.routing import Route
 from ziggurat.config.languages import main_language
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
 from ziggurat.serving.translations import Translations
+from ziggurat.text.markup import HTML
 
 __all__ = ["DeepL"]
 
@@ -54,6 +56,10 @@ class DeepL:
         handling = str(fields.get("tag_handling") or "")
         if handling not in ("", "html", "xml"):
             raise Refused(400, "Value for 'tag_handling' not supported.")
+        if fields.get("glossary_id"):
+            raise Refused(400, "Value for 'glossary_id' not supported.")
+        ignored = _names(fields.get("ignore_tags"))
+        markup = replace(HTML, copied=HTML.copied | ignored, inline=HTML.inline | ignored) if handling else None
         target = self._code(fields.get("target_lang"), "target_lang")
         client = self._client(request, fields, len(texts), characters)
         if fields.get("source_lang"):
@@ -63,7 +69,7 @@ class DeepL:
             sources = [source] * len(texts)
         else:
             sources = [self._server.detect(text, target)[0][0] for text in texts]
-        work = self._server.translate(texts, sources, target, client, html=bool(handling))
+        work = self._server.translate(texts, sources, target, client, markup=markup)
         found = await unless_gone(request, work)
         with self._counting:
             self._used[client] += characters
@@ -119,3 +125,9 @@ class DeepL:
         if found is None:
             raise Refused(400, f"Value for '{name}' not supported.")
         return found
+
+
+def _names(given: Any) -> frozenset[str]:
+    """Return names of tags from a list, or from a text with commas between them."""
+    listed = given if isinstance(given, list) else [given]
+    return frozenset(name.strip() for text in listed if isinstance(text, str) for name in text.split(",")) - {""}

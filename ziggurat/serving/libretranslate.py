@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
 from ziggurat.serving.translations import Translations
+from ziggurat.text.markup import HTML
 
 __all__ = ["ALIASES", "LibreTranslate"]
 
@@ -55,7 +56,9 @@ class LibreTranslate:
         alternatives = self._alternatives(fields.get("alternatives"))
         client = self._server.client(request, fields.get("api_key"), len(texts), sum(map(len, texts)))
         sources, target, detected = self._pair(texts, str(fields["source"]), str(fields["target"]))
-        work = self._server.translate(texts, sources, target, client, html=kind == "html", more=alternatives)
+        work = self._server.translate(
+            texts, sources, target, client, markup=HTML if kind == "html" else None, more=alternatives
+        )
         found = await unless_gone(request, work)
         many = isinstance(fields["q"], list)
         answer: dict[str, Any] = {"translatedText": [each[0] for each in found] if many else found[0][0]}

@@ -117,7 +117,7 @@ class ModelPool:
         names: Mapping[str, str] | None = None,
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
-        self._memory, self._names = memory, dict(names or {})
+        self._memory, self._names, self._say = memory, dict(names or {}), say
         self.models: dict[str, Model] = {}
         self.pairs: dict[tuple[str, str], Model] = {}
         for source in sources:
@@ -177,7 +177,8 @@ class ModelPool:
                 return
             idle = [model for model in others if not model.engine.busy]
             if not others:
-                return
+                break
             if idle:
                 min(idle, key=lambda model: model.engine.state.last_used).engine.unload()
             time.sleep(_POLL)
+        self._say(f"{name}: opened beyond the limit of memory: nothing else could be closed")

@@ -18,6 +18,7 @@ from ziggurat.serving.pool import Model, ModelPool
 from ziggurat.serving.queue import Job, Late, Options
 from ziggurat.serving.requests import Refused
 from ziggurat.text.alignment import rendered
+from ziggurat.text.markup import Rules
 from ziggurat.text.markup import html as html_text
 from ziggurat.text.paragraphs import plain_text
 from ziggurat.text.sentences import Options as TextOptions
@@ -102,17 +103,19 @@ class Translations:
         target: str,
         client: str,
         *,
-        html: bool = False,
+        markup: Rules | None = None,
         more: int = 0,
     ) -> list[list[str]]:
-        """Return for each text its translation, followed by up to `more` others.
+        """Return for each text its translation, followed by up to `more` others; `markup` where the texts have tags.
 
         A text in the target language comes back as it is. Raises QueueFull, Late and ModelFailed; where the caller is
         cancelled, so are the sentences.
         """
-        asked = Asked(client, time.monotonic() + self.limits.seconds, Options(n_best=more + 1, alignments=html))
+        asked = Asked(
+            client, time.monotonic() + self.limits.seconds, Options(n_best=more + 1, alignments=markup is not None)
+        )
         tasks = [
-            self._text(text, source, target, asked, html, more) for text, source in zip(texts, sources, strict=True)
+            self._text(text, source, target, asked, markup, more) for text, source in zip(texts, sources, strict=True)
         ]
         running = [asyncio.ensure_future(task) for task in tasks]
         try:
@@ -121,15 +124,17 @@ class Translations:
             for task in running:  # one that fails ends the others
                 task.cancel()
 
-    async def _text(self, text: str, source: str, target: str, asked: Asked, html: bool, more: int) -> list[str]:
+    async def _text(
+        self, text: str, source: str, target: str, asked: Asked, markup: Rules | None, more: int
+    ) -> list[str]:
         route = [] if source == target else self.pool.route(source, target)
         if not route:
             return [text]
         options, recorded = TextOptions(split=sentencex_splitter(source)), _Recorded()
-        make = partial(html_text if html else plain_text, text, options)
+        make = partial(plain_text, text, options) if markup is None else partial(html_text, text, options, markup)
         found = [(await self._perform(make(), route, asked, recorded)).value]
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
-        for rank in range(1, more + 1 if not html else 1):
+        for rank in range(1, more + 1 if markup is None else 1):
             other = await self._again(make(), route, asked, recorded, rank)
             if other not in found:
                 found.append(other)
