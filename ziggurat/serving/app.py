@@ -91,7 +91,12 @@ def build_app(
                 allow_headers=["Authorization", "Content-Type"],
                 expose_headers=["Authorization", "X-Request-ID"],
             ),
-            Middleware(BodyLimit, most=translations.limits.body_bytes, of_path={}),
+            Middleware(
+                BodyLimit,
+                most=translations.limits.body_bytes,
+                of_path={},
+                seconds=translations.limits.reading_seconds,
+            ),
         ],
     )
 

@@ -43,6 +43,9 @@ class LimitsConfig(Section):
     """Most bytes of a document."""
     seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a request is given up."""
+    reading_seconds: float = Field(default=20.0, gt=0, le=3600)
+    """Seconds in which the head of a request must come, and in which its body must; a body has a second more for every
+    10,000 bytes that have come."""
     requests_per_minute: Size | None = Field(default=None, ge=1)
     """Requests of one client (its key, or its address) in a minute; null: no limit."""
     characters_per_minute: Size | None = Field(default=None, ge=1)

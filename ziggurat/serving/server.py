@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 from collections.abc import Callable
 from pathlib import Path
 
+import h11
 import uvicorn
 from starlette.applications import Starlette
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ziggurat.errors import ConfigError
 from ziggurat.serving.access import Access
@@ -29,6 +32,48 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
     return build_app(translations, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds)
+
+
+_TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
+
+
+def _hurried(seconds: float) -> type[H11Protocol]:
+    """Return uvicorn's HTTP/1.1 that closes connections on which the head of a request takes longer than `seconds`.
+
+    Uvicorn alone waits for it for ever, so that a thousand connections which send nothing would keep out everybody.
+    """
+
+    class Hurried(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._watch()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            self._watch()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._unwatch()
+            super().connection_lost(exc)
+
+        def _watch(self) -> None:
+            if self.conn.their_state is not h11.IDLE:
+                self._unwatch()  # the body has a limit of its own (BodyLimit)
+            elif self._timer is None:
+                self._timer = self.loop.call_later(seconds, self._too_slow)
+
+        def _unwatch(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _too_slow(self) -> None:
+            self.transport.write(_TOO_SLOW)
+            self.transport.close()
+
+    return Hurried
 
 
 def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
@@ -56,7 +101,7 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
                 proxy_headers=False,  # else whoever asks from this machine could name any address as its own
-                http="h11",  # the one whose limit of headers is below
+                http=_hurried(config.limits.reading_seconds),  # h11: the one whose limit of headers is below
                 limit_concurrency=1000,
                 timeout_keep_alive=30,
                 timeout_graceful_shutdown=max(1, round(config.drain_seconds)),
