@@ -59,7 +59,8 @@ def server(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPa
         process.send_signal(signal.SIGTERM)
         said = process.stderr.read()
         assert process.wait(60) in (0, 143)
-        assert "Traceback" not in said, said
+        at = said.find("Traceback")
+        assert at < 0, said[at : at + 6000]
 
 
 def head(*lines: str, path: str = "/translate", method: str = "POST") -> bytes:
@@ -170,7 +171,7 @@ def test_many_that_dawdle_keep_out_nobody(server: Server) -> None:
             connection.close()
 
 
-@pytest.mark.parametrize("count", [150, pytest.param(3000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [150, pytest.param(1000, marks=pytest.mark.slow)])
 def test_bytes_that_were_changed(count: int, server: Server) -> None:
     """Good requests with bytes changed, left out, doubled or put elsewhere: an answer, or the end of the connection."""
     draw, seen = random.Random(3), Counter[int]()

@@ -38,9 +38,11 @@ _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Lengt
 
 
 def _hurried(seconds: float) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1 that closes connections on which the head of a request takes longer than `seconds`.
+    """Return uvicorn's HTTP/1.1, mended in two places.
 
-    Uvicorn alone waits for it for ever, so that a thousand connections which send nothing would keep out everybody.
+    Uvicorn alone waits for the head of a request for ever, so that a thousand connections which send nothing would keep
+    out everybody: here they are closed after `seconds`. And where a body breaks the rules it answers by itself, after
+    which the application's own answer fails with a traceback in the log.
     """
 
     class Hurried(H11Protocol):
@@ -57,6 +59,16 @@ def _hurried(seconds: float) -> type[H11Protocol]:
         def connection_lost(self, exc: Exception | None) -> None:
             self._unwatch()
             super().connection_lost(exc)
+
+        def send_400_response(self, msg: str) -> None:
+            cycle = self.cycle
+            if cycle is not None and not cycle.response_complete:
+                cycle.disconnected = True  # what the application says now reaches nobody
+                cycle.message_event.set()
+                if cycle.response_started:
+                    self.transport.close()
+                    return
+            super().send_400_response(msg)
 
         def _watch(self) -> None:
             if self.conn.their_state is not h11.IDLE:
@@ -97,7 +109,7 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
         uvicorn.Server(
             uvicorn.Config(
                 app,
-                log_level="warning",
+                log_level="error",  # warnings are of broken requests: whoever sends them could fill the disk
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
                 proxy_headers=False,  # else whoever asks from this machine could name any address as its own
