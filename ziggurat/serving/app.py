@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import time
 import uuid
@@ -23,10 +25,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.deepl import DeepL
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
+from ziggurat.serving.files import UPLOADS, Files
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
+from ziggurat.serving.own import Own
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations
@@ -35,12 +40,17 @@ __all__ = ["build_app"]
 
 
 def build_app(
-    translations: Translations, *, metrics_token: str | None = None, drain_seconds: float = 30.0
+    translations: Translations,
+    documents: Documents,
+    *,
+    metrics_token: str | None = None,
+    drain_seconds: float = 30.0,
 ) -> Starlette:
     """Return the application over what a server can do.
 
     Args:
         translations: the models, with keys and limits.
+        documents: those that clients send.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         drain_seconds: in which what waits is translated at the end.
     """
@@ -48,8 +58,13 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        documents.open()
+        watch = asyncio.create_task(_refresh(translations, documents))
         yield
+        watch.cancel()
+        await documents.close()
         await run_in_threadpool(translations.pool.close, drain_seconds)
+        translations.close()
 
     async def health(request: Request) -> Response:
         """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
@@ -71,13 +86,17 @@ def build_app(
         return JSONResponse(_spec(routes))
 
     routes = [
-        *LibreTranslate(translations).routes(),
+        *LibreTranslate(translations, files=documents.config.enabled).routes(),
+        *Files(translations, documents).routes(),
         *DeepL(translations).routes(),
         *OpenAI(translations).routes(),
+        *Own(translations, files=documents.config.enabled).routes(),
         Route("/health", health),
         Route("/metrics", figures),
         Route("/spec", spec),
     ]
+    # A form has more than its file: names, boundaries, a glossary.
+    files = dict.fromkeys(UPLOADS, translations.limits.file_bytes + translations.limits.body_bytes)
     return Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -87,18 +106,27 @@ def build_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=["*"],
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["Authorization", "Content-Type"],
                 expose_headers=["Authorization", "X-Request-ID"],
             ),
             Middleware(
                 BodyLimit,
                 most=translations.limits.body_bytes,
-                of_path={},
+                of_path=files,
                 seconds=translations.limits.reading_seconds,
             ),
         ],
     )
+
+
+async def _refresh(translations: Translations, documents: Documents) -> None:
+    """Look every second at the file of keys and at documents whose time is over, for as long as the server runs."""
+    while True:
+        await asyncio.sleep(1.0)
+        with contextlib.suppress(OSError):
+            await translations.in_thread(translations.access.refresh)
+            await documents.expire()
 
 
 class _Seen:

@@ -16,6 +16,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.serving.access import Access
 from ziggurat.serving.app import build_app
 from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.pool import ModelPool, ModelSource
 from ziggurat.serving.translations import Translations
 
@@ -28,10 +29,11 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
         ModelSource(Path(entry.path).expanduser(), entry.name, entry.which, entry.threads, entry.device, entry.decoding)
         for entry in config.models
     ]
-    access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser())
+    access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
-    return build_app(translations, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds)
+    documents = Documents(translations, config.documents, say)
+    return build_app(translations, documents, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds)
 
 
 _TOO_SLOW = b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
