@@ -72,6 +72,7 @@ def test_a_third_language_leads_where_no_model_goes(serve: Serve, folders: dict[
     assert client.get("/languages").json() == [
         {"code": "de", "name": "German", "targets": ["de", "en", "qlo"]},
         {"code": "en", "name": "English", "targets": ["de", "en", "qlo"]},
+        {"code": "qlo", "name": "Qlo", "targets": ["qlo"]},
     ]
     assert client.post("/languages").json() == client.get("/languages").json()
     assert client.post("/translate", json={"q": "x", "source": "en", "target": "en"}).json() == {"translatedText": "x"}

@@ -19,6 +19,8 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from tests.export.test_argos import model_directory
+from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.export.exporter import export_model
 
 pytestmark = pytest.mark.slow
@@ -38,7 +40,7 @@ def post(path: str, **more: Any) -> Case:
     return Case("POST", path, more)
 
 
-GOOD = {"q": "The dog runs.", "source": "en", "target": "de"}
+GOOD = {"q": "Ein Hund rennt.", "source": "de", "target": "en"}
 
 
 def translate(**fields: Any) -> Case:
@@ -51,7 +53,7 @@ def without(*names: str) -> Case:
 
 def file(name: str, content: bytes, **fields: Any) -> Case:
     return post(
-        "/translate_file", files={"file": (name, io.BytesIO(content))}, data={"source": "en", "target": "de"} | fields
+        "/translate_file", files={"file": (name, io.BytesIO(content))}, data={"source": "de", "target": "en"} | fields
     )
 
 
@@ -82,8 +84,8 @@ CASES: dict[str, Case] = {
     "no body": post("/translate"),
     "an unknown source": translate(source="zz"),
     "an unknown target": translate(target="zz"),
-    "a direction that there is not": translate(source="de", target="en"),
-    "into its own language": translate(target="en"),
+    "a direction that there is not": translate(source="en", target="de"),
+    "into its own language": translate(target="de"),
     "too many texts": translate(q=["a"] * 4),
     "a text too long": translate(q="a" * 201),
     "texts too long": translate(q=["a" * 150] * 2),
@@ -91,7 +93,7 @@ CASES: dict[str, Case] = {
     "an object as text": translate(q={"a": 1}),
     "numbers in a list": translate(q=[1, 2]),
     "a number as source": translate(source=3),
-    "a list as target": translate(target=["de"]),
+    "a list as target": translate(target=["en"]),
     "broken JSON": post("/translate", content=b"{bad", headers={"content-type": "application/json"}),
     "JSON that is a list": post("/translate", content=b"[1]", headers={"content-type": "application/json"}),
     "JSON that is null": post("/translate", content=b"null", headers={"content-type": "application/json"}),
@@ -105,18 +107,29 @@ CASES: dict[str, Case] = {
     "a language as JSON": post("/detect", json={"q": "Hello there, how are you today?"}),
     "no text to detect": post("/detect", json={}),
     "an empty text to detect": post("/detect", json={"q": ""}),
-    "a suggestion": post("/suggest", data={"q": "a", "s": "b", "source": "en", "target": "de"}),
+    "a suggestion": post("/suggest", data={"q": "a", "s": "b", "source": "de", "target": "en"}),
     "a file": file("a.txt", b"The dog runs.\n"),
     "a file of another kind": file("a.exe", b"MZ"),
     "a file without a name": file("", b"a"),
-    "no file": post("/translate_file", data={"source": "en", "target": "de"}),
+    "no file": post("/translate_file", data={"source": "de", "target": "en"}),
     "a file into no language": file("a.txt", b"a", target="zz"),
     "a file from no language": file("a.txt", b"a", source="zz"),
     "a file that there is not": Case("GET", "/download_file/nothing.txt", {}),
     "a file upwards": Case("GET", "/download_file/..%2f..%2fetc%2fpasswd", {}),
     "a path that there is not": Case("GET", "/nothing", {}),
 }
-DIFFERENT: dict[str, str] = {}
+_BROKEN = "LibreTranslate answers 500"
+DIFFERENT = {
+    "alternatives that are no number": _BROKEN,
+    "a number as text": _BROKEN,
+    "an object as text": _BROKEN,
+    "numbers in a list": _BROKEN,
+    "a file that there is not": _BROKEN,
+    "texts too long": "our limit is for all texts of a request together: they are what a request costs",
+    "languages, posted": "Argos Translate's own client posts; LibreTranslate refuses",
+    "settings": "we read other kinds of documents",
+    "health": "we also tell how each model is",
+}
 """Case -> why we answer otherwise. That we do is asserted, so that the table stays true."""
 
 
@@ -148,18 +161,21 @@ def running(command: list[str], port: int, **environment: str) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def both(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Addresses of LibreTranslate and of ours."""
     python = os.environ.get("ZIGGURAT_LIBRETRANSLATE_PYTHON")
     if python is None:
         pytest.skip("no environment with LibreTranslate: $ZIGGURAT_LIBRETRANSLATE_PYTHON")
     folder = tmp_path_factory.mktemp("oracle")
-    export_model(folders["en", "de"], "argos", folder / "argos")
+    joint = trained_tokenizer(SENTENCES, 340, [])
+    model = model_directory(folder, joint, joint)
+    (text := folder / "text").write_text("".join(f"{line}\n" for line in SENTENCES), encoding="utf-8")
+    export_model(model, "argos", folder / "argos", verify=text)
     (package,) = (folder / "argos").glob("*.argosmodel")
     config = folder / "serve.yaml"
     ports = free_port(), free_port()
     config.write_text(
-        f"models: [{{path: {folders['en', 'de']}, threads: 1}}]\nport: {ports[1]}\n"
+        f"models: [{{path: {model}, threads: 1}}]\nport: {ports[1]}\n"
         "limits: {characters: 200, texts: 3, alternatives: 3}\n",
         encoding="utf-8",
     )
@@ -171,11 +187,16 @@ def both(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPath
 
 
 def shape(value: Any, key: str = "") -> Any:
-    """Return a value with its texts and numbers made alike; errors stay as they are."""
+    """Return a value with its texts and numbers made alike; errors stay as they are.
+
+    Of alternatives only how they are nested: of those that did not end within the limit ours tells none. Languages have
+    no order: LibreTranslate begins with English.
+    """
     if isinstance(value, dict):
         return {name: shape(each, name) for name, each in value.items()}
     if isinstance(value, list):
-        return [shape(each, key) for each in value]
+        found = sorted((shape(each, key) for each in value), key=str)
+        return [each for each in found if key != "alternatives" or isinstance(each, list)]
     if key == "error" or isinstance(value, bool) or value is None:
         return value
     return 0.0 if isinstance(value, (int, float)) else ""

@@ -80,10 +80,15 @@ class LibreTranslate:
     async def languages(self, request: Request) -> Response:
         """List the languages, each with those that it can be translated into, itself among them."""
         pool = self._server.pool
+        codes = sorted({code for pair in pool.pairs for code in pair})  # those that are only translated into, too
         return JSONResponse(
             [
-                {"code": code, "name": pool.language_name(code), "targets": sorted([code, *targets])}
-                for code, targets in pool.languages.items()
+                {
+                    "code": code,
+                    "name": pool.language_name(code),
+                    "targets": sorted([code, *pool.languages.get(code, ())]),
+                }
+                for code in codes
             ]
         )
 
@@ -127,6 +132,6 @@ class LibreTranslate:
             count = int(asked or 0)
         except (TypeError, ValueError, OverflowError):
             raise Refused(400, "Invalid request: alternatives parameter is not a number") from None
-        if not 0 <= count <= most:
+        if count > most:
             raise Refused(400, f"Invalid request: alternatives parameter must be <= {most}")
-        return count
+        return max(0, count)
