@@ -19,8 +19,8 @@ __all__ = ["MOST_LOSS", "MOST_TERMS", "constrained", "loss"]
 MOST_LOSS = 10.0
 """Nats (natural logarithm of the probability) that a translation may lose for each token of its terms.
 
-With a model for Multi30k (en-de), each of 100 sentences with a noun of its reference that its free translation lacked,
-and 100 with a noun of another sentence: of the 175 translations that were whole 148 are kept, of the 25 that were broken
+With a model for Multi30k (en-de), 100 sentences with a noun of their reference that the free translation lacked, and
+100 with a noun of another sentence: of the 175 translations that were whole 148 are kept, of the 25 that were broken
 (the term stands behind the full stop, words are doubled, no end) 8. At 8 nats it is 121 and 2, at 15 it is 164 and 17.
 """
 
