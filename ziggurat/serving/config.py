@@ -92,6 +92,9 @@ class ServeConfig(Section):
     """Address to listen at. The default is this machine alone; `0.0.0.0` is every one that reaches it."""
     port: int = Field(default=5000, ge=0, le=65_535)
     """Port; 0: a free one, which the first message names."""
+    proxies: list[str] = Field(default_factory=list)
+    """Addresses, or networks such as `10.0.0.0/8`, of reverse proxies: from them, and from nobody else, the client's
+    address and scheme are believed (`X-Forwarded-For`, `X-Forwarded-Proto`)."""
     memory: int | None = Field(default=None, ge=1, le=1 << 50)
     """Bytes that open models may take, by their size; null: no limit. A model is opened when it is first asked for."""
     names: dict[str, str] = Field(default_factory=dict)

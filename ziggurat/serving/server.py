@@ -118,7 +118,8 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
                 log_level="error",  # warnings are of broken requests: whoever sends them could fill the disk
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
-                proxy_headers=False,  # else whoever asks from this machine could name any address as its own
+                proxy_headers=bool(config.proxies),  # of others nobody may name any address as its own
+                forwarded_allow_ips=config.proxies,
                 http=_hurried(config.limits.reading_seconds),  # h11: the one whose limit of headers is below
                 limit_concurrency=1000,
                 timeout_keep_alive=30,
