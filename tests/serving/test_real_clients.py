@@ -1,7 +1,7 @@
 """Other people's client libraries against a running server, each in an environment of its own.
 
-$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai; $ZIGGURAT_CLIENTS_NODE a
-folder in which deepl-node is installed.
+$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai, $ZIGGURAT_ARGOS_PYTHON one
+with argostranslate, and $ZIGGURAT_CLIENTS_NODE a folder in which deepl-node is installed.
 """
 
 from __future__ import annotations
@@ -32,6 +32,13 @@ api = LibreTranslateAPI(url + "/", api_key=key)
 found = [api.translate(line, "en", "de") for line in lines]
 result = [found, api.languages()[0]["code"], api.detect(german)[0]["language"]]
 expected = [wanted, "de", "de"]
+""",
+    "argostranslate": """
+from argostranslate.apis import LibreTranslateAPI
+api = LibreTranslateAPI(url, api_key=key)
+result = [[api.translate(line, "en", "de") for line in lines], [each["code"] for each in api.languages()],
+          api.detect(german)[0]["language"]]
+expected = [wanted, ["de", "en", "qlo"], "de"]
 """,
     "deep-translator": """
 from deep_translator import LibreTranslator
@@ -111,11 +118,10 @@ def wanted(folders: dict[tuple[str, str], Path]) -> list[str]:
 
 @pytest.mark.parametrize("client", PROGRAMS)
 def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[str]) -> None:
-    python = os.environ.get("ZIGGURAT_CLIENTS_PYTHON")
+    variable = "ZIGGURAT_ARGOS_PYTHON" if client == "argostranslate" else "ZIGGURAT_CLIENTS_PYTHON"
+    python = os.environ.get(variable)
     if python is None:
-        pytest.skip(
-            "$ZIGGURAT_CLIENTS_PYTHON is not set to a Python with libretranslatepy, deep-translator, deepl, openai"
-        )
+        pytest.skip(f"${variable} is not set to a Python with {client}")
     given: dict[str, Any] = {"url": server[0], "key": server[1], "lines": LINES, "wanted": wanted}
     given["german"] = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
     program = f"import json, sys\nglobals().update(json.loads(sys.argv[1]))\n{PROGRAMS[client]}\n"
