@@ -27,6 +27,7 @@ from ziggurat.serving.engine import ModelFailed
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
+from ziggurat.serving.page import page_routes
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations
@@ -35,12 +36,13 @@ __all__ = ["build_app"]
 
 
 def build_app(
-    translations: Translations, *, metrics_token: str | None = None, drain_seconds: float = 30.0
+    translations: Translations, *, page: bool = True, metrics_token: str | None = None, drain_seconds: float = 30.0
 ) -> Starlette:
     """Return the application over what a server can do.
 
     Args:
         translations: the models, with keys and limits.
+        page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         drain_seconds: in which what waits is translated at the end.
     """
@@ -74,6 +76,7 @@ def build_app(
         *LibreTranslate(translations).routes(),
         *DeepL(translations).routes(),
         *OpenAI(translations).routes(),
+        *(page_routes() if page else []),
         Route("/health", health),
         Route("/metrics", figures),
         Route("/spec", spec),
@@ -112,12 +115,14 @@ class _Seen:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
+                headers = [
                     *message.get("headers", []),
                     (b"x-request-id", uuid.uuid4().hex.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-store"),
                 ]
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-store"))  # translations are nobody else's business
+                message["headers"] = headers
             await send(message)
 
         try:

@@ -66,6 +66,8 @@ class ServeConfig(Section):
     """Names of languages by code, where ISO 639-1 has none."""
     limits: LimitsConfig = LimitsConfig()
     """Limits of requests and clients."""
+    page: bool = True
+    """Whether there is a page for people at `/`."""
     keys: PathText | None = None
     """File of API keys, as `ziggurat serve --new-key NAME` writes it; null: everybody may ask."""
     metrics_token: str | None = Field(default=None, min_length=8, max_length=200)

@@ -28,7 +28,9 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser())
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
-    return build_app(translations, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds)
+    return build_app(
+        translations, page=config.page, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds
+    )
 
 
 def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
