@@ -1,4 +1,4 @@
-"""The page for people: three files, which browsers may not add anything to."""
+"""The page for people: a few files, to which browsers may add nothing."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from starlette.routing import Route
 
 __all__ = ["page_routes"]
 
+_SCRIPTS = ("page.js", "common.js", "documents.js", "glossary.js", "output.js")
 _FILES = {
     "/": ("index.html", "text/html; charset=utf-8"),
-    "/page.js": ("page.js", "text/javascript; charset=utf-8"),
     "/page.css": ("page.css", "text/css; charset=utf-8"),
+    **{f"/{name}": (name, "text/javascript; charset=utf-8") for name in _SCRIPTS},
 }
 
 _HEADERS = {
