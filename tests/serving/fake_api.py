@@ -65,6 +65,7 @@ class FakeServer:
         called_off: requests whose client went away before they were answered.
         documents: sentences done of each; it has three.
         gate: documents go on while it is set.
+        exported: its models refuse to tell alignments.
     """
 
     address: str = ""
@@ -76,6 +77,7 @@ class FakeServer:
     called_off: int = 0
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     gate: bool = True
+    exported: bool = False
 
     def reset(self) -> None:
         """Forget all that was asked."""
@@ -118,6 +120,8 @@ class FakeServer:
         self.asked.append(asked)
         if (refusal := self._refusal(request, self.failures)) is not None:
             return refusal
+        if self.exported and asked.get("alignments"):
+            return _failure(400, "de-en is an exported model, which tells no `alignments`", {})
         if self.delay:
             await asyncio.sleep(self.delay)
             if await request.is_disconnected():

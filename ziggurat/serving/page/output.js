@@ -43,12 +43,26 @@ export async function instead(work, again) {
   }
 }
 
+const unaligned = new Set(); // pairs of languages whose models tell no alignment
+
 /** Return the translation of a text, or of a part of it, as the server gives it. */
 export async function request(fields, signal) {
-  const json = { source: source.lang, target: target.lang, alignments: true, scores: $("unsure").checked, ...fields };
-  if (glossary().length) json.glossary = glossary();
-  const answer = await ask("v1/translate", { method: "POST", json, signal });
-  return (await answer.json()).translations[0];
+  const asked = { source: source.lang, target: target.lang, scores: $("unsure").checked, ...fields };
+  if (glossary().length) asked.glossary = glossary();
+  const post = async (more) => {
+    const answer = await ask("v1/translate", { method: "POST", json: { ...asked, ...more }, signal });
+    return (await answer.json()).translations[0];
+  };
+  const pair = `${asked.source} ${asked.target}`;
+  try {
+    if (!unaligned.has(pair)) return await post({ alignments: true });
+  } catch (error) {
+    if (error.status !== 400) throw error;
+  }
+  // An exported model refuses alignments; alternatives have the server tell sentences all the same.
+  const found = await post({ alternatives: asked.alternatives ?? Math.min(1, settings.limits.alternatives) });
+  unaligned.add(pair);
+  return found;
 }
 
 /** Return a function from ends in code points of `text` to ends in UTF-16 units, less `first` of these. */
