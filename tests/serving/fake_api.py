@@ -152,7 +152,12 @@ class FakeServer:
         found["text"] += text[at:]
         if "glossary" in asked:
             found["glossary"] = [
-                {**term, "found": text.count(term["source"]), "applied": int(term["mode"] == "hard")}
+                {
+                    **term,
+                    "found": text.count(term["source"]),
+                    "applied": int(term["mode"] == "hard"),
+                    "dropped": int(term["mode"] == "soft"),
+                }
                 for term in asked["glossary"]
             ]
         return found

@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 
 pytest.importorskip("starlette")
 
 from tests.report.browser import Shown, contrasts, opened
 from tests.serving.fake_api import FakeServer, served
+from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.server import app_of
 
 FOLDER = Path(__file__).resolve().parents[2] / "ziggurat" / "serving" / "page"
 GERMAN = "Der Hund 🐕 läuft schnell.\n\nEr bellt laut."
@@ -542,6 +545,38 @@ def test_motion_and_forced_colours(visit: Visit, fake: FakeServer) -> None:
     window.page.wait_for_selector("#working:not([hidden])")
     assert window.page.eval_on_selector("#working", "e => getComputedStyle(e, '::before').animationName") == "none"
     shows(window, "It barks loudly.")
+
+
+# Real models
+
+
+def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, str], Path]) -> None:
+    models = [{"path": str(path), "threads": 1} for path in folders.values()]
+    config = ServeConfig.model_validate({"models": models, "names": {"qlo": "Qlo"}})
+    text = "The dog runs.\n\nA child — 🐕 — barks."
+    with served(app_of(config, lambda said: None)) as address:
+        window = visit(address)
+        window.page.select_option("#from", "en")
+        window.page.select_option("#to", "de")
+        window.page.fill("#source", text)
+        window.page.wait_for_selector("#target .other >> nth=1")
+        assert window.page.is_hidden("#problem")
+        asked = {"text": text, "source": "en", "target": "de", "alignments": True}
+        (answer,) = httpx.post(f"{address}/v1/translate", json=asked).json()["translations"]
+        shows(window, answer["text"])
+        window.page.hover("#target .word >> nth=1")
+        assert lit(window, "mirror"), "models tell alignments"
+        window.page.click("#target .other >> nth=0")
+        chosen = menu(window)[0]
+        window.page.click("#menu button >> nth=0")
+        shows(window, chosen + answer["text"][answer["sentences"][0]["target"][1] :])
+        window.page.click("#target .word >> nth=1")
+        window.page.wait_for_function("() => document.getElementById('choices-said').textContent !== 'Looking …'")
+        window.page.keyboard.press("Escape")
+        window.page.select_option("#to", "qlo")
+        window.page.select_option("#from", "de")  # through English
+        window.page.click("#target .word >> nth=1")
+        window.page.wait_for_selector("#choices-said >> text=`prefix` needs a model")
 
 
 # Files

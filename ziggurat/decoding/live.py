@@ -88,10 +88,14 @@ class LiveTranslation:
         """Number of sentences that wait for room in the search."""
         return len(self._search.waiting)
 
-    def add(self, text: str) -> int:
-        """Let a line join; return its ticket. Raises DataError for a line that cannot be translated."""
+    def add(self, text: str, prefix: str = "") -> int:
+        """Let a line join, whose translation begins with `prefix`; return its ticket.
+
+        Raises DataError for a line that cannot be translated, ConfigError for a prefix beside a shortlist.
+        """
         ticket = next(self._tickets)
-        _, parts, sentences = self._call.segmented([text], LineExtras(first=ticket), Notices())
+        extras = LineExtras(first=ticket, prefixes=[prefix])
+        _, parts, sentences = self._call.segmented([text], extras, Notices())
         numbers = range(first := next(self._numbers), first + len(sentences))
         for number, sentence in zip(numbers, sentences, strict=True):
             self._search.add(number, sentence)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import time
 import uuid
@@ -27,6 +28,7 @@ from ziggurat.serving.engine import ModelFailed
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
+from ziggurat.serving.own import Own
 from ziggurat.serving.page import page_routes
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
@@ -50,8 +52,11 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        watch = asyncio.create_task(_refresh(translations))
         yield
+        watch.cancel()
         await run_in_threadpool(translations.pool.close, drain_seconds)
+        translations.close()
 
     async def health(request: Request) -> Response:
         """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
@@ -76,6 +81,7 @@ def build_app(
         *LibreTranslate(translations).routes(),
         *DeepL(translations).routes(),
         *OpenAI(translations).routes(),
+        *Own(translations, files=False).routes(),
         *(page_routes() if page else []),
         Route("/health", health),
         Route("/metrics", figures),
@@ -97,6 +103,13 @@ def build_app(
             Middleware(BodyLimit, most=translations.limits.body_bytes, of_path={}),
         ],
     )
+
+
+async def _refresh(translations: Translations) -> None:
+    """Look at the file of keys every second, for as long as the server runs."""
+    while True:
+        await asyncio.sleep(1.0)
+        await translations.in_thread(translations.access.refresh)
 
 
 class _Seen:

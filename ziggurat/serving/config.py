@@ -41,6 +41,8 @@ class LimitsConfig(Section):
     """Most bytes of a request without files."""
     file_bytes: Size = Field(default=20 << 20, ge=1000)
     """Most bytes of a document."""
+    glossary_terms: Size = Field(default=1000, ge=1)
+    """Most terms of a request's glossary."""
     seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a request is given up."""
     requests_per_minute: Size | None = Field(default=None, ge=1)

@@ -13,7 +13,7 @@ from starlette.routing import Route
 
 from ziggurat.config.languages import main_language
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
-from ziggurat.serving.translations import Translations
+from ziggurat.serving.translations import Translations, Wanted
 from ziggurat.text.markup import HTML
 
 __all__ = ["DeepL"]
@@ -61,15 +61,15 @@ class DeepL:
         ignored = _names(fields.get("ignore_tags"))
         markup = replace(HTML, copied=HTML.copied | ignored, inline=HTML.inline | ignored) if handling else None
         target = self._code(fields.get("target_lang"), "target_lang")
-        client = self._client(request, fields, len(texts), characters)
+        client = self._client(request, fields, characters)
         if fields.get("source_lang"):
             source = self._code(fields["source_lang"], "source_lang")
             if source != target and self._server.pool.route(source, target) is None:
                 raise Refused(400, "Value for 'source_lang' not supported.")
             sources = [source] * len(texts)
         else:
-            sources = [self._server.detect(text, target)[0][0] for text in texts]
-        work = self._server.translate(texts, sources, target, client, markup=markup)
+            sources = [found[0][0] for found in await self._server.detect(texts, target)]
+        work = self._server.translate(texts, sources, target, client, Wanted(markup=markup))
         found = await unless_gone(request, work)
         with self._counting:
             self._used[client] += characters
@@ -78,11 +78,11 @@ class DeepL:
                 "translations": [
                     {
                         "detected_source_language": main_language(source).upper(),
-                        "text": translations[0],
+                        "text": translation.best.text,
                         # Always: DeepL's own client for Python fails without.
                         "billed_characters": len(text),
                     }
-                    for text, source, translations in zip(texts, sources, found, strict=True)
+                    for text, source, translation in zip(texts, sources, found, strict=True)
                 ]
             }
         )
@@ -90,7 +90,7 @@ class DeepL:
     async def languages(self, request: Request) -> Response:
         """List the languages, `type` source or target."""
         fields = await fields_of(request)
-        self._client(request, fields, 1, 0)
+        self._client(request, fields, 0)
         kind = str(fields.get("type") or "source")
         if kind not in ("source", "target"):
             raise Refused(400, "Value for 'type' not supported.")
@@ -103,14 +103,14 @@ class DeepL:
 
     async def usage(self, request: Request) -> Response:
         """Tell how many characters a client has had translated since the server began."""
-        client = self._client(request, await fields_of(request), 1, 0)
+        client = self._client(request, await fields_of(request), 0)
         return JSONResponse({"character_count": self._used[client], "character_limit": _UNLIMITED})
 
-    def _client(self, request: Request, fields: dict[str, Any], requests: int, characters: int) -> str:
+    def _client(self, request: Request, fields: dict[str, Any], characters: int) -> str:
         given = request.headers.get("authorization", "")
         key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else fields.get("auth_key")
         try:
-            return self._server.client(request, key, requests, characters)
+            return self._server.client(request, key, characters)
         except Refused as error:
             if error.status == 429:
                 raise

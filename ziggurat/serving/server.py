@@ -25,7 +25,7 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
         ModelSource(Path(entry.path).expanduser(), entry.name, entry.which, entry.threads, entry.device, entry.decoding)
         for entry in config.models
     ]
-    access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser())
+    access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
     return build_app(

@@ -36,7 +36,7 @@ export function showUse(used = []) {
     const found = used.find((each) => each.source === fields.term.value.trim());
     if (!found) use.textContent = "";
     else if (!found.found) use.textContent = "not in the text";
-    else if (!found.applied) use.textContent = "not used: the sentence would suffer";
+    else if (!found.applied) use.textContent = found.dropped ? "not used: the sentence would suffer" : "not used";
     else use.textContent = found.applied < found.found ? `used ${found.applied} of ${found.found} times` : "used";
   }
 }
