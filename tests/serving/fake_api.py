@@ -60,6 +60,7 @@ class FakeServer:
         asked: JSON of the translations that were asked for; the form of documents.
         failures: answers to requests for translations, before others: status, message and headers.
         document_failures: the same for documents.
+        start_failures: the same for settings.
         key: that is needed.
         delay: seconds before each translation is answered.
         called_off: requests whose client went away before they were answered.
@@ -72,6 +73,7 @@ class FakeServer:
     asked: list[dict[str, Any]] = field(default_factory=list)
     failures: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
     document_failures: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
+    start_failures: list[tuple[int, str, dict[str, str]]] = field(default_factory=list)
     key: str | None = None
     delay: float = 0.0
     called_off: int = 0
@@ -97,6 +99,8 @@ class FakeServer:
         )
 
     async def _settings(self, request: Request) -> Response:
+        if self.start_failures:
+            return _failure(*self.start_failures.pop(0))
         return JSONResponse(
             {
                 "version": "1.2.3",

@@ -96,8 +96,9 @@ def visit(browser: Any, fake: FakeServer, usual: Shown) -> Iterator[Visit]:
         server = "/".join(address.split("/")[:3])
         assert all(url.startswith((server, f"blob:{server}")) for url in window.requested)
         assert [text for text in window.said if REFUSED not in text] == []
-    usual.page.evaluate("localStorage.clear(); sessionStorage.clear()")
-    usual.page.goto("about:blank")
+        if window is usual:
+            usual.page.evaluate("localStorage.clear(); sessionStorage.clear()")
+            usual.page.goto("about:blank")
     for window, _ in windows:
         if window.page.context != usual.page.context:
             window.page.context.close()
@@ -332,7 +333,10 @@ def test_models_without_alignment_have_words_and_sentences_all_the_same(visit: V
 
 
 def test_a_server_that_is_busy_is_asked_again(visit: Visit, fake: FakeServer) -> None:
+    fake.start_failures = [(503, "", {"Retry-After": "2"})]
     window = visit()
+    assert window.page.is_hidden("#problem")
+    assert fake.start_failures == []
     fake.failures = [(429, "Slowdown: 60 requests per 1 minute", {"Retry-After": "8"})]
     window.page.fill("#source", GERMAN)
     window.page.wait_for_selector("#problem:not([hidden])")
@@ -568,7 +572,7 @@ def test_motion_and_forced_colours(visit: Visit, fake: FakeServer) -> None:
 # Real models
 
 
-def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, str], Path]) -> None:
+def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
     models = [{"path": str(path), "threads": 1} for path in folders.values()]
     config = ServeConfig.model_validate({"models": models, "names": {"qlo": "Qlo"}})
     text = "The dog runs.\n\nA child — 🐕 — barks."
@@ -591,6 +595,13 @@ def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, st
         window.page.click("#target .word >> nth=1")
         window.page.wait_for_function("() => document.getElementById('choices-said').textContent !== 'Looking …'")
         window.page.keyboard.press("Escape")
+        sent = {"name": "a.txt", "mimeType": "text/plain", "buffer": text.encode()}
+        window.page.set_input_files("#files", sent)
+        with window.page.expect_download() as waited:
+            window.page.click("#uploads >> text=Download")
+        waited.value.save_as(tmp_path / "found")
+        assert waited.value.suggested_filename == "a_de.txt"
+        assert (tmp_path / "found").read_text(encoding="utf-8").count("\n") == 2
         window.page.select_option("#to", "qlo")
         window.page.select_option("#from", "de")  # through English
         window.page.click("#target .word >> nth=1")

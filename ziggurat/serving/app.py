@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hmac
 import time
 import uuid
@@ -24,7 +25,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.deepl import DeepL
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
+from ziggurat.serving.files import UPLOADS, Files
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
@@ -38,12 +41,18 @@ __all__ = ["build_app"]
 
 
 def build_app(
-    translations: Translations, *, page: bool = True, metrics_token: str | None = None, drain_seconds: float = 30.0
+    translations: Translations,
+    documents: Documents,
+    *,
+    page: bool = True,
+    metrics_token: str | None = None,
+    drain_seconds: float = 30.0,
 ) -> Starlette:
     """Return the application over what a server can do.
 
     Args:
         translations: the models, with keys and limits.
+        documents: those that clients send.
         page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         drain_seconds: in which what waits is translated at the end.
@@ -52,9 +61,11 @@ def build_app(
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
-        watch = asyncio.create_task(_refresh(translations))
+        documents.open()
+        watch = asyncio.create_task(_refresh(translations, documents))
         yield
         watch.cancel()
+        await documents.close()
         await run_in_threadpool(translations.pool.close, drain_seconds)
         translations.close()
 
@@ -78,15 +89,18 @@ def build_app(
         return JSONResponse(_spec(routes))
 
     routes = [
-        *LibreTranslate(translations).routes(),
+        *LibreTranslate(translations, files=documents.config.enabled).routes(),
+        *Files(translations, documents).routes(),
         *DeepL(translations).routes(),
         *OpenAI(translations).routes(),
-        *Own(translations, files=False).routes(),
+        *Own(translations, files=documents.config.enabled).routes(),
         *(page_routes() if page else []),
         Route("/health", health),
         Route("/metrics", figures),
         Route("/spec", spec),
     ]
+    # A form has more than its file: names, boundaries, a glossary.
+    files = dict.fromkeys(UPLOADS, translations.limits.file_bytes + translations.limits.body_bytes)
     return Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -96,20 +110,22 @@ def build_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=["*"],
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["Authorization", "Content-Type"],
                 expose_headers=["Authorization", "X-Request-ID"],
             ),
-            Middleware(BodyLimit, most=translations.limits.body_bytes, of_path={}),
+            Middleware(BodyLimit, most=translations.limits.body_bytes, of_path=files),
         ],
     )
 
 
-async def _refresh(translations: Translations) -> None:
-    """Look at the file of keys every second, for as long as the server runs."""
+async def _refresh(translations: Translations, documents: Documents) -> None:
+    """Look every second at the file of keys and at documents whose time is over, for as long as the server runs."""
     while True:
         await asyncio.sleep(1.0)
-        await translations.in_thread(translations.access.refresh)
+        with contextlib.suppress(OSError):
+            await translations.in_thread(translations.access.refresh)
+            await documents.expire()
 
 
 class _Seen:

@@ -11,7 +11,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Generic, TypeVar
 
 from ziggurat.decoding.results import Hypothesis, Translation
@@ -47,9 +47,24 @@ class Recorded:
 
     def rendered(self, sentences: Sequence[Sentence], rank: int) -> list[Rendered]:
         """Return the translation of that rank of each sentence, from 0; the last one where there are fewer."""
-        answers = [rendered(ranked(self.found[sentence], rank)) for sentence in sentences]
+        answers = []
+        for sentence in sentences:
+            found = self.found[sentence]
+            answers.append(found.answer if isinstance(found, _Slim) else rendered(ranked(found, rank)))
         # Links of the last model lead to the language between, not to the text.
         return answers if len(self.route) == 1 else [Rendered(answer.text) for answer in answers]
+
+
+@dataclass(frozen=True)
+class _Slim(Translation):
+    """A translation without its weights of attention, which for all sentences of a document would fill the memory."""
+
+    answer: Rendered = field(default_factory=lambda: Rendered(""))
+
+
+def _slim(translation: Translation) -> Translation:
+    best = replace(translation.hypotheses[0], alignment=None)
+    return _Slim(translation.source, [best], translation.parts, rendered(translation))
 
 
 def ranked(translation: Translation, rank: int) -> Translation:
@@ -179,46 +194,61 @@ class Asking:
         ]
 
         async def search(places: Sequence[int], phrases: Sequence[Sequence[str]]) -> list[Translation]:
-            wanted = [texts[place] for place in places]
-            return await self._put(model, wanted, options, phrases, self.asked.prefix).results()
+            return await self._through(model, [texts[place] for place in places], options, phrases, counted=False)
 
         found, dropped = await constrained(free, terms, search)
         part.recorded.dropped |= {part.new[place]: phrases for place, phrases in dropped.items()}
         return found
 
     async def _through(
-        self, model: Model, texts: Sequence[str], options: Options, *, counted: bool
+        self,
+        model: Model,
+        texts: Sequence[str],
+        options: Options,
+        phrases: Sequence[Sequence[str]] | None = None,
+        *,
+        counted: bool,
     ) -> list[Translation]:
-        """Return the translations of `texts` by one model."""
+        """Return the translations of `texts` by one model, each with its phrases."""
         if not self.asked.patient:
-            found = await self._put(model, texts, options).results()
+            prefix = self.asked.prefix if phrases is not None else ""
+            found = await self._put(model, texts, options, phrases, prefix).results()
             self._count(len(texts) if counted else 0)
             return found
-        groups = [texts[begin : begin + _CHUNK] for begin in range(0, len(texts), _CHUNK)]
+        places = [range(begin, min(begin + _CHUNK, len(texts))) for begin in range(0, len(texts), _CHUNK)]
         two = asyncio.Semaphore(2)
-        tasks = [asyncio.ensure_future(self._patiently(model, group, options, two, counted)) for group in groups]
+
+        async def group(own: range) -> list[Translation]:
+            few, with_them = [texts[n] for n in own], None if phrases is None else [phrases[n] for n in own]
+            async with two:
+                found = await self._patiently(model, few, options, with_them)
+                self._count(len(few) if counted else 0)
+                return found
+
+        tasks = [asyncio.ensure_future(group(own)) for own in places]
         try:
-            return [translation for group in await asyncio.gather(*tasks) for translation in group]
+            return [translation for found in await asyncio.gather(*tasks) for translation in found]
         finally:
             for task in tasks:
                 task.cancel()
 
     async def _patiently(
-        self, model: Model, texts: Sequence[str], options: Options, turns: asyncio.Semaphore, counted: bool
+        self, model: Model, texts: Sequence[str], options: Options, phrases: Sequence[Sequence[str]] | None
     ) -> list[Translation]:
-        async with turns:
-            while True:
-                try:
-                    lines = self._put(model, texts, options, admitted=False)
-                except QueueFull as full:
-                    await asyncio.sleep(min(full.seconds, max(0.0, self.asked.deadline - time.monotonic()), 5.0))
-                    if time.monotonic() > self.asked.deadline:
-                        raise Late("the deadline passed") from None
-                    continue
-                found = await lines.results()
-                self._under_way.discard(lines)
-                self._count(len(texts) if counted else 0)
-                return found
+        """Return the translations of a few sentences, once the queue has room for them."""
+        while True:
+            try:
+                lines = self._put(model, texts, options, phrases, admitted=False)
+                break
+            except QueueFull as full:
+                left = self.asked.deadline - time.monotonic()
+                if left <= 0:
+                    raise Late("the deadline passed") from None
+                await asyncio.sleep(min(full.seconds, left, 5.0))
+        found = await lines.results()
+        self._under_way.discard(lines)
+        slim: list[Translation] = await self._run(lambda: list(map(_slim, found)))
+        return slim
 
     def _count(self, done: int) -> None:
         self._done += done

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ziggurat.config.base import PathText, Section, Size, Threads
 
-__all__ = ["LimitsConfig", "ModelConfigEntry", "ServeConfig"]
+__all__ = ["DocumentsConfig", "LimitsConfig", "ModelConfigEntry", "ServeConfig"]
 
 
 class ModelConfigEntry(Section):
@@ -53,6 +53,33 @@ class LimitsConfig(Section):
     """Sentences that may wait for each model; beyond that requests are told to come back later (429)."""
 
 
+class DocumentsConfig(Section):
+    """Documents that are translated for clients."""
+
+    enabled: bool = True
+    """Whether documents are taken at all."""
+    folder: PathText | None = None
+    """Folder in which a temporary one is made for files; null: the system's."""
+    keep_seconds: float = Field(default=3600.0, gt=0, le=31_536_000)
+    """Seconds that a translated document can be fetched."""
+    total_bytes: int = Field(default=1 << 30, ge=1000, le=1 << 50)
+    """Most bytes of all documents that are kept; a client's own oldest results make room for its new ones."""
+    at_once: int = Field(default=2, ge=1, le=64)
+    """Documents that are translated at the same time, each of which is in memory."""
+    uploads: int = Field(default=8, ge=1, le=1000)
+    """Files that are received at the same time."""
+    waiting: int = Field(default=50, ge=1, le=10_000)
+    """Documents that may wait or be translated."""
+    waiting_of_client: int = Field(default=10, ge=1, le=10_000)
+    """Of these, documents of one client (its key, or its address)."""
+    characters: Size = Field(default=2_000_000, ge=1)
+    """Most characters of a document's text."""
+    unpacked_bytes: Size = Field(default=64 << 20, ge=1000)
+    """Most bytes of a document's members, unpacked."""
+    seconds: float = Field(default=3600.0, gt=0, le=604_800)
+    """Seconds in which a document must have been received, and then translated."""
+
+
 class ServeConfig(Section):
     """A server."""
 
@@ -68,6 +95,10 @@ class ServeConfig(Section):
     """Names of languages by code, where ISO 639-1 has none."""
     limits: LimitsConfig = LimitsConfig()
     """Limits of requests and clients."""
+    documents: DocumentsConfig = DocumentsConfig()
+    """Documents."""
+    glossaries: PathText | None = None
+    """File in which the glossaries of DeepL's interface are kept; null: in memory, until the server ends."""
     page: bool = True
     """Whether there is a page for people at `/`."""
     keys: PathText | None = None

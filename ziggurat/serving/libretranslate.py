@@ -13,6 +13,7 @@ from starlette.routing import Route
 
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
 from ziggurat.serving.translations import Translations, Wanted
+from ziggurat.text.documents.kinds import KINDS
 from ziggurat.text.markup import HTML
 
 __all__ = ["LibreTranslate"]
@@ -25,10 +26,11 @@ class LibreTranslate:
 
     Args:
         translations: what the server can do.
+        files: whether documents are translated.
     """
 
-    def __init__(self, translations: Translations) -> None:
-        self._server = translations
+    def __init__(self, translations: Translations, *, files: bool) -> None:
+        self._server, self._files = translations, files
 
     def routes(self) -> list[Route]:
         """Return its paths."""
@@ -94,12 +96,12 @@ class LibreTranslate:
             {
                 "apiKeys": self._server.access.required,
                 "charLimit": limits.characters,
-                "filesTranslation": False,
+                "filesTranslation": self._files,
                 "frontendTimeout": 500,
                 "keyRequired": self._server.access.required,
                 "language": {"source": first[source], "target": first[targets[0]]},
                 "suggestions": False,
-                "supportedFilesFormat": [],
+                "supportedFilesFormat": [e for k in KINDS for e in k.endings] if self._files else [],
             }
         )
 

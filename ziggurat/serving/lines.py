@@ -89,7 +89,8 @@ class Lines:
 
     def give_up(self) -> None:
         """Take what is not done out of the queue and the search."""
-        if not all(future.done() for future in self._futures):
+        # Whoever is cancelled while it awaits them all has cancelled them all.
+        if any(not future.done() or future.cancelled() for future in self._futures):
             self._queue.remove(self._jobs)
         for future in self._futures:
             if future.done() and not future.cancelled():

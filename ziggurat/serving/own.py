@@ -128,12 +128,7 @@ class Own:
             exported = [model.name for model in route if model.origin.is_exported]
             if exported and wanted.alignments and len(route) == 1:
                 raise Refused(400, f"{exported[0]} is an exported model, which tells no `alignments`")
-            if route and route[-1].origin.is_exported and not all(term.hard for term in wanted.terms):
-                raise Refused(
-                    400,
-                    f"{route[-1].name} is an exported model, which cannot be told what to search for: terms of the "
-                    "`glossary` need `mode: hard`",
-                )
+            self._server.refuse_soft(source, target, wanted.terms)
 
 
 def terms_of(given: Any, most: int) -> list[Term]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ziggurat.config import load_experiment
 from ziggurat.config.languages import language_name
 from ziggurat.decoding.engines import SERVED_FILE, is_served
+from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
@@ -89,6 +90,7 @@ class ModelSource:
             from ziggurat.decoding.served import ServedTranslator
 
             served = ServedTranslator(self.path, device=self.device, threads=self.threads, **self.decoding)
+            _silence(served.notices)
             return Opened(served, version)
         import torch
 
@@ -97,7 +99,14 @@ class ModelSource:
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
         translator = load_translator(self.path, device=self.device, which=self.which, **self.decoding)
-        return Opened(translator, version, _tells_alignments(translator))
+        aligned = _tells_alignments(translator)
+        _silence(translator.notices)
+        return Opened(translator, version, aligned)
+
+
+def _silence(notices: Notices) -> None:
+    """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
+    notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet"), "")
 
 
 def _tells_alignments(translator: Translator) -> bool:

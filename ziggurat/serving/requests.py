@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from starlette.datastructures import UploadFile
@@ -14,7 +15,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
 
-__all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone"]
+__all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone", "upload_of"]
 
 Value = TypeVar("Value")
 
@@ -131,3 +132,25 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         else:
             found[key] = [found[key], value]
     return found
+
+
+@asynccontextmanager
+async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
+    """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.
+
+    Raises Refused (400): no such form, or no file; DataError is for whoever reads the file.
+    """
+    unread = "The browser (or proxy) sent a request that this server could not understand."
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refused(400, unread)
+    try:
+        async with request.form(max_files=1, max_fields=100) as form:
+            pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
+            files = [value for key, value in form.multi_items() if key == "file" and isinstance(value, UploadFile)]
+            if not files:
+                raise Refused(400, unread)
+            yield _grouped(pairs), files[0]
+    except HTTPException:
+        raise Refused(400, unread) from None
+    except ClientDisconnect:
+        raise Refused(400, "the request broke off") from None

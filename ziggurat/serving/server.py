@@ -13,6 +13,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.serving.access import Access
 from ziggurat.serving.app import build_app
 from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.pool import ModelPool, ModelSource
 from ziggurat.serving.translations import Translations
 
@@ -28,8 +29,13 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     access = Access(config.limits, None if config.keys is None else Path(config.keys).expanduser(), say)
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
+    documents = Documents(translations, config.documents, say)
     return build_app(
-        translations, page=config.page, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds
+        translations,
+        documents,
+        page=config.page,
+        metrics_token=config.metrics_token,
+        drain_seconds=config.drain_seconds,
     )
 
 

@@ -157,19 +157,13 @@ class Translations:
         pair that no model translates.
         """
         pool, detected = self.pool, None
-        known = {code for codes in pool.pairs for code in codes}
-        target = target if target in known else ALIASES.get(target, target)
-        if target not in known:
-            raise Refused(400, f"{target} is not supported")
+        target = self.code(target)
         if source == "auto":
             found = [ranks[0] for ranks in await self.detect(texts, target)]
             detected = [{"confidence": confidence, "language": code} for code, confidence in found]
             sources = [code for code, _ in found]
         else:
-            source = source if source in known else ALIASES.get(source, source)
-            if source not in known:
-                raise Refused(400, f"{source} is not supported")
-            sources = [source] * len(texts)
+            sources = [self.code(source)] * len(texts)
         for code in set(sources) - {target}:
             if pool.route(code, target) is None:
                 raise Refused(
@@ -178,6 +172,25 @@ class Translations:
                     f"{pool.language_name(code)} ({code})",
                 )
         return sources, target, detected
+
+    def code(self, given: str) -> str:
+        """Return the code of a language as the models call it. Raises Refused (400) for one that no model has."""
+        known = {code for codes in self.pool.pairs for code in codes}
+        code = given if given in known else ALIASES.get(given, given)
+        if code not in known:
+            raise Refused(400, f"{given} is not supported")
+        return code
+
+    def refuse_soft(self, source: str, target: str, terms: Sequence[Term]) -> None:
+        """Raise Refused (400) for soft terms where an exported model translates, which cannot be told to use them."""
+        sources = list(self._languages) if source == "auto" else [source]
+        for route in (self.route(each, target) for each in sources if not all(term.hard for term in terms)):
+            if route and route[-1].origin.is_exported:
+                raise Refused(
+                    400,
+                    f"{route[-1].name} is an exported model, which cannot be told what to search for: terms of the "
+                    "`glossary` need `mode: hard`",
+                )
 
     def route(self, source: str, target: str) -> list[Model]:
         """Return the models that lead from one language to another; none where these are the same."""
@@ -203,7 +216,13 @@ class Translations:
         found = [TextTranslation(text, AlignedText(text, [], [])) for text in texts]
         places = [n for n, source in enumerate(sources) if self.route(source, target)]
         recorded = [Recorded(self.route(sources[n], target)) for n in places]
-        cuts = [self._cut(sources[n], wanted, terms) for n in places]
+        cuts = [
+            replace(
+                self.cut(sources[n], record.route, terms, split=wanted.split != "none"),
+                again=not wanted.prefix,
+            )
+            for n, record in zip(places, recorded, strict=True)
+        ]
         tallies = [Tally() for _ in places]
         works = [_work(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
         best = await asking.results(works, recorded)
@@ -218,10 +237,23 @@ class Translations:
                     found[n].ranks.append(rank)
         return found
 
-    def _cut(self, source: str, wanted: Wanted, terms: Terms | None) -> TextOptions:
+    def cut(
+        self,
+        source: str,
+        route: Sequence[Model],
+        terms: Terms | None = None,
+        tally: Tally | None = None,
+        *,
+        split: bool = True,
+    ) -> TextOptions:
         """Return how texts in a language are cut into sentences and put together again."""
-        split = None if wanted.split == "none" else sentencex_splitter(source)
-        return TextOptions(split=split, again=not wanted.prefix, terms=terms)
+        return TextOptions(
+            split=sentencex_splitter(source) if split else None,
+            # Links of the second of two models do not lead to the text.
+            aligned=len(route) == 1 and not route[0].origin.is_exported,
+            terms=terms,
+            tally=tally,
+        )
 
     def close(self) -> None:
         """End the threads once they have done what they are at."""

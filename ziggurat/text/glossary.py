@@ -26,6 +26,7 @@ MAX_TERM = 200
 # In scripts without blanks a term may begin and end next to another letter.
 _LETTER = regex.compile(rf"(?![{UNSPACED_SCRIPTS}])\w")
 _WORDS = regex.compile(r"\w+|[^\w\s]+")
+_SHORT = 2  # letters of a word that is not inflected: `an` is not `and`
 _INFLECTED = 2  # letters that an ending may be longer than that of the term
 
 
@@ -106,7 +107,7 @@ def times(term: Term, translation: str) -> int:
 
     A hard term counts as it is written. Of a soft one the letter case does not count, and each word may have another
     ending: its first letters (all but one of five, all but two of more) must be there, and at most two letters more
-    than it has.
+    than it has; words of one or two letters must be as they are.
     """
     if term.hard:
         return len(occurrences(term.target, translation))
@@ -122,7 +123,8 @@ def _inflected(target: str) -> regex.Pattern[str]:
             parts.append(regex.escape(word))
             continue
         stem = word[: len(word) - min(2, max(0, len(word) - 4))]
-        parts.append(rf"(?<!\w){regex.escape(stem)}\w{{0,{len(word) - len(stem) + _INFLECTED}}}(?!\w)")
+        more = len(word) - len(stem) + _INFLECTED if len(word) > _SHORT else 0
+        parts.append(rf"(?<!\w){regex.escape(stem)}\w{{0,{more}}}(?!\w)")
     return regex.compile(r"\s*".join(parts), flags=regex.IGNORECASE)
 
 

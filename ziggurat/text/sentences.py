@@ -286,12 +286,13 @@ def _segments(unit: Unit) -> Work[Target]:
     ]
     rendered = yield [Sentence(unit.text[slice(*cores[n])]) for n in asked]
     answers = {n: answer.text.strip() for n, answer in zip(asked, rendered, strict=True)}
-    text = ""
-    links: list[Link] = []
-    fixed: list[Link] = []
+    text, links, fixed = "", list[Link](), list[Link]()
     for number, ((start, end), core) in enumerate(zip(stretches, cores, strict=True)):
         text += unit.text[start : core[0]]
         said = answers.get(number, unit.text[slice(*core)])
+        joined = _TOUCHES.match(unit.text[core[0] - 1 : core[0]]) and _TOUCHES.match(unit.text[core[0] :])
+        if not joined and _TOUCHES.match(text[-1:]) and _TOUCHES.match(said):
+            text += " "  # a sign between them is lost
         link = Link(*core, len(text), len(text) + len(said))
         if said and core[0] < core[1]:
             (fixed if start in items else links).append(link)
