@@ -228,7 +228,17 @@ def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None
     assert (lit(window, "mirror"), lit(window, "target")) == (["bellt"], ["barks"])
     window.page.mouse.move(5, 5)
     assert lit(window, "mirror") + lit(window, "target") == []
-    text, mirror = (window.page.locator(f"#{name}").bounding_box() for name in ("source", "mirror"))
+    assert window.page.text_content("#target") == "The dog 🐕 runs fast.▾\n\nIt barks loudly.▾"
+    properties = ["padding", "font", "letterSpacing", "whiteSpace", "overflowWrap", "textAlign", "direction", "tabSize"]
+    text, mirror = (
+        window.page.eval_on_selector(
+            f"#{name}",
+            """(e, names) => [names.map(name => getComputedStyle(e)[name]), e.getBoundingClientRect().toJSON(),
+                 e.clientWidth, e.scrollHeight]""",
+            properties,
+        )
+        for name in ("source", "mirror")
+    )
     assert text == mirror, "else highlights are beside the words"
 
 
