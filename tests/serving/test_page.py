@@ -540,6 +540,8 @@ def test_it_fits_and_can_be_read(visit: Visit, fake: FakeServer, width: int) -> 
         )
         assert min(box["height"] for box in boxes) >= 24, "targets (WCAG 2.5.8)"
         assert all(box["left"] >= 0 and box["right"] <= width for box in boxes)
+        names = window.page.locator("#uploads .name")
+        assert all(each.bounding_box()["width"] > 150 for each in names.all()), "not a letter in a line"
     window.page.evaluate("document.querySelectorAll('#mirror, noscript').forEach(e => e.remove())")  # nobody reads it
     for scheme, expected in (("light", "rgb(255, 255, 255)"), ("dark", "rgb(22, 24, 29)")):  # as the report has them
         window.page.emulate_media(color_scheme=scheme)
