@@ -38,7 +38,10 @@ TABLE = {  # the translations of a sentence, the best first; the dog takes two u
     ("en", "de", "The dog 🐕 runs fast."): ["Der Hund 🐕 läuft schnell."],
     ("en", "ar", "The dog runs."): ["الكلب يجري.", "يجري الكلب."],
 }
-ONWARDS = {"The dog 🐕 walks": "The dog 🐕 walks briskly."}  # what the model makes of a prefix
+ONWARDS = {  # what the model makes of a prefix
+    "The dog 🐕 walks": "The dog 🐕 walks briskly.",
+    "It": "Its bark is loud.",
+}
 LEXICON = {
     *(("Der", "The"), ("Hund", "dog"), ("läuft", "runs"), ("läuft", "walks"), ("schnell", "fast")),
     *(("Er", "It"), ("Er", "He"), ("bellt", "barks"), ("laut", "loudly"), ("schnell", "briskly")),

@@ -231,10 +231,12 @@ function offerWords({ element, sentence, begin }) {
   offer(element, `Instead of “${present}”`, "No other word was found.", async (signal) => {
     const next = new Map(); // the next word -> what follows it in the best translation that has it there
     for (const text of await several(sentence, prefix ? { prefix } : {}, signal)) {
-      const rest = text.slice(prefix.length);
-      const word = split(rest, target.lang).find((part) => part.isWordLike);
-      if (!text.startsWith(prefix) || !word || word.segment === present) continue;
-      const end = word.index + word.segment.length;
+      if (!text.startsWith(prefix)) continue;
+      const parts = split(text, target.lang);
+      const first = parts.findIndex((part) => part.index === prefix.length); // none where the word before goes on
+      const word = first < 0 ? null : parts.slice(first).find((part) => part.isWordLike);
+      if (!word || word.segment === present) continue;
+      const [rest, end] = [text.slice(prefix.length), word.index + word.segment.length - prefix.length];
       if (!next.has(rest.slice(0, end))) next.set(rest.slice(0, end), rest.slice(end));
     }
     return Array.from(next, ([word, rest]) => [
