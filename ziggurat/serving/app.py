@@ -24,10 +24,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
-from ziggurat.serving.deepl import DeepL
+from ziggurat.serving.deepl import DeepL, DeepLAccount
+from ziggurat.serving.deepl_more import DeepLDocuments, DeepLGlossaries
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
 from ziggurat.serving.files import UPLOADS, Files
+from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
@@ -43,6 +45,7 @@ __all__ = ["build_app"]
 def build_app(
     translations: Translations,
     documents: Documents,
+    glossaries: Glossaries,
     *,
     page: bool = True,
     metrics_token: str | None = None,
@@ -53,11 +56,13 @@ def build_app(
     Args:
         translations: the models, with keys and limits.
         documents: those that clients send.
+        glossaries: those that clients keep.
         page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         drain_seconds: in which what waits is translated at the end.
     """
     metrics = Metrics(translations.pool)
+    account = DeepLAccount(translations, glossaries)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
@@ -91,7 +96,9 @@ def build_app(
     routes = [
         *LibreTranslate(translations, files=documents.config.enabled).routes(),
         *Files(translations, documents).routes(),
-        *DeepL(translations).routes(),
+        *DeepL(translations, account).routes(),
+        *DeepLGlossaries(translations, account).routes(),
+        *DeepLDocuments(account, documents).routes(),
         *OpenAI(translations).routes(),
         *Own(translations, files=documents.config.enabled).routes(),
         *(page_routes() if page else []),

@@ -23,7 +23,7 @@ def details(found: TextTranslation, source: str, wanted: Wanted) -> dict[str, An
         record["alternatives"] = [other.text for other in found.others]
     if wanted.markup is None and (wanted.more or wanted.alignments or wanted.scores):
         record["sentences"] = _sentences(found, wanted)
-    if wanted.terms:
+    if wanted.terms is not None:
         tally = found.tally
         record["glossary"] = [
             {
@@ -34,7 +34,7 @@ def details(found: TextTranslation, source: str, wanted: Wanted) -> dict[str, An
                 "applied": tally.applied[term],
                 "dropped": _dropped(found, term),
             }
-            for term in Terms(wanted.terms).terms
+            for term in wanted.terms.terms
         ]
     return record
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ziggurat.serving.queue import Options
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import Limits, Settings, document
-from ziggurat.text.glossary import Tally, Term, Terms
+from ziggurat.text.glossary import Tally, Terms
 from ziggurat.text.sentences import Options as TextOptions
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Outcome, Work
@@ -55,7 +55,7 @@ class Document:
     name: str
     source: str
     target: str
-    terms: Sequence[Term] = ()
+    terms: Terms | None = None
     id: str = field(default_factory=lambda: secrets.token_urlsafe(24))
     key: str = field(default_factory=lambda: secrets.token_hex(32))
     status: str = "waiting"
@@ -104,12 +104,12 @@ async def translated(
     route = server.route(given.source, given.target)
     if not route:
         raise Refused(400, f"no model translates from {given.source} into {given.target}")
-    terms = Terms(given.terms) if given.terms else None
+    terms = given.terms
     asked = Asked(
         given.client,
         time.monotonic() + config.seconds,
         Options(alignments=True),
-        terms=terms if any(not term.hard for term in given.terms) else None,
+        terms=terms if terms is not None and terms.soft else None,
         patient=True,
     )
 

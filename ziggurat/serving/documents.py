@@ -25,7 +25,6 @@ from ziggurat.serving.document import Document, translated
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind
-from ziggurat.text.glossary import Terms
 
 __all__ = ["Documents"]
 
@@ -128,8 +127,6 @@ class Documents:
         Raises Refused: no room (429), or a file that is too large (413); DataError for a kind that is not known.
         """
         document_kind(given.name)
-        if given.terms:
-            Terms(given.terms)
         self.check_room(given.client)
         self._known[given.id] = given  # from here on it counts
         try:

@@ -183,7 +183,7 @@ def _progress(given: Document) -> dict[str, Any]:
     }
     if given.error is not None:
         record["error"] = getattr(given.error, "text", None) or str(given.error)
-    if given.terms and given.status == "done":
+    if given.terms is not None and given.status == "done":
         tally = given.tally
         record["glossary"] = [
             {
@@ -193,6 +193,6 @@ def _progress(given: Document) -> dict[str, Any]:
                 "found": tally.found[term],
                 "applied": tally.applied[term],
             }
-            for term in given.terms
+            for term in given.terms.terms
         ]
     return record

@@ -131,13 +131,13 @@ class Own:
             self._server.refuse_soft(source, target, wanted.terms)
 
 
-def terms_of(given: Any, most: int) -> list[Term]:
-    """Return the terms of a glossary as requests have it: a list of objects, or an object of soft terms.
+def terms_of(given: Any, most: int) -> Terms | None:
+    """Return a glossary as requests have it: a list of objects, or an object of soft terms; None: there is none.
 
     Raises Refused (400) for something else, or more than `most` terms; DataError as Terms does.
     """
-    if given is None or given == "":
-        return []
+    if given is None or given in ("", [], {}):
+        return None
     entries = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
     if not isinstance(entries, list):
         raise Refused(400, "`glossary` is a list of objects with `source`, `target` and `mode`, or an object of terms")
@@ -152,7 +152,7 @@ def terms_of(given: Any, most: int) -> list[Term]:
                 400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
             )
         terms.append(Term(str(values[0]), str(values[1]), mode == "hard"))
-    return Terms(terms).terms
+    return Terms(terms)
 
 
 def _number(given: Any) -> int | None:

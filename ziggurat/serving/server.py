@@ -14,6 +14,7 @@ from ziggurat.serving.access import Access
 from ziggurat.serving.app import build_app
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.documents import Documents
+from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.pool import ModelPool, ModelSource
 from ziggurat.serving.translations import Translations
 
@@ -30,9 +31,11 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     pool = ModelPool(sources, waiting=config.limits.waiting, memory=config.memory, names=config.names, say=say)
     translations = Translations(pool, access, config.limits)
     documents = Documents(translations, config.documents, say)
+    kept = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
     return build_app(
         translations,
         documents,
+        kept,
         page=config.page,
         metrics_token=config.metrics_token,
         drain_seconds=config.drain_seconds,

@@ -19,9 +19,8 @@ from ziggurat.serving.lines import Asked
 from ziggurat.serving.pool import Model, ModelPool
 from ziggurat.serving.queue import Options
 from ziggurat.serving.requests import Refused
-from ziggurat.text.glossary import Tally, Term, Terms
-from ziggurat.text.markup import Rules
-from ziggurat.text.markup import html as html_text
+from ziggurat.text.glossary import Tally, Terms
+from ziggurat.text.markup import Rules, html, xml
 from ziggurat.text.paragraphs import AlignedText, aligned_text
 from ziggurat.text.sentences import Options as TextOptions
 from ziggurat.text.splitting import sentencex_splitter
@@ -58,17 +57,16 @@ class Wanted:
     alignments: bool = False
     scores: bool = False
     prefix: str = ""
-    terms: Sequence[Term] = ()
+    terms: Terms | None = None
     split: Literal["lines", "sentences", "none"] = "lines"
 
     @property
     def options(self) -> Options:
         """The options of its sentences."""
-        hard = any(term.hard for term in self.terms)
         return Options(
             n_best=self.more + 1,
             # Hard terms are put back by the alignment where a translation has lost them.
-            alignments=self.alignments or self.markup is not None or hard,
+            alignments=self.alignments or self.markup is not None or (self.terms is not None and self.terms.hard),
             scores=self.scores,
             prefixed=bool(self.prefix),
         )
@@ -181,10 +179,10 @@ class Translations:
             raise Refused(400, f"{given} is not supported")
         return code
 
-    def refuse_soft(self, source: str, target: str, terms: Sequence[Term]) -> None:
+    def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
         """Raise Refused (400) for soft terms where an exported model translates, which cannot be told to use them."""
         sources = list(self._languages) if source == "auto" else [source]
-        for route in (self.route(each, target) for each in sources if not all(term.hard for term in terms)):
+        for route in (self.route(each, target) for each in sources if terms is not None and terms.soft):
             if route and route[-1].origin.is_exported:
                 raise Refused(
                     400,
@@ -205,8 +203,8 @@ class Translations:
         and DataError; where the caller is cancelled, so are the sentences.
         """
         wanted = wanted or Wanted()
-        terms = Terms(wanted.terms) if wanted.terms else None
-        soft = terms if any(not term.hard for term in wanted.terms) else None
+        terms = wanted.terms
+        soft = terms if terms is not None and terms.soft else None
         deadline = time.monotonic() + self.limits.seconds
         long = sum(map(len, texts)) > _SHORT
         asking = Asking(
@@ -269,5 +267,5 @@ def _work(text: str, options: TextOptions, wanted: Wanted) -> Work[AlignedText]:
     if wanted.markup is None:
         outcome: Outcome[AlignedText] = yield from aligned_text(text, options, lines=wanted.split == "lines")
         return outcome.value
-    marked = yield from html_text(text, options, wanted.markup)
+    marked = yield from (xml if wanted.markup.xml else html)(text, options, wanted.markup)
     return AlignedText(marked.value, [], [])

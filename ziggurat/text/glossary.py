@@ -74,6 +74,16 @@ class Terms:
                 raise DataError(f"the glossary has the term {printable(term.source, 60)!r} twice")
         self._lengths = sorted({len(term.source) for term in self.terms}, reverse=True)
 
+    @property
+    def soft(self) -> bool:
+        """Whether there are soft terms."""
+        return any(not term.hard for term in self.terms)
+
+    @property
+    def hard(self) -> bool:
+        """Whether there are hard terms."""
+        return any(term.hard for term in self.terms)
+
     def found(self, text: str) -> list[Found]:
         """Return the terms in `text`, in order; they do not overlap."""
         lowered = text.lower()
