@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,12 +43,17 @@ class Search:
         ]
 
 
+async def at_once(work: Callable[[], Any]) -> Any:
+    return work()
+
+
 def outcome(terms: list[list[str]], search: Search, free: str = "free") -> tuple[list[str], dict[int, list[str]]]:
     found, dropped = asyncio.run(
         constrained(
             [said(free, -1.0) for _ in terms],
             [[Term(f"s{target}", target) for target in own] for own in terms],
             search,
+            at_once,
             most=6.0,
         )
     )

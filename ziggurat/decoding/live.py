@@ -14,7 +14,6 @@ import torch
 from ziggurat.decoding.assembler import Assembler, SourcePart
 from ziggurat.decoding.call import LineExtras
 from ziggurat.decoding.hypotheses import IdHypothesis
-from ziggurat.decoding.lines import Notices
 from ziggurat.decoding.request import Sentence
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.search import Search
@@ -66,6 +65,7 @@ class LiveTranslation:
 
     def __init__(self, translator: Translator, *, slots: int, tag: str | None = None, **decoding: Any) -> None:
         self._call = translator.call_of(tag, **decoding)
+        self._notices = translator.notices
         self._assembler = Assembler(translator.source_tokenizer, translator.target_tokenizer, self._call.decoding)
         self._search = _LiveSearch(translator.scorer(), [], self._call.settings, slots)
         self._tickets, self._numbers = count(), count()
@@ -95,7 +95,7 @@ class LiveTranslation:
         """
         ticket = next(self._tickets)
         extras = LineExtras(first=ticket, prefixes=[prefix])
-        _, parts, sentences = self._call.segmented([text], extras, Notices())
+        _, parts, sentences = self._call.segmented([text], extras, self._notices)
         numbers = range(first := next(self._numbers), first + len(sentences))
         for number, sentence in zip(numbers, sentences, strict=True):
             self._search.add(number, sentence)

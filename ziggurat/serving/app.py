@@ -34,6 +34,7 @@ from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
 from ziggurat.serving.own import Own
+from ziggurat.serving.page import page_routes
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations
@@ -46,6 +47,7 @@ def build_app(
     documents: Documents,
     glossaries: Glossaries,
     *,
+    page: bool = True,
     metrics_token: str | None = None,
     drain_seconds: float = 30.0,
 ) -> Starlette:
@@ -55,6 +57,7 @@ def build_app(
         translations: the models, with keys and limits.
         documents: those that clients send.
         glossaries: those that clients keep.
+        page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         drain_seconds: in which what waits is translated at the end.
     """
@@ -98,6 +101,7 @@ def build_app(
         *DeepLDocuments(account, documents).routes(),
         *OpenAI(translations).routes(),
         *Own(translations, files=documents.config.enabled).routes(),
+        *(page_routes() if page else []),
         Route("/health", health),
         Route("/metrics", figures),
         Route("/spec", spec),
@@ -152,12 +156,14 @@ class _Seen:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
+                headers = [
                     *message.get("headers", []),
                     (b"x-request-id", uuid.uuid4().hex.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-store"),
                 ]
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-store"))  # translations are nobody else's business
+                message["headers"] = headers
             await send(message)
 
         try:

@@ -21,6 +21,7 @@ from ziggurat.serving.pool import Model
 from ziggurat.serving.queue import Late, Options, QueueFull
 from ziggurat.serving.soft_terms import constrained
 from ziggurat.text.alignment import rendered
+from ziggurat.text.glossary import Term
 from ziggurat.text.work import Rendered, Sentence, Work
 
 __all__ = ["Asking", "Recorded", "ranked"]
@@ -187,16 +188,18 @@ class Asking:
         self, part: _Part[Result], texts: Sequence[str], free: Sequence[Translation]
     ) -> list[Translation]:
         """Return the translations, those that lack soft terms searched for again with them."""
-        assert self.asked.terms is not None
+        glossary = self.asked.terms
+        assert glossary is not None
         model, options = part.recorded.route[-1], replace(self.asked.options, constrained=True)
-        terms = [
-            [each.term for each in self.asked.terms.found(sentence.text) if not each.term.hard] for sentence in part.new
-        ]
+
+        def found_terms() -> list[list[Term]]:
+            every = (glossary.found(sentence.text) for sentence in part.new)
+            return [[each.term for each in own if not each.term.hard] for own in every]
 
         async def search(places: Sequence[int], phrases: Sequence[Sequence[str]]) -> list[Translation]:
             return await self._through(model, [texts[place] for place in places], options, phrases, counted=False)
 
-        found, dropped = await constrained(free, terms, search)
+        found, dropped = await constrained(free, await self._run(found_terms), search, self._run)
         part.recorded.dropped |= {part.new[place]: phrases for place, phrases in dropped.items()}
         return found
 

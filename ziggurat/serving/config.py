@@ -105,6 +105,8 @@ class ServeConfig(Section):
     """Documents."""
     glossaries: PathText | None = None
     """File in which the glossaries of DeepL's interface are kept; null: in memory, until the server ends."""
+    page: bool = True
+    """Whether there is a page for people at `/`."""
     keys: PathText | None = None
     """File of API keys, as `ziggurat serve --new-key NAME` writes it; null: everybody may ask."""
     metrics_token: str | None = Field(default=None, min_length=8, max_length=200)

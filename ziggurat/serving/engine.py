@@ -151,6 +151,7 @@ class Engine:
         if self._batch is None:
             return
         self._admit()
+        self.state.live = len(self._batch.jobs)
         if not self._batch.jobs:
             self._batch = None
             return

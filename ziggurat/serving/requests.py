@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
@@ -22,6 +23,8 @@ Value = TypeVar("Value")
 
 _BYTES_PER_SECOND = 10_000
 """What a slow line carries."""
+_LARGE = 1 << 16
+"""Bytes of JSON that are read beside the event loop."""
 
 
 class Refused(Exception):  # noqa: N818 - an answer
@@ -109,7 +112,9 @@ async def fields_of(request: Request) -> dict[str, Any]:
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None
     # Programs that send JSON without saying so are understood; those that send all in the query have no body.
-    return {**query, **(_json_object(body) if body.strip() or "json" in kind else {})}
+    if not body.strip() and "json" not in kind:
+        return query
+    return {**query, **(_json_object(body) if len(body) < _LARGE else await run_in_threadpool(_json_object, body))}
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:

@@ -36,7 +36,12 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
     documents = Documents(translations, config.documents, say)
     kept = Glossaries(None if config.glossaries is None else Path(config.glossaries).expanduser())
     return build_app(
-        translations, documents, kept, metrics_token=config.metrics_token, drain_seconds=config.drain_seconds
+        translations,
+        documents,
+        kept,
+        page=config.page,
+        metrics_token=config.metrics_token,
+        drain_seconds=config.drain_seconds,
     )
 
 

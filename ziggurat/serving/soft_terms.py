@@ -8,7 +8,9 @@ nothing fits it, or at the end.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
+from typing import Any
 
 from ziggurat.decoding.results import Translation
 from ziggurat.text.alignment import piece_spans
@@ -31,8 +33,16 @@ Search = Callable[[Sequence[int], Sequence[Sequence[str]]], Awaitable[list[Trans
 """Places of sentences and the phrases of each -> translations that contain them, as far as there are such."""
 
 
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
+"""Calls a function, in a thread where it may take long."""
+
+
 async def constrained(
-    free: Sequence[Translation], terms: Sequence[Sequence[Term]], search: Search, most: float | None = None
+    free: Sequence[Translation],
+    terms: Sequence[Sequence[Term]],
+    search: Search,
+    run: Run,
+    most: float | None = None,
 ) -> tuple[list[Translation], dict[int, list[str]]]:
     """Return the translations with their terms, and the target terms that were dropped, by place.
 
@@ -40,61 +50,82 @@ async def constrained(
         free: the translations without constraints.
         terms: soft terms of each sentence.
         search: searches again.
+        run: for what is not a search.
         most: nats for each token of the terms; None: MOST_LOSS.
 
     A sentence is searched at most four times: freely, with all terms that it lacks, with each of these alone, and with
     those that alone cost little.
     """
-    most = MOST_LOSS if most is None else most
-    found, dropped = list(free), dict[int, list[str]]()
-    wanted: dict[int, list[str]] = {}
-    for place, own in enumerate(terms):
-        lacking = list(dict.fromkeys(term.target for term in own if not times(term, free[place].text)))
-        if len(lacking) > MOST_TERMS:
-            dropped[place] = lacking[MOST_TERMS:]
-        if lacking:
-            wanted[place] = lacking[:MOST_TERMS]
-    # (1) All that are lacking.
-    tried = await _searched(wanted, search)
-    bad = {}
-    for place, translation in tried.items():
-        if loss(free[place], translation, wanted[place]) <= most:
-            found[place] = translation
-        else:
-            bad[place] = wanted[place]
-    # (2) Each alone, to see which of them do the harm.
-    alone = [(place, phrase) for place, phrases in bad.items() if len(phrases) > 1 for phrase in phrases]
-    singles = await search([place for place, _ in alone], [[phrase] for _, phrase in alone]) if alone else []
-    harmless: dict[int, dict[str, float]] = {}
-    best: dict[int, tuple[float, str, Translation]] = {}
-    for (place, phrase), translation in zip(alone, singles, strict=True):
-        lost = loss(free[place], translation, [phrase])
-        if lost <= most:
-            harmless.setdefault(place, {})[phrase] = lost
-            if place not in best or lost < best[place][0]:
-                best[place] = (lost, phrase, translation)
-    # (3) The harmless ones together; where these are all, the better half.
-    kept = {}
-    for place, losses in harmless.items():
-        phrases = sorted(losses, key=losses.__getitem__)
-        few = phrases if len(phrases) < len(bad[place]) else phrases[: max(1, len(phrases) // 2)]
-        if len(few) > 1:
-            kept[place] = few
-    together = await _searched(kept, search)
-    for place, phrases in bad.items():
-        applied: list[str] = []
-        if place in together and loss(free[place], together[place], kept[place]) <= most:
-            found[place], applied = together[place], kept[place]
-        elif place in best:
-            found[place], applied = best[place][2], [best[place][1]]
-        dropped[place] = [*(phrase for phrase in phrases if phrase not in applied), *dropped.get(place, [])]
-    return found, {place: phrases for place, phrases in dropped.items() if phrases}
+    trial = _Trial(free, terms, MOST_LOSS if most is None else most)
+    for step in (trial.all_lacking, trial.alone, trial.harmless):
+        places, phrases = await run(step)
+        found = await search(places, phrases) if places else []
+        await run(partial(trial.take, found))
+    await run(trial.end)
+    return trial.found, trial.dropped
 
 
-async def _searched(wanted: Mapping[int, Sequence[str]], search: Search) -> dict[int, Translation]:
-    places = list(wanted)
-    found = await search(places, [wanted[place] for place in places]) if places else []
-    return dict(zip(places, found, strict=True))
+class _Trial:
+    """The state of the searches for the terms of some sentences."""
+
+    def __init__(self, free: Sequence[Translation], terms: Sequence[Sequence[Term]], most: float) -> None:
+        self._free, self._terms, self._most = free, terms, most
+        self.found = list(free)
+        self.dropped: dict[int, list[str]] = {}
+        self._bad: dict[int, list[str]] = {}  # sentences that all their terms together harm
+        self._asked: list[tuple[int, list[str]]] = []
+        self._kept: dict[int, list[tuple[float, list[str], Translation]]] = {}  # what cost little, of the bad ones
+
+    def all_lacking(self) -> tuple[list[int], list[list[str]]]:
+        """Return the terms that each free translation lacks."""
+        for place, own in enumerate(self._terms):
+            lacking = list(dict.fromkeys(term.target for term in own if not times(term, self._free[place].text)))
+            if len(lacking) > MOST_TERMS:
+                self.dropped[place] = lacking[MOST_TERMS:]
+            if lacking:
+                self._asked.append((place, lacking[:MOST_TERMS]))
+        return self._wanted()
+
+    def alone(self) -> tuple[list[int], list[list[str]]]:
+        """Return each term of the sentences that all together harmed, to see which of them do the harm."""
+        self._bad = {place: phrases for place, phrases in self._asked if place not in self._kept}
+        for place, kept in self._kept.items():
+            self.found[place] = kept[0][2]
+        self._kept = {}
+        several = [(place, phrases) for place, phrases in self._bad.items() if len(phrases) > 1]
+        self._asked = [(place, [phrase]) for place, phrases in several for phrase in phrases]
+        return self._wanted()
+
+    def harmless(self) -> tuple[list[int], list[list[str]]]:
+        """Return those terms together that alone cost little; where these are all, the better half."""
+        self._asked = []
+        for place, kept in self._kept.items():
+            kept.sort(key=lambda each: each[0])
+            phrases = [phrase for _, own, _ in kept for phrase in own]
+            few = phrases if len(phrases) < len(self._bad[place]) else phrases[: max(1, len(phrases) // 2)]
+            if len(few) > 1:
+                self._asked.append((place, few))
+        return self._wanted()
+
+    def take(self, found: Sequence[Translation]) -> None:
+        """Keep those of the translations that were asked for last that did not cost too much."""
+        for (place, phrases), translation in zip(self._asked, found, strict=True):
+            lost = loss(self._free[place], translation, phrases)
+            if lost <= self._most:
+                self._kept.setdefault(place, []).append((lost, phrases, translation))
+
+    def end(self) -> None:
+        """Take for each bad sentence the translation with the most terms, of these the one that cost least."""
+        for place, phrases in self._bad.items():
+            kept = max(self._kept.get(place, []), key=lambda each: (len(each[1]), -each[0]), default=None)
+            applied: list[str] = []
+            if kept is not None:
+                self.found[place], applied = kept[2], kept[1]
+            without = [phrase for phrase in phrases if phrase not in applied]
+            self.dropped[place] = [*without, *self.dropped.get(place, [])]
+
+    def _wanted(self) -> tuple[list[int], list[list[str]]]:
+        return [place for place, _ in self._asked], [phrases for _, phrases in self._asked]
 
 
 def loss(free: Translation, translation: Translation, phrases: Sequence[str]) -> float:
