@@ -1,7 +1,7 @@
 """Other people's client libraries against a running server, each in an environment of its own.
 
-$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai, $ZIGGURAT_ARGOS_PYTHON one
-with argostranslate, and $ZIGGURAT_CLIENTS_NODE a folder in which deepl-node is installed.
+$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai, $ZIGGURAT_ARGOS_PYTHON
+one with argostranslate, and $ZIGGURAT_CLIENTS_NODE a folder in which deepl-node is installed.
 """
 
 from __future__ import annotations
