@@ -19,6 +19,14 @@ from ziggurat.serving.pool import ModelSource
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}
+MULTIPART = {"content-type": "multipart/form-data; boundary=x"}
+UNNAMED = (
+    "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'
+        for name, value, more in (("file", "a", '; filename=""'), ("source", "de", ""), ("target", "en", ""))
+    ).encode()
+    + b"--x--\r\n"
+)
 TEXT = f"{LINES[0]}\n\n  {LINES[1]}\n".encode()
 
 
@@ -85,7 +93,8 @@ def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp
         ({"files": {"file": ("f.txt", b"\xff\xff")}, "data": DE_EN}, 400, "UTF-8"),
         ({"files": {"file": ("f.docx", b"PK")}, "data": DE_EN}, 400, "zip"),
         ({"files": {"file": ("f.txt", b"ab cd " * 60)}, "data": DE_EN}, 400, "characters, more than 300"),
-        ({"content": b"--x--", "headers": {"content-type": "multipart/form-data; boundary=x"}}, 400, "understand"),
+        ({"content": UNNAMED, "headers": MULTIPART}, 400, "Invalid request: missing file parameter"),
+        ({"content": b"--x--", "headers": MULTIPART}, 400, "understand"),
     ],
 )
 def test_files_that_are_refused(serve: Serve, form: dict[str, Any], status: int, said: str, tmp_path: Path) -> None:

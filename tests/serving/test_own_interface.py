@@ -74,6 +74,14 @@ def test_links_are_between_words(serve: Serve) -> None:
         assert all(sentence["target"][0] <= link[2] < sentence["target"][1] for link in sentence["links"])
 
 
+def test_an_address_is_linked_to_itself(serve: Serve) -> None:
+    text, address = "See https://example.org/a.b?c=d now.", "https://example.org/a.b?c=d"
+    found = one(serve().post("/v1/translate", json={"text": text, "alignments": True, "source": "en", "target": "de"}))
+    at, there = text.index(address), found["text"].index(address)
+    own = [link for link in found["sentences"][0]["links"] if at <= link[0] < at + len(address)]
+    assert own == [[at, at + len(address), there, there + len(address)]]
+
+
 def test_a_prefix_is_where_the_translation_begins(serve: Serve, german: Translator) -> None:
     client = serve()
     wanted = german.translate([LINES[0]], prefixes=["the dog"])[0].text

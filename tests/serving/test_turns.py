@@ -31,7 +31,8 @@ def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
         for number in range(5):
             threads.append(threading.Thread(target=take, args=(number,)))
             threads[-1].start()
-            while len(turns._waiting) <= number:
+            end = time.monotonic() + 5
+            while len(turns._waiting) <= number and time.monotonic() < end:
                 time.sleep(0.001)
     for thread in threads:
         thread.join(10)

@@ -135,7 +135,7 @@ async def _refresh(translations: Translations, documents: Documents) -> None:
     """Look every second at the file of keys and at documents whose time is over, for as long as the server runs."""
     while True:
         await asyncio.sleep(1.0)
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(Exception):  # whatever it is, the next second is another try
             await translations.in_thread(translations.access.refresh)
             await documents.expire()
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -28,7 +28,7 @@ _SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
 
-_SPLITS = {"0": "none", "1": "lines", "nonewlines": "sentences"}
+_SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 _REFUSED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 """Fields that would change translations in ways that this server cannot."""
 
@@ -129,10 +129,10 @@ class DeepL:
         for name in _REFUSED:
             if fields.get(name):
                 raise Refused(400, f"Value for '{name}' not supported.")
-        split = str(fields.get("split_sentences", "") if fields.get("split_sentences") is not None else "")
-        markup = await self._markup(fields, texts)
-        split = split or ("lines" if markup is None else "sentences")
-        if _SPLITS.get(split, split) not in _SPLITS.values():
+        markup, split = await self._markup(fields, texts), fields.get("split_sentences")
+        if split is None:
+            split = "1" if markup is None else "nonewlines"
+        if str(split) not in _SPLITS:
             raise Refused(400, "Value for 'split_sentences' not supported.")
         source, target = self._account.pair(fields)
         client = self._account.client(request, fields, characters)
@@ -141,7 +141,7 @@ class DeepL:
             sources = [source] * len(texts)
         else:
             sources = [found[0][0] for found in await self._server.detect(texts, target)]
-        wanted = Wanted(markup=markup, terms=terms, split=_SPLITS.get(split, split))
+        wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
         self._account.used[client] += characters
         return JSONResponse(

@@ -146,7 +146,19 @@ class Documents:
                 if size > most:
                     raise Refused(413, f"the file is larger than {most:,} bytes")
                 out.write(block)
+        self._unless_removed(given)
         return size
+
+    def _finish(self, given: Document, value: bytes) -> None:
+        """Write the translated file in place of the client's."""
+        write_atomically(self._path(given, "out"), value)
+        self._path(given, "in").unlink(missing_ok=True)
+        self._unless_removed(given)
+
+    def _unless_removed(self, given: Document) -> None:
+        """Leave nothing of a document that was removed while a thread wrote to it: a thread cannot be cancelled."""
+        if given.id not in self._known:
+            self._unlink(given)
 
     async def _make_room(self, given: Document) -> None:
         """Remove a client's oldest results until everything fits. Raises Refused (429) where it does not."""
@@ -183,6 +195,5 @@ class Documents:
         most = self._server.limits.file_bytes
         content = await self._in_thread(partial(read_bounded, self._path(given, "in"), most))
         value = await translated(given, content, self._server, self.config, self._in_thread)
-        await self._in_thread(partial(write_atomically, self._path(given, "out"), value))
-        await self._in_thread(self._path(given, "in").unlink)
+        await self._in_thread(partial(self._finish, given, value))
         given.size = len(value)

@@ -60,7 +60,7 @@ class Files:
                     raise Refused(400, f"Invalid request: missing {name} parameter")
             name = name_of(upload.filename)
             if not name:
-                raise Refused(400, "Invalid request: empty file")
+                raise Refused(400, "Invalid request: missing file parameter")
             try:
                 document_kind(name)
             except DataError:
