@@ -17,7 +17,7 @@ demo: $(READY)
 test: $(READY) browser
 	$(BIN)/python -m pytest -n 3 --dist worksteal
 
-# tests/report/test_browser.py skips where there is no Chromium; CI, as root, gets Debian's.
+# Tests of pages skip where there is no Chromium; CI, as root, gets Debian's.
 browser:
 	@if [ "$$CI" = true ] && [ "$$(id -u)" = 0 ] && ! command -v chromium > /dev/null; then \
 	  apt-get update --quiet && apt-get install --quiet --yes --no-install-recommends chromium; \

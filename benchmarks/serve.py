@@ -129,13 +129,9 @@ def main() -> None:
             port = free_port()
             systems[name] = ([*own, str(model), "--port", str(port)], {}, port)
         if o.peer is not None and o.package is not None:
-            port, packages = free_port(), str(Path(folder) / "packages")
-            places = {"ARGOS_PACKAGES_DIR": packages, "XDG_DATA_HOME": folder, "ARGOS_DEVICE_TYPE": "cpu"}
-            install = "import sys, argostranslate.package as p; p.install_from_path(sys.argv[1])"
-            subprocess.run([o.peer, "-c", install, str(o.package)], check=True, env={**os.environ, **places})
-            program = "from libretranslate.main import main; main()"
-            command = [o.peer, "-c", program, "--port", str(port), "--threads", str(CLIENTS), "--disable-web-ui"]
-            systems["LibreTranslate"] = (command, places, port)
+            port, program = free_port(), str(Path(__file__).with_name("libretranslate_peer.py"))
+            command = [o.peer, program, "--port", str(port), "--threads", str(CLIENTS), "--disable-web-ui"]
+            systems["LibreTranslate"] = (command, {"ARGOS_FILES": str(o.package.resolve())}, port)
         runs: dict[str, list[dict[str, float]]] = {name: [] for name in systems}
         for _ in range(o.rounds):
             for name, (command, environment, port) in systems.items():

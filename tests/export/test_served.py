@@ -19,7 +19,7 @@ from ziggurat.decoding import engines
 from ziggurat.decoding.engines import unserved
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.export.exporter import export_model
 
 # Without a shortest length: CTranslate2 rules tokens out before it normalises, which shifts its scores.
@@ -76,6 +76,32 @@ def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
         assert a == b
     with pytest.raises(ConfigError, match="unknown tag"):
         theirs.translate(["a"], tag="<no>")
+
+
+def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
+    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    lines = [*SENTENCES[:4], "The little house. " * 12]
+    prefixes = ["the little", "", "  ", "a b c d e", "house"]
+    expected = ours.translate(lines, prefixes=prefixes, n_best=2, max_source_pieces=30)
+    found = theirs.translate(lines, prefixes=prefixes, n_best=2, max_source_pieces=30, token_scores=True)
+    compared = 0
+    for mine, other, prefix in zip(expected, found, prefixes, strict=True):
+        a, b = mine.hypotheses[0], other.hypotheses[0]
+        assert b.text.startswith(prefix.strip())
+        if a.finished and b.finished:  # cut ones rank differently
+            compared += 1
+            assert (a.text, a.tokens) == (b.text, b.tokens)
+            assert b.score == pytest.approx(a.score, abs=1e-3)
+            assert b.log_probability == pytest.approx(a.log_probability, abs=1e-3)
+            assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
+        scores = [hypothesis.score for hypothesis in other.hypotheses]
+        assert scores == sorted(scores, reverse=True) or other.parts > 1
+    assert compared >= 2
+    assert theirs.translate(SENTENCES[:1])[0].hypotheses[0].token_log_probabilities == []
+    with pytest.raises(DataError, match="must pair up"):
+        theirs.translate(["a", "b"], prefixes=["a"])
+    with pytest.raises(DataError, match="shorten it"):
+        theirs.translate(["a"], prefixes=["house " * 3000])
 
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:

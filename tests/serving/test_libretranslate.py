@@ -72,6 +72,7 @@ def test_a_third_language_leads_where_no_model_goes(serve: Serve, folders: dict[
     assert client.get("/languages").json() == [
         {"code": "de", "name": "German", "targets": ["de", "en", "qlo"]},
         {"code": "en", "name": "English", "targets": ["de", "en", "qlo"]},
+        {"code": "qlo", "name": "Qlo", "targets": ["qlo"]},
     ]
     assert client.post("/languages").json() == client.get("/languages").json()
     assert client.post("/translate", json={"q": "x", "source": "en", "target": "en"}).json() == {"translatedText": "x"}
@@ -172,14 +173,14 @@ def test_keys_and_limits(serve: Serve, tmp_path: Path) -> None:
     path = tmp_path / "keys.json"
     key = new_key(path, "weblate")
     assert key not in path.read_text()
-    client = serve(keys=str(path), limits={"requests_per_minute": 2})
+    client = serve(keys=str(path), limits={"requests_per_minute": 2, "characters_per_minute": 500})
     fields = {"q": LINES[0], **DE_EN}
     answers = [client.post("/translate", json={**fields, **more}) for more in ({}, {"api_key": "x"})]
     assert [a.status_code for a in answers] == [400, 403]
     assert answers[1].json() == {"error": "Invalid API key"}
     answers = [client.post("/translate", json={**fields, "api_key": key}) for _ in range(3)]
     assert [a.status_code for a in answers] == [200, 200, 429]
-    assert client.post("/translate", json={"q": ["a"] * 3, "api_key": key, **DE_EN}).status_code == 413
+    assert client.post("/translate", json={"q": "a" * 501, "api_key": key, **DE_EN}).status_code == 413
     assert answers[2].json()["error"].startswith("Slowdown:")
     assert "retry-after" in answers[2].headers
 

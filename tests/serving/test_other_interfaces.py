@@ -65,7 +65,12 @@ def test_deepl(serve: Serve, wanted: list[str], tmp_path: Path) -> None:
         ({"text": [1], "target_lang": "DE"}, 400, "'text' not specified"),
         ({"text": ["a"], "target_lang": "DE", "source_lang": "QLO"}, 400, "'source_lang' not supported"),
         ({"text": ["a"], "target_lang": "DE", "tag_handling": "pdf"}, 400, "'tag_handling' not supported"),
-        ({"text": ["a"], "target_lang": "DE", "glossary_id": "g"}, 400, "'glossary_id' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "glossary_id": "g"}, 400, "requires the source_lang parameter"),
+        ({"text": ["a"], "target_lang": "DE", "source_lang": "EN", "glossary_id": "g"}, 404, "does not exist"),
+        ({"text": ["a"], "target_lang": "DE", "style_id": "s"}, 400, "'style_id' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "glossary_ids": ["s"]}, 400, "'glossary_ids' not supported"),
+        ({"text": ["a"], "target_lang": "DE", "split_sentences": "2"}, 400, "'split_sentences' not supported"),
+        ({"text": ["<a>b"], "target_lang": "DE", "tag_handling": "xml"}, 400, "Tag handling parsing failed"),
         ({"text": ["a"] * 501, "target_lang": "DE"}, 413, "At most 500 texts"),
     ],
 )

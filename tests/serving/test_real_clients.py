@@ -1,7 +1,7 @@
 """Other people's client libraries against a running server, each in an environment of its own.
 
-$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai; $ZIGGURAT_CLIENTS_NODE a
-folder in which deepl-node is installed.
+$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai, $ZIGGURAT_ARGOS_PYTHON
+one with argostranslate, and $ZIGGURAT_CLIENTS_NODE a folder in which deepl-node is installed.
 """
 
 from __future__ import annotations
@@ -33,6 +33,13 @@ found = [api.translate(line, "en", "de") for line in lines]
 result = [found, api.languages()[0]["code"], api.detect(german)[0]["language"]]
 expected = [wanted, "de", "de"]
 """,
+    "argostranslate": """
+from argostranslate.apis import LibreTranslateAPI
+api = LibreTranslateAPI(url, api_key=key)
+result = [[api.translate(line, "en", "de") for line in lines], [each["code"] for each in api.languages()],
+          api.detect(german)[0]["language"]]
+expected = [wanted, ["de", "en", "qlo"], "de"]
+""",
     "deep-translator": """
 from deep_translator import LibreTranslator
 LibreTranslator._BASE_URLS = {}
@@ -48,6 +55,25 @@ used = translator.get_usage()
 result = [[each.text for each in found], detected.detected_source_lang, used.character.valid,
           "DE" in [language.code for language in translator.get_target_languages()]]
 expected = [wanted, "DE", True, True]
+import io
+entries = {"dog": "Hund", "cat": "Katze"}
+glossary = translator.create_glossary("animals", source_lang="EN", target_lang="DE", entries=entries)
+result += [translator.get_glossary_entries(glossary), [g.name for g in translator.list_glossaries()]]
+result.append(glossary.entry_count)
+with_it = translator.translate_text(lines, source_lang="EN", target_lang="DE", glossary=glossary)
+translator.delete_glossary(glossary)
+result += [len(with_it), len(translator.list_glossaries())]
+expected += [entries, ["animals"], 2, 2, 0]
+document, output = io.BytesIO("\\n".join(lines).encode()), io.BytesIO()
+document.name = "a.txt"
+status = translator.translate_document(document, output, source_lang="EN", target_lang="DE")
+result += [output.getvalue().decode().split("\\n"), status.done, status.billed_characters]
+expected += [wanted, True, sum(map(len, lines))]
+marked = translator.translate_text("<a><b>A dog</b><c/></a>", source_lang="EN", target_lang="DE", tag_handling="xml",
+    outline_detection=False, splitting_tags=["b"], non_splitting_tags=["a"], ignore_tags=["c"], split_sentences="0",
+    preserve_formatting=True, context="animals")
+result.append("".join(c for c in marked.text if c in "<>/"))
+expected.append("<><></></></>")
 try:
     deepl.Translator("wrong", server_url=url).translate_text("a", target_lang="DE")
     result.append("no error")
@@ -73,8 +99,20 @@ const client = new deepl.Translator(key, {serverUrl: url});
   const found = await client.translateText(lines, "en", "de");
   const marked = await client.translateText("A <b>dog</b> runs.", "en", "de", {tagHandling: "html"});
   const usage = await client.getUsage();
+  const entries = new deepl.GlossaryEntries({entries: {dog: "Hund"}});
+  const glossary = await client.createGlossary("g", "en", "de", entries);
+  const kept = await client.getGlossaryEntries(glossary);
+  await client.translateText(lines, "en", "de", {glossary});
+  await client.deleteGlossary(glossary);
+  const file = Buffer.from(lines.join("\\n"));
+  const handle = await client.uploadDocument(file, "en", "de", {filename: "a.txt"});
+  const {status} = await client.isDocumentTranslationComplete(handle);
+  const out = require("fs").createWriteStream(process.argv[2]);
+  await client.downloadDocument(handle, out);
   const tags = marked.text.replace(/[^<>b/]/g, "");
-  console.log(JSON.stringify([found.map(each => each.text), tags, usage.anyLimitReached()]));
+  const document = require("fs").readFileSync(process.argv[2], "utf8").split("\\n");
+  const texts = found.map(each => each.text);
+  console.log(JSON.stringify([texts, tags, usage.anyLimitReached(), kept.entries(), status.status, document]));
 })();
 """
 
@@ -111,11 +149,10 @@ def wanted(folders: dict[tuple[str, str], Path]) -> list[str]:
 
 @pytest.mark.parametrize("client", PROGRAMS)
 def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[str]) -> None:
-    python = os.environ.get("ZIGGURAT_CLIENTS_PYTHON")
+    variable = "ZIGGURAT_ARGOS_PYTHON" if client == "argostranslate" else "ZIGGURAT_CLIENTS_PYTHON"
+    python = os.environ.get(variable)
     if python is None:
-        pytest.skip(
-            "$ZIGGURAT_CLIENTS_PYTHON is not set to a Python with libretranslatepy, deep-translator, deepl, openai"
-        )
+        pytest.skip(f"${variable} is not set to a Python with {client}")
     given: dict[str, Any] = {"url": server[0], "key": server[1], "lines": LINES, "wanted": wanted}
     given["german"] = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
     program = f"import json, sys\nglobals().update(json.loads(sys.argv[1]))\n{PROGRAMS[client]}\n"
@@ -126,11 +163,12 @@ def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[s
     assert result == expected
 
 
-def test_deepl_for_node(server: tuple[str, str], wanted: list[str]) -> None:
+def test_deepl_for_node(server: tuple[str, str], wanted: list[str], tmp_path: Path) -> None:
     folder = os.environ.get("ZIGGURAT_CLIENTS_NODE")
     if folder is None:
         pytest.skip("$ZIGGURAT_CLIENTS_NODE is not set to a folder in which deepl-node is installed")
     given = json.dumps([*server, LINES])
-    done = subprocess.run(["node", "-e", NODE, given], cwd=folder, capture_output=True, text=True, timeout=120)
+    command = ["node", "-e", NODE, given, str(tmp_path / "out.txt")]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [wanted, "<b></b>", False]
+    assert json.loads(done.stdout) == [wanted, "<b></b>", False, {"dog": "Hund"}, "done", wanted]

@@ -14,7 +14,6 @@ import torch
 from ziggurat.decoding.assembler import Assembler, SourcePart
 from ziggurat.decoding.call import LineExtras
 from ziggurat.decoding.hypotheses import IdHypothesis
-from ziggurat.decoding.lines import Notices
 from ziggurat.decoding.request import Sentence
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.search import Search
@@ -66,6 +65,7 @@ class LiveTranslation:
 
     def __init__(self, translator: Translator, *, slots: int, tag: str | None = None, **decoding: Any) -> None:
         self._call = translator.call_of(tag, **decoding)
+        self._notices = translator.notices
         self._assembler = Assembler(translator.source_tokenizer, translator.target_tokenizer, self._call.decoding)
         self._search = _LiveSearch(translator.scorer(), [], self._call.settings, slots)
         self._tickets, self._numbers = count(), count()
@@ -88,10 +88,14 @@ class LiveTranslation:
         """Number of sentences that wait for room in the search."""
         return len(self._search.waiting)
 
-    def add(self, text: str) -> int:
-        """Let a line join; return its ticket. Raises DataError for a line that cannot be translated."""
+    def add(self, text: str, prefix: str = "") -> int:
+        """Let a line join, whose translation begins with `prefix`; return its ticket.
+
+        Raises DataError for a line that cannot be translated, ConfigError for a prefix beside a shortlist.
+        """
         ticket = next(self._tickets)
-        _, parts, sentences = self._call.segmented([text], LineExtras(first=ticket), Notices())
+        extras = LineExtras(first=ticket, prefixes=[prefix])
+        _, parts, sentences = self._call.segmented([text], extras, self._notices)
         numbers = range(first := next(self._numbers), first + len(sentences))
         for number, sentence in zip(numbers, sentences, strict=True):
             self._search.add(number, sentence)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,7 +22,7 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
 from ziggurat.decoding.results import Hypothesis, Translation, side_by_side
-from ziggurat.errors import CheckpointError, ConfigError, printable
+from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 
 __all__ = ["ServedTranslator"]
 
@@ -34,6 +35,15 @@ class _Found(NamedTuple):
     pieces: list[str]
     score: float
     ended: bool
+
+
+class _Call(NamedTuple):
+    """Settings of a call: the search, pieces before every source and of the first one's translation, token scores."""
+
+    decoding: DecodingConfig
+    tag: list[str]
+    scored: bool
+    forced: list[str]
 
 
 class ServedTranslator:
@@ -99,10 +109,30 @@ class ServedTranslator:
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         self._settings(None)  # refuses settings before any text is read
 
-    def translate(self, texts: Sequence[str], *, tag: str | None = None, **decoding: Any) -> list[Translation]:
-        """Return one Translation per text, in the same order; see Translator.translate."""
-        refuse_single(texts=texts)
-        return self._translate_window(texts, *self._settings(tag, **decoding))
+    def translate(
+        self,
+        texts: Sequence[str],
+        *,
+        tag: str | None = None,
+        prefixes: Sequence[str] | None = None,
+        token_scores: bool = False,
+        **decoding: Any,
+    ) -> list[Translation]:
+        """Return one Translation per text, in the same order; see Translator.translate.
+
+        `token_scores` asks for them in this call. Raises DataError for more or fewer prefixes than texts, or one with
+        more tokens than a translation may have.
+        """
+        refuse_single(texts=texts, prefixes=prefixes)
+        call = self._settings(tag, **decoding)._replace(scored=token_scores or self.token_scores)
+        if prefixes is None:
+            return self._translate_window(texts, call)
+        if len(prefixes) != len(texts):
+            raise DataError(f"{len(texts)} texts, but {len(prefixes)} prefixes; they must pair up")
+        # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
+        forced = [self.target_tokenizer.pieces(ids) for ids in self.target_tokenizer.encode(without_nul(prefixes))]
+        pairs = zip(texts, forced, strict=True)
+        return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
 
     def translate_stream(
         self,
@@ -115,26 +145,24 @@ class ServedTranslator:
     ) -> Iterator[Translation]:
         """Yield one Translation per line, in order; see Translator.translate_stream. Nothing depends on `first`."""
         refuse_single(lines=lines)
-        settings = self._settings(tag, **decoding)
-        return chain.from_iterable(self._translate_window(texts, *settings) for texts in windows(lines, window))
+        call = self._settings(tag, **decoding)
+        return chain.from_iterable(self._translate_window(texts, call) for texts in windows(lines, window))
 
-    def _settings(self, tag: str | None, **changes: Any) -> tuple[DecodingConfig, list[str]]:
-        """Return the settings of a call, and the tag as a list of pieces. Raises ConfigError."""
+    def _settings(self, tag: str | None, **changes: Any) -> _Call:
+        """Return the settings of a call. Raises ConfigError."""
         asked = {key: value for key, value in changes.items() if value is not None}
         refuse_unserved(asked)
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
-        if tag is None:
-            return decoding, []
-        if tag not in self.source_tokenizer.tags:
+        if tag is not None and tag not in self.source_tokenizer.tags:
             known = ", ".join(self.source_tokenizer.tags) or "none"
             raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
-        return decoding, [tag]
+        return _Call(decoding, [] if tag is None else [tag], self.token_scores, [])
 
-    def _translate_window(self, texts: Sequence[str], decoding: DecodingConfig, prefix: list[str]) -> list[Translation]:
+    def _translate_window(self, texts: Sequence[str], call: _Call) -> list[Translation]:
         clean = without_nul(texts)
-        limit = min(decoding.max_source_pieces, max(1, self.max_positions - 1 - len(prefix)))
+        limit = min(call.decoding.max_source_pieces, max(1, self.max_positions - 1 - len(call.tag)))
         parts: list[list[int]] = []
         owned: list[range] = []
         for text, ids in zip(clean, self.source_tokenizer.encode(clean), strict=True):
@@ -144,53 +172,57 @@ class ServedTranslator:
             self.notices["blank_lines"] += not new
             if len(new) > 1:
                 self.notices.add("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
-        found = self._search(parts, decoding, prefix)
+        first = 1 if call.forced else 0  # parts that begin with the prefix
+        found = [*self._search(parts[:first], call), *self._search(parts[first:], call._replace(forced=[]))]
         self.on_finished(len(parts))
         return [self._joined(text, [found[i] for i in own]) for text, own in zip(texts, owned, strict=True)]
 
-    def _search(self, parts: list[list[int]], decoding: DecodingConfig, prefix: list[str]) -> list[list[Hypothesis]]:
+    def _search(self, parts: list[list[int]], call: _Call) -> list[list[Hypothesis]]:
         """Return the n best of each part.
 
         All parts are searched together under the greatest of their limits. A part with a result that did not end, or
         that exceeds the part's own limit, is searched again under that limit: unlike ours, CTranslate2's search ranks
         translations that it cut together with those that ended.
         """
-        rule = decoding.max_length
+        rule, forced = call.decoding.max_length, call.forced
         most = min(rule.limit, self.max_positions - 1)
-        sources = [[*prefix, *self.source_tokenizer.pieces(part)] for part in parts]
-        limits = [min(int(rule.ratio * len(part) + rule.extra), most) for part in parts]
+        sources = [[*call.tag, *self.source_tokenizer.pieces(part)] for part in parts]
+        if len(forced) > most:
+            raise DataError(f"a prefix has {len(forced)} tokens, but a translation at most {most}; shorten it")
+        limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
         if not sources:
             return []
-        found = self._run(sources, max(limits) + 1, decoding, decoding.n_best)
+        found = self._run(sources, max(limits) + 1, call, call.decoding.n_best)
         again: dict[int, list[int]] = defaultdict(list)
         for number, (results, limit) in enumerate(zip(found, limits, strict=True)):
             if not all(result.ended and len(result.pieces) <= limit for result in results):
                 again[limit].append(number)
         for limit, numbers in again.items():
-            retried = self._within(limit, [sources[n] for n in numbers], decoding)
+            retried = self._within(limit, [sources[n] for n in numbers], call)
             for number, results in zip(numbers, retried, strict=True):
                 found[number] = results
-        return self._hypotheses(sources, found, decoding)
+        return self._hypotheses(sources, found, call)
 
-    def _within(self, limit: int, sources: list[list[str]], decoding: DecodingConfig) -> list[list[_Found]]:
+    def _within(self, limit: int, sources: list[list[str]], call: _Call) -> list[list[_Found]]:
         """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
         # More results than could end within the limit, so that no translation that ends is lost behind those cut.
+        decoding, found = call.decoding, list[list[_Found]]()
         everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
-        found = []
-        for source, results in zip(sources, self._run(sources, limit + 1, decoding, everything), strict=True):
+        for source, results in zip(sources, self._run(sources, limit + 1, call, everything), strict=True):
             ended = [result for result in results if result.ended][: decoding.n_best]
             if not ended:
-                cut = self._run([source], limit, decoding, 1)[0][0]
+                cut = self._run([source], limit, call, 1)[0][0]
                 ended = [cut._replace(ended=False)]
             found.append(ended)
         return found
 
-    def _run(self, sources: list[list[str]], steps: int, decoding: DecodingConfig, count: int) -> list[list[_Found]]:
+    def _run(self, sources: list[list[str]], steps: int, call: _Call, count: int) -> list[list[_Found]]:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence."""
-        beam = decoding.beam_size
+        decoding, beam = call.decoding, call.decoding.beam_size
         penalty = decoding.length_penalty
         results = self._model.translate_batch(
             sources,
+            target_prefix=[call.forced] * len(sources) if call.forced else None,
             max_batch_size=decoding.batch_tokens,
             batch_type="tokens",
             # No limit: it would cut sources without a word; long lines are split before.
@@ -215,17 +247,20 @@ class ServedTranslator:
             for result in results
         ]
 
-    def _hypotheses(
-        self, sources: list[list[str]], found: list[list[_Found]], decoding: DecodingConfig
-    ) -> list[list[Hypothesis]]:
+    def _hypotheses(self, sources: list[list[str]], found: list[list[_Found]], call: _Call) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
-        alpha = decoding.length_penalty.alpha if decoding.length_penalty.kind != "none" else 0.0
+        penalty = call.decoding.length_penalty
+        alpha = penalty.alpha if penalty.kind != "none" else 0.0
         scores: Iterator[list[float]] = iter([[] for results in found for _ in results])
-        if self.token_scores:
+        if call.scored or call.forced:
             pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
             scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
             scores = iter([list(map(float, result.log_probs)) for result in scored])
-        return [[self._hypothesis(result, alpha, next(scores)) for result in results] for results in found]
+        every = [[self._hypothesis(result, alpha, next(scores)) for result in results] for results in found]
+        if not call.forced:
+            return every
+        # CTranslate2 scores only what comes after the prefix.
+        return [sorted((_rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
 
     def _hypothesis(self, found: _Found, alpha: float, token_scores: list[float]) -> Hypothesis:
         length = max(1, len(found.pieces) + found.ended)
@@ -248,3 +283,10 @@ class ServedTranslator:
         if not translation.hypotheses[0].finished:
             self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
         return translation
+
+
+def _rescored(hypothesis: Hypothesis, alpha: float) -> Hypothesis:
+    """Return a hypothesis with the score that follows from those of its tokens."""
+    total = sum(hypothesis.token_log_probabilities)
+    length = max(1, len(hypothesis.token_log_probabilities))
+    return replace(hypothesis, log_probability=total, score=total / length**alpha)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-import hmac
 import json
+import math
 import secrets
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 from limits import RateLimitItemPerMinute
@@ -40,6 +42,15 @@ def _read(path: Path) -> list[_Key]:
         raise ConfigError(f"{path}: no such file of keys; `ziggurat serve --new-key NAME` makes one") from None
 
 
+def _seen(path: Path) -> object:
+    """Return what changes when a file does; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_ino, found.st_mtime_ns, found.st_size
+
+
 def _hash(key: str) -> str:
     # Keys are random numbers of 256 bits: what slows down guessing passwords would only slow down requests.
     return hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()
@@ -65,13 +76,17 @@ class Access:
     Args:
         limits: of clients that have none of their own.
         keys: file of keys; None: everybody may ask.
+        say: receives messages for the operator.
 
     Raises ConfigError where the file cannot be read.
     """
 
-    def __init__(self, limits: LimitsConfig, keys: Path | None = None) -> None:
-        self._limits = limits
-        self._keys = None if keys is None else _read(keys)
+    def __init__(
+        self, limits: LimitsConfig, keys: Path | None = None, say: Callable[[str], object] = lambda text: None
+    ) -> None:
+        self._limits, self._path, self._say = limits, keys, say
+        self._seen: object = None if keys is None else _seen(keys)
+        self._keys = None if keys is None else {key.sha256: key for key in _read(keys)}
         storage = MemoryStorage()
         self._requests = MovingWindowRateLimiter(storage)
         self._characters = SlidingWindowCounterRateLimiter(storage)
@@ -81,7 +96,19 @@ class Access:
         """Whether a key is needed."""
         return self._keys is not None
 
-    def client(self, key: str | None, address: str, requests: int = 1, characters: int = 0) -> str:
+    def refresh(self) -> None:
+        """Read the file of keys again if it has changed. While it is damaged or missing, the old keys hold."""
+        if self._path is None or (seen := _seen(self._path)) == self._seen:
+            return
+        self._seen = seen
+        try:
+            self._keys = {key.sha256: key for key in _read(self._path)}
+        except ConfigError as error:
+            self._say(f"the keys that were read before go on: {error}")
+            return
+        self._say(f"{self._path}: keys read again, {len(self._keys):,} of them")
+
+    def client(self, key: str | None, address: str, characters: int = 0) -> str:
         """Return who asks: the name of the key, or the address; what is asked for counts against the limits.
 
         Raises Refused: no key (400) or a wrong one (403), as LibreTranslate says it; beyond a limit (429).
@@ -90,22 +117,27 @@ class Access:
         if self._keys is not None:
             if not key:
                 raise Refused(400, "Please contact the server operator to get an API key")
-            hashed = _hash(key)
-            # All are compared, each in constant time: the time tells nothing of the keys.
-            found = [each for each in self._keys if hmac.compare_digest(each.sha256, hashed)]
-            if not found:
+            # The time of looking a hash up may tell of other hashes, from which no key follows.
+            entry = self._keys.get(_hash(key))
+            if entry is None:
                 raise Refused(403, "Invalid API key")
-            entry = found[0]
         client = f"key {entry.name}" if entry else f"address {address}"
+        asked = []
         for kind, limiter, cost in (
-            ("requests_per_minute", self._requests, requests),
-            ("characters_per_minute", self._characters, characters),
+            ("requests", self._requests, 1),
+            ("characters", self._characters, characters),
         ):
-            most = (entry and getattr(entry, kind)) or getattr(self._limits, kind)
-            if most is not None and cost > most:
-                raise Refused(413, f"at most {most} {kind.replace('_per_minute', '')} are allowed in a minute")
-            if most is not None and cost and not limiter.hit(RateLimitItemPerMinute(most), kind, client, cost=cost):
+            most = (entry and getattr(entry, f"{kind}_per_minute")) or getattr(self._limits, f"{kind}_per_minute")
+            if most is not None and cost > most:  # before anything is counted: waiting would not help
+                raise Refused(413, f"at most {most} {kind} are allowed in a minute")
+            if most is not None and cost:
+                asked.append((kind, limiter, cost, RateLimitItemPerMinute(most)))
+        for kind, limiter, cost, item in asked:
+            if not limiter.hit(item, kind, client, cost=cost):
+                wait = limiter.get_window_stats(item, kind, client).reset_time - time.time()
                 raise Refused(
-                    429, f"Slowdown: {most} {kind.replace('_per_minute', '')} per 1 minute", {"Retry-After": "60"}
+                    429,
+                    f"Slowdown: {item.amount} {kind} per 1 minute",
+                    {"Retry-After": str(min(60, max(1, math.ceil(wait))))},
                 )
         return client

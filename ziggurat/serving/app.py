@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import hmac
 import time
 import uuid
@@ -22,11 +24,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
-from ziggurat.serving.deepl import DeepL
+from ziggurat.serving.deepl import DeepL, DeepLAccount
+from ziggurat.serving.deepl_more import DeepLDocuments, DeepLGlossaries
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
+from ziggurat.serving.files import UPLOADS, Files
+from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.libretranslate import LibreTranslate
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.openai import OpenAI
+from ziggurat.serving.own import Own
+from ziggurat.serving.page import page_routes
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations
@@ -35,21 +43,36 @@ __all__ = ["build_app"]
 
 
 def build_app(
-    translations: Translations, *, metrics_token: str | None = None, drain_seconds: float = 30.0
+    translations: Translations,
+    documents: Documents,
+    glossaries: Glossaries,
+    *,
+    page: bool = True,
+    metrics_token: str | None = None,
+    drain_seconds: float = 30.0,
 ) -> Starlette:
     """Return the application over what a server can do.
 
     Args:
         translations: the models, with keys and limits.
+        documents: those that clients send.
+        glossaries: those that clients keep.
+        page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         drain_seconds: in which what waits is translated at the end.
     """
     metrics = Metrics(translations.pool)
+    account = DeepLAccount(translations, glossaries)
 
     @asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        documents.open()
+        watch = asyncio.create_task(_refresh(translations, documents))
         yield
+        watch.cancel()
+        await documents.close()
         await run_in_threadpool(translations.pool.close, drain_seconds)
+        translations.close()
 
     async def health(request: Request) -> Response:
         """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
@@ -71,13 +94,20 @@ def build_app(
         return JSONResponse(_spec(routes))
 
     routes = [
-        *LibreTranslate(translations).routes(),
-        *DeepL(translations).routes(),
+        *LibreTranslate(translations, files=documents.config.enabled).routes(),
+        *Files(translations, documents).routes(),
+        *DeepL(translations, account).routes(),
+        *DeepLGlossaries(translations, account).routes(),
+        *DeepLDocuments(account, documents).routes(),
         *OpenAI(translations).routes(),
+        *Own(translations, files=documents.config.enabled).routes(),
+        *(page_routes() if page else []),
         Route("/health", health),
         Route("/metrics", figures),
         Route("/spec", spec),
     ]
+    # A form has more than its file: names, boundaries, a glossary.
+    files = dict.fromkeys(UPLOADS, translations.limits.file_bytes + translations.limits.body_bytes)
     return Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -87,13 +117,27 @@ def build_app(
             Middleware(
                 CORSMiddleware,
                 allow_origins=["*"],
-                allow_methods=["GET", "POST"],
+                allow_methods=["GET", "POST", "DELETE"],
                 allow_headers=["Authorization", "Content-Type"],
                 expose_headers=["Authorization", "X-Request-ID"],
             ),
-            Middleware(BodyLimit, most=translations.limits.body_bytes, of_path={}),
+            Middleware(
+                BodyLimit,
+                most=translations.limits.body_bytes,
+                of_path=files,
+                seconds=translations.limits.reading_seconds,
+            ),
         ],
     )
+
+
+async def _refresh(translations: Translations, documents: Documents) -> None:
+    """Look every second at the file of keys and at documents whose time is over, for as long as the server runs."""
+    while True:
+        await asyncio.sleep(1.0)
+        with contextlib.suppress(Exception):  # whatever it is, the next second is another try
+            await translations.in_thread(translations.access.refresh)
+            await documents.expire()
 
 
 class _Seen:
@@ -112,12 +156,14 @@ class _Seen:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                message["headers"] = [
+                headers = [
                     *message.get("headers", []),
                     (b"x-request-id", uuid.uuid4().hex.encode()),
                     (b"x-content-type-options", b"nosniff"),
-                    (b"cache-control", b"no-store"),
                 ]
+                if not any(name == b"cache-control" for name, _ in headers):
+                    headers.append((b"cache-control", b"no-store"))  # translations are nobody else's business
+                message["headers"] = headers
             await send(message)
 
         try:

@@ -6,16 +6,23 @@ the constrained search, whose size depends on the phrases.
 
 from __future__ import annotations
 
+import time
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.serving.queue import Job, Options
+from ziggurat.errors import ConfigError
+from ziggurat.serving.queue import Job, Late, Options
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
 
 __all__ = ["LineBatch", "batch_of"]
+
+CONSTRAINED = 8
+"""Most lines of a constrained search: its candidates are compared with each other, by the square of their number."""
 
 
 class LineBatch(Protocol):
@@ -48,7 +55,7 @@ class LiveBatch:
         self._live = LiveTranslation(translator, slots=slots, tag=options.tag, **_changes(translator, options))
 
     def add(self, job: Job) -> None:
-        self.jobs[self._live.add(job.text)] = job
+        self.jobs[self._live.add(job.text, job.prefix)] = job
 
     def step(self) -> dict[int, Translation]:
         return self._live.step()
@@ -61,9 +68,16 @@ class WholeBatch:
     """Lines that are translated together in one step: by CTranslate2, or with phrases that they must contain."""
 
     def __init__(self, translator: Translator | ServedTranslator, options: Options, slots: int) -> None:
-        self.slots = slots
+        self.slots = min(slots, CONSTRAINED) if options.constrained else slots
         self.jobs: dict[int, Job] = {}
         self._translator, self._options, self._next = translator, options, 0
+        if options.constrained:
+            if isinstance(translator, ServedTranslator):
+                raise ConfigError(
+                    "an exported model cannot search for soft terms; ask for them with `mode: hard`, or serve the "
+                    "model that was exported"
+                )
+            translator.call_of(options.tag, constrained=True, **_changes(translator, options))  # a shortlist forbids it
 
     def add(self, job: Job) -> None:
         self.jobs[self._next] = job
@@ -72,14 +86,39 @@ class WholeBatch:
     def step(self) -> dict[int, Translation]:
         options, tickets = self._options, list(self.jobs)
         more = _changes(self._translator, options)
-        if options.constrained:
-            more["constraints"] = [self.jobs[ticket].constraints for ticket in tickets]
-        texts = [self.jobs[ticket].text for ticket in tickets]
-        found = self._translator.translate(texts, tag=options.tag, **more)
+        jobs = [self.jobs[ticket] for ticket in tickets]
+        if options.prefixed:
+            more["prefixes"] = [job.prefix for job in jobs]
+        if isinstance(self._translator, ServedTranslator):
+            more["token_scores"] = options.scores
+        elif options.constrained:
+            more["constraints"] = [job.constraints for job in jobs]
+            self._translator.before_step = lambda: _refuse_unwanted(jobs)
+        try:
+            found = self._translator.translate([job.text for job in jobs], tag=options.tag, **more)
+        except _UnwantedError:
+            for ticket in tickets:
+                self.jobs.pop(ticket).finish(Late("the deadline passed while the line was translated"))
+            return {}
+        finally:
+            if not isinstance(self._translator, ServedTranslator):
+                self._translator.before_step = lambda: None
         return dict(zip(tickets, found, strict=True))
 
     def cancel(self, tickets: list[int]) -> None:
-        pass  # it is done in one step
+        for ticket in tickets:
+            self.jobs.pop(ticket, None)
+
+
+class _UnwantedError(Exception):
+    """Nobody waits for any line of a batch any more."""
+
+
+def _refuse_unwanted(jobs: Sequence[Job]) -> None:
+    """Raise _UnwantedError where all lines are cancelled or late; called before each step of a search."""
+    now = time.monotonic()
+    if all(job.cancelled or now > job.deadline for job in jobs):
+        raise _UnwantedError
 
 
 def _changes(translator: Translator | ServedTranslator, options: Options) -> dict[str, Any]:
@@ -87,13 +126,23 @@ def _changes(translator: Translator | ServedTranslator, options: Options) -> dic
     changes: dict[str, Any] = {"n_best": options.n_best}
     if options.n_best > translator.decoding.beam_size:
         changes["beam_size"] = options.n_best
-    if options.alignments and not isinstance(translator, ServedTranslator):  # which has none: markup does without
+    if options.constrained:  # what a constrained search needs, whatever the model's own search is
+        changes["beam_size"] = max(2, options.n_best, translator.decoding.beam_size)
+        changes |= {"search": "beam", "endings": "candidates", "diverse_groups": 1, "mbr": 0}
+    if options.alignments:
         changes["alignments"] = True
     return changes
 
 
-def batch_of(translator: Translator | ServedTranslator, options: Options, slots: int) -> LineBatch:
-    """Return an empty batch for lines with these options, `slots` of them at a time."""
+def batch_of(
+    translator: Translator | ServedTranslator, options: Options, slots: int, *, aligned: bool = True
+) -> LineBatch:
+    """Return an empty batch for lines with these options, `slots` of them at a time.
+
+    Where the translator does not tell alignments (not `aligned`), the translations have none.
+    """
+    if options.alignments and not aligned:
+        options = replace(options, alignments=False)
     if isinstance(translator, ServedTranslator) or options.constrained:
         return WholeBatch(translator, options, slots)
     return LiveBatch(translator, options, slots)

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ziggurat.config.base import PathText, Section, Size, Threads
 
-__all__ = ["LimitsConfig", "ModelConfigEntry", "ServeConfig"]
+__all__ = ["DocumentsConfig", "LimitsConfig", "ModelConfigEntry", "ServeConfig"]
 
 
 class ModelConfigEntry(Section):
@@ -41,14 +41,46 @@ class LimitsConfig(Section):
     """Most bytes of a request without files."""
     file_bytes: Size = Field(default=20 << 20, ge=1000)
     """Most bytes of a document."""
+    glossary_terms: Size = Field(default=1000, ge=1)
+    """Most terms of a request's glossary."""
     seconds: float = Field(default=60.0, gt=0, le=86_400)
     """Seconds after which a request is given up."""
+    reading_seconds: float = Field(default=20.0, gt=0, le=3600)
+    """Seconds in which the head of a request must come, and in which its body must; a body has a second more for every
+    10,000 bytes that have come."""
     requests_per_minute: Size | None = Field(default=None, ge=1)
     """Requests of one client (its key, or its address) in a minute; null: no limit."""
     characters_per_minute: Size | None = Field(default=None, ge=1)
     """Characters of one client in a minute; null: no limit."""
     waiting: Size = Field(default=2000, ge=1)
     """Sentences that may wait for each model; beyond that requests are told to come back later (429)."""
+
+
+class DocumentsConfig(Section):
+    """Documents that are translated for clients."""
+
+    enabled: bool = True
+    """Whether documents are taken at all."""
+    folder: PathText | None = None
+    """Folder in which a temporary one is made for files; null: the system's."""
+    keep_seconds: float = Field(default=3600.0, gt=0, le=31_536_000)
+    """Seconds that a translated document can be fetched."""
+    total_bytes: int = Field(default=1 << 30, ge=1000, le=1 << 50)
+    """Most bytes of all documents that are kept; a client's own oldest results make room for its new ones."""
+    at_once: int = Field(default=2, ge=1, le=64)
+    """Documents that are translated at the same time, each of which is in memory."""
+    uploads: int = Field(default=8, ge=1, le=1000)
+    """Files that are received at the same time."""
+    waiting: int = Field(default=50, ge=1, le=10_000)
+    """Documents that may wait or be translated."""
+    waiting_of_client: int = Field(default=10, ge=1, le=10_000)
+    """Of these, documents of one client (its key, or its address)."""
+    characters: Size = Field(default=2_000_000, ge=1)
+    """Most characters of a document's text."""
+    unpacked_bytes: Size = Field(default=64 << 20, ge=1000)
+    """Most bytes of a document's members, unpacked."""
+    seconds: float = Field(default=3600.0, gt=0, le=604_800)
+    """Seconds in which a document must have been received, and then translated."""
 
 
 class ServeConfig(Section):
@@ -60,12 +92,21 @@ class ServeConfig(Section):
     """Address to listen at. The default is this machine alone; `0.0.0.0` is every one that reaches it."""
     port: int = Field(default=5000, ge=0, le=65_535)
     """Port; 0: a free one, which the first message names."""
+    proxies: list[str] = Field(default_factory=list)
+    """Addresses, or networks such as `10.0.0.0/8`, of reverse proxies: from them, and from nobody else, the client's
+    address and scheme are believed (`X-Forwarded-For`, `X-Forwarded-Proto`)."""
     memory: int | None = Field(default=None, ge=1, le=1 << 50)
     """Bytes that open models may take, by their size; null: no limit. A model is opened when it is first asked for."""
     names: dict[str, str] = Field(default_factory=dict)
     """Names of languages by code, where ISO 639-1 has none."""
     limits: LimitsConfig = LimitsConfig()
     """Limits of requests and clients."""
+    documents: DocumentsConfig = DocumentsConfig()
+    """Documents."""
+    glossaries: PathText | None = None
+    """File in which the glossaries of DeepL's interface are kept; null: in memory, until the server ends."""
+    page: bool = True
+    """Whether there is a page for people at `/`."""
     keys: PathText | None = None
     """File of API keys, as `ziggurat serve --new-key NAME` writes it; null: everybody may ask."""
     metrics_token: str | None = Field(default=None, min_length=8, max_length=200)

@@ -1,39 +1,112 @@
-"""The parts of DeepL's interface (v2) that its own client libraries use for texts, for programs built on these."""
+"""The parts of DeepL's interface (v2) that its own client libraries use, for programs built on these.
+
+What each field does is in docs/serve.md. Documents and glossaries are in ziggurat.serving.deepl_more.
+"""
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
-from dataclasses import replace
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ziggurat.config.languages import main_language
+from ziggurat.errors import DataError
+from ziggurat.serving.deepl_tags import html_rules, xml_rules
+from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
-from ziggurat.serving.translations import Translations
-from ziggurat.text.markup import HTML
+from ziggurat.serving.translations import Translations, Wanted
+from ziggurat.text.glossary import Terms
+from ziggurat.text.markup import Rules, xml_tokens
 
-__all__ = ["DeepL"]
+__all__ = ["DeepL", "DeepLAccount"]
 
 _SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
 
+_SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
+_REFUSED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+"""Fields that would change translations in ways that this server cannot."""
 
-class DeepL:
-    """DeepL's paths over the translations of this server.
+
+class DeepLAccount:
+    """Who asks through DeepL's interface, in which languages, with which glossary, and how much was translated.
 
     Args:
         translations: what the server can do.
+        glossaries: those that clients keep.
     """
 
-    def __init__(self, translations: Translations) -> None:
-        self._server = translations
-        self._used: Counter[str] = Counter()  # characters by client, since the start
-        self._counting = threading.Lock()
+    def __init__(self, translations: Translations, glossaries: Glossaries) -> None:
+        self._server, self.glossaries = translations, glossaries
+        self.used: Counter[str] = Counter()  # characters by client, since the start; only the event loop counts
+
+    def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
+        """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
+        given = request.headers.get("authorization", "")
+        key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else fields.get("auth_key")
+        try:
+            return self._server.client(request, key, characters)
+        except Refused as error:
+            if error.status not in (400, 403):
+                raise
+            raise Refused(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.") from None
+
+    def owner(self, client: str) -> str:
+        """Return whose glossaries a client may use: those of its key, or where no keys are needed everybody's."""
+        return client if self._server.access.required else ""
+
+    def code(self, given: Any, name: str) -> str:
+        """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
+        if not isinstance(given, str) or not given:
+            raise Refused(400, f"Parameter '{name}' not specified.")
+        known = {code.lower(): code for pair in self._server.pool.pairs for code in pair}
+        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
+        if found is None:
+            raise Refused(400, f"Value for '{name}' not supported.")
+        return found
+
+    def pair(self, fields: Mapping[str, Any]) -> tuple[str | None, str]:
+        """Return the languages of a request; None: that of the text is to be detected."""
+        target = self.code(fields.get("target_lang"), "target_lang")
+        if not fields.get("source_lang"):
+            return None, target
+        source = self.code(fields["source_lang"], "source_lang")
+        if source != target and not self._server.route(source, target):
+            raise Refused(400, "Value for 'source_lang' not supported.")
+        return source, target
+
+    def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
+        """Return the glossary that a request names: soft, or hard where an exported model translates.
+
+        Raises Refused: there is none of this id (404), or it is of other languages (400).
+        """
+        given = fields.get("glossary_id")
+        if not given:
+            return None
+        if source is None:
+            raise Refused(400, "Use of a glossary requires the source_lang parameter to be specified.")
+        found = self.glossaries.get(self.owner(client), str(given))
+        if (found.source, found.target) != (source, target):
+            raise Refused(400, "Glossary language pair does not match the languages of the request.")
+        route = self._server.route(source, target)
+        return found.hard if route and route[-1].origin.is_exported else found.soft
+
+
+class DeepL:
+    """DeepL's paths for texts.
+
+    Args:
+        translations: what the server can do.
+        account: who asks.
+    """
+
+    def __init__(self, translations: Translations, account: DeepLAccount) -> None:
+        self._server, self._account = translations, account
 
     def routes(self) -> list[Route]:
         """Return the paths."""
@@ -53,44 +126,60 @@ class DeepL:
         limits, characters = self._server.limits, sum(map(len, texts))
         if len(texts) > limits.texts or characters > limits.characters:
             raise Refused(413, f"At most {limits.texts} texts and {limits.characters} characters in a request.")
-        handling = str(fields.get("tag_handling") or "")
-        if handling not in ("", "html", "xml"):
-            raise Refused(400, "Value for 'tag_handling' not supported.")
-        if fields.get("glossary_id"):
-            raise Refused(400, "Value for 'glossary_id' not supported.")
-        ignored = _names(fields.get("ignore_tags"))
-        markup = replace(HTML, copied=HTML.copied | ignored, inline=HTML.inline | ignored) if handling else None
-        target = self._code(fields.get("target_lang"), "target_lang")
-        client = self._client(request, fields, len(texts), characters)
-        if fields.get("source_lang"):
-            source = self._code(fields["source_lang"], "source_lang")
-            if source != target and self._server.pool.route(source, target) is None:
-                raise Refused(400, "Value for 'source_lang' not supported.")
+        for name in _REFUSED:
+            if fields.get(name):
+                raise Refused(400, f"Value for '{name}' not supported.")
+        markup, split = await self._markup(fields, texts), fields.get("split_sentences")
+        if split is None:
+            split = "1" if markup is None else "nonewlines"
+        if str(split) not in _SPLITS:
+            raise Refused(400, "Value for 'split_sentences' not supported.")
+        source, target = self._account.pair(fields)
+        client = self._account.client(request, fields, characters)
+        terms = self._account.terms(fields, client, source, target)
+        if source is not None:
             sources = [source] * len(texts)
         else:
-            sources = [self._server.detect(text, target)[0][0] for text in texts]
-        work = self._server.translate(texts, sources, target, client, markup=markup)
-        found = await unless_gone(request, work)
-        with self._counting:
-            self._used[client] += characters
+            sources = [found[0][0] for found in await self._server.detect(texts, target)]
+        wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
+        self._account.used[client] += characters
         return JSONResponse(
             {
                 "translations": [
                     {
                         "detected_source_language": main_language(source).upper(),
-                        "text": translations[0],
+                        "text": translation.best.text,
                         # Always: DeepL's own client for Python fails without.
                         "billed_characters": len(text),
                     }
-                    for text, source, translations in zip(texts, sources, found, strict=True)
+                    for text, source, translation in zip(texts, sources, found, strict=True)
                 ]
             }
         )
 
+    async def _markup(self, fields: Mapping[str, Any], texts: Sequence[str]) -> Rules | None:
+        """Return the rules of the texts' tags; None: they are plain text."""
+        handling = str(fields.get("tag_handling") or "")
+        if handling not in ("", "html", "xml"):
+            raise Refused(400, "Value for 'tag_handling' not supported.")
+        named = [_names(fields.get(name)) for name in ("ignore_tags", "splitting_tags", "non_splitting_tags")]
+        if not handling:
+            return None
+        if handling == "html":
+            return html_rules(*named)
+        outline = str(fields.get("outline_detection", "1")).lower() not in ("0", "false")
+        try:
+            return await self._server.in_thread(
+                lambda: xml_rules([xml_tokens(text) for text in texts], *named, outline=outline)
+            )
+        except DataError:
+            raise Refused(400, "Tag handling parsing failed, please check input.") from None
+
     async def languages(self, request: Request) -> Response:
         """List the languages, `type` source or target."""
         fields = await fields_of(request)
-        self._client(request, fields, 1, 0)
+        self._account.client(request, fields)
         kind = str(fields.get("type") or "source")
         if kind not in ("source", "target"):
             raise Refused(400, "Value for 'type' not supported.")
@@ -103,28 +192,8 @@ class DeepL:
 
     async def usage(self, request: Request) -> Response:
         """Tell how many characters a client has had translated since the server began."""
-        client = self._client(request, await fields_of(request), 1, 0)
-        return JSONResponse({"character_count": self._used[client], "character_limit": _UNLIMITED})
-
-    def _client(self, request: Request, fields: dict[str, Any], requests: int, characters: int) -> str:
-        given = request.headers.get("authorization", "")
-        key = given.removeprefix(_SCHEME) if given.startswith(_SCHEME) else fields.get("auth_key")
-        try:
-            return self._server.client(request, key, requests, characters)
-        except Refused as error:
-            if error.status == 429:
-                raise
-            raise Refused(403, "Authorization failed. Please supply a valid DeepL-Auth-Key.") from None
-
-    def _code(self, given: Any, name: str) -> str:
-        """Return the code of a language as the models call it; DeepL's are in upper case, some with a region."""
-        if not isinstance(given, str) or not given:
-            raise Refused(400, f"Parameter '{name}' not specified.")
-        known = {code.lower(): code for pair in self._server.pool.pairs for code in pair}
-        found = known.get(given.lower()) or known.get(given.lower().partition("-")[0])
-        if found is None:
-            raise Refused(400, f"Value for '{name}' not supported.")
-        return found
+        client = self._account.client(request, await fields_of(request))
+        return JSONResponse({"character_count": self._account.used[client], "character_limit": _UNLIMITED})
 
 
 def _names(given: Any) -> frozenset[str]:

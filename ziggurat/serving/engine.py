@@ -10,13 +10,14 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ZigguratError, printable
 from ziggurat.serving.batches import LineBatch, batch_of
 from ziggurat.serving.queue import FairQueue, Late, Options
+from ziggurat.serving.turns import Turns
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
@@ -34,7 +35,7 @@ _RETRY = (1.0, 60.0)
 _CHANGED = 2.0
 """Seconds between two looks at whether the files of a model have changed."""
 
-_COMPUTING = threading.Lock()
+_COMPUTING = Turns()
 """Held for a step: models that compute at the same time would share the same cores, each more slowly."""
 
 
@@ -49,10 +50,12 @@ class Opened:
     Attributes:
         translator: by PyTorch or CTranslate2.
         version: changes when the files do.
+        aligned: whether it tells alignments; where it does not, text with tags is translated without.
     """
 
     translator: Translator | ServedTranslator
     version: object
+    aligned: bool = False
 
 
 @dataclass
@@ -148,6 +151,7 @@ class Engine:
         if self._batch is None:
             return
         self._admit()
+        self.state.live = len(self._batch.jobs)
         if not self._batch.jobs:
             self._batch = None
             return
@@ -207,7 +211,7 @@ class Engine:
             self._opened = self._opening()
         except Exception as error:  # half-written, or too large beside the old one
             # Not tried again before the files change once more: each trial drains the search.
-            self._opened = Opened(old.translator, version)
+            self._opened = replace(old, version=version)
             self._say(f"{self.name}: its files have changed, but cannot be opened, the old ones go on: {error}")
             return
         self.state.reloads += 1
@@ -224,7 +228,7 @@ class Engine:
             time.sleep(_COLLECT)
             slots = SLOTS[-1]  # which cost nothing there
         try:
-            self._batch = batch_of(translator, self._options, slots)
+            self._batch = batch_of(translator, self._options, slots, aligned=self._opened.aligned)
         except ZigguratError as error:  # what its request asks for
             if (taken := self.queue.take(self._options)) is not None:
                 taken.finish(error)
@@ -236,11 +240,13 @@ class Engine:
         now = time.monotonic()
         gone = [ticket for ticket, job in batch.jobs.items() if job.cancelled or now > job.deadline]
         for ticket in gone:
-            job = batch.jobs.pop(ticket)
+            job = batch.jobs[ticket]
             job.finish(Late("the deadline passed while the line was translated"))
             job.cancel()
         if gone:
             batch.cancel(gone)
+            for ticket in gone:
+                batch.jobs.pop(ticket, None)
         room = batch.slots - len(batch.jobs)
         crowded = len(self.queue) > room and batch.slots < SLOTS[-1]  # it drains, and a larger search follows
         waited = self.queue.oldest(other_than=self._options)

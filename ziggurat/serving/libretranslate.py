@@ -5,7 +5,6 @@ What it answers was observed from outside; see docs/serve.md for what is compare
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from starlette.requests import Request
@@ -13,13 +12,12 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
-from ziggurat.serving.translations import Translations
+from ziggurat.serving.translations import Translations, Wanted
+from ziggurat.text.documents.kinds import KINDS
 from ziggurat.text.markup import HTML
 
-__all__ = ["ALIASES", "LibreTranslate"]
+__all__ = ["LibreTranslate"]
 
-ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
-"""Codes that older programs send, and those that they stand for where a model has these."""
 FORMATS = ("text", "html")
 
 
@@ -28,10 +26,11 @@ class LibreTranslate:
 
     Args:
         translations: what the server can do.
+        files: whether documents are translated.
     """
 
-    def __init__(self, translations: Translations) -> None:
-        self._server = translations
+    def __init__(self, translations: Translations, *, files: bool) -> None:
+        self._server, self._files = translations, files
 
     def routes(self) -> list[Route]:
         """Return its paths."""
@@ -54,16 +53,15 @@ class LibreTranslate:
         if kind not in FORMATS:
             raise Refused(400, f"{kind} format is not supported")
         alternatives = self._alternatives(fields.get("alternatives"))
-        client = self._server.client(request, fields.get("api_key"), len(texts), sum(map(len, texts)))
-        sources, target, detected = self._pair(texts, str(fields["source"]), str(fields["target"]))
-        work = self._server.translate(
-            texts, sources, target, client, markup=HTML if kind == "html" else None, more=alternatives
-        )
-        found = await unless_gone(request, work)
+        client = self._server.client(request, fields.get("api_key"), sum(map(len, texts)))
+        sources, target, detected = await self._server.languages(texts, str(fields["source"]), str(fields["target"]))
+        wanted = Wanted(markup=HTML if kind == "html" else None, more=alternatives)
+        found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
         many = isinstance(fields["q"], list)
-        answer: dict[str, Any] = {"translatedText": [each[0] for each in found] if many else found[0][0]}
+        best = [each.best.text for each in found]
+        answer: dict[str, Any] = {"translatedText": best if many else best[0]}
         if alternatives:
-            others = [each[1:] for each in found]
+            others = [[other.text for other in each.others] for each in found]
             answer["alternatives"] = others if many else others[0]
         if detected is not None:
             answer["detectedLanguage"] = detected if many else detected[0]
@@ -75,17 +73,22 @@ class LibreTranslate:
         if not fields.get("q"):
             raise Refused(400, "Invalid request: missing q parameter")
         text = "\n".join(self._texts(fields["q"]))
-        self._server.client(request, fields.get("api_key"), 1, 0)
-        found = self._server.detect(text)
+        self._server.client(request, fields.get("api_key"), 0)
+        (found,) = await self._server.detect([text])
         return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
 
     async def languages(self, request: Request) -> Response:
         """List the languages, each with those that it can be translated into, itself among them."""
         pool = self._server.pool
+        codes = sorted({code for pair in pool.pairs for code in pair})  # those that are only translated into, too
         return JSONResponse(
             [
-                {"code": code, "name": pool.language_name(code), "targets": sorted([code, *targets])}
-                for code, targets in pool.languages.items()
+                {
+                    "code": code,
+                    "name": pool.language_name(code),
+                    "targets": sorted([code, *pool.languages.get(code, ())]),
+                }
+                for code in codes
             ]
         )
 
@@ -98,12 +101,12 @@ class LibreTranslate:
             {
                 "apiKeys": self._server.access.required,
                 "charLimit": limits.characters,
-                "filesTranslation": False,
+                "filesTranslation": self._files,
                 "frontendTimeout": 500,
                 "keyRequired": self._server.access.required,
                 "language": {"source": first[source], "target": first[targets[0]]},
                 "suggestions": False,
-                "supportedFilesFormat": [],
+                "supportedFilesFormat": [e for k in KINDS for e in k.endings] if self._files else [],
             }
         )
 
@@ -129,37 +132,6 @@ class LibreTranslate:
             count = int(asked or 0)
         except (TypeError, ValueError, OverflowError):
             raise Refused(400, "Invalid request: alternatives parameter is not a number") from None
-        if not 0 <= count <= most:
+        if count > most:
             raise Refused(400, f"Invalid request: alternatives parameter must be <= {most}")
-        return count
-
-    def _pair(
-        self, texts: Sequence[str], source: str, target: str
-    ) -> tuple[list[str], str, list[dict[str, Any]] | None]:
-        """Return the language of each text, that of the translations, and what was detected, if it was asked for.
-
-        Raises Refused for unknown languages or a pair that no model translates.
-        """
-        pool, detected = self._server.pool, None
-        known = {code for codes in pool.pairs for code in codes}
-        target = target if target in known else ALIASES.get(target, target)
-        if target not in known:
-            raise Refused(400, f"{target} is not supported")
-        sources: list[str]
-        if source == "auto":
-            found = [self._server.detect(text, target)[0] for text in texts]
-            detected = [{"confidence": confidence, "language": code} for code, confidence in found]
-            sources = [code for code, _ in found]
-        else:
-            source = source if source in known else ALIASES.get(source, source)
-            if source not in known:
-                raise Refused(400, f"{source} is not supported")
-            sources = [source] * len(texts)
-        for code in set(sources) - {target}:
-            if pool.route(code, target) is None:
-                raise Refused(
-                    400,
-                    f"{pool.language_name(target)} ({target}) is not available as a target language from "
-                    f"{pool.language_name(code)} ({code})",
-                )
-        return sources, target, detected
+        return max(0, count)

@@ -43,9 +43,9 @@ class OpenAI:
         if len(text) > self._server.limits.characters:
             raise Refused(400, f"the message is longer than {self._server.limits.characters} characters")
         pair = self._pair(name)
-        client = self._client(request, len(text))
+        client = self._server.bearer(request, len(text))
         work = self._server.translate([text], [pair[0]], pair[1], client)
-        ((translation, *_),) = await unless_gone(request, work)
+        translation = (await unless_gone(request, work))[0].best.text
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         if fields.get("stream") is True:
             return StreamingResponse(_events(head, translation), media_type="text/event-stream")
@@ -56,22 +56,12 @@ class OpenAI:
 
     async def models(self, request: Request) -> Response:
         """List the models."""
-        self._client(request, 0)
+        self._server.bearer(request, 0)
         listed = [
             {"id": name, "object": "model", "created": self._began, "owned_by": "ziggurat"}
             for name in self._server.pool.models
         ]
         return JSONResponse({"object": "list", "data": listed})
-
-    def _client(self, request: Request, characters: int) -> str:
-        given = request.headers.get("authorization", "")
-        key = given.removeprefix("Bearer ") if given.startswith("Bearer ") else None
-        try:
-            return self._server.client(request, key, 1, characters)
-        except Refused as error:
-            if error.status == 429:
-                raise
-            raise Refused(401, "Incorrect API key provided") from None
 
     def _pair(self, name: Any) -> tuple[str, str]:
         """Return the languages that a model's name stands for. Raises Refused (404) for an unknown one."""

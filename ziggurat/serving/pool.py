@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ziggurat.config import load_experiment
 from ziggurat.config.languages import language_name
 from ziggurat.decoding.engines import SERVED_FILE, is_served
+from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
+
+if TYPE_CHECKING:
+    from ziggurat.decoding.translator import Translator
 
 __all__ = ["Model", "ModelPool", "ModelSource"]
 
@@ -53,18 +58,30 @@ class ModelSource:
 
         return locate_weights(self.path, self.which)[0]
 
-    def version(self) -> tuple[str, int, int, int]:
-        """Return what changes whenever the weights do: where they are, and the file's identity, time and size."""
+    @property
+    def is_exported(self) -> bool:
+        """Whether CTranslate2 translates with it."""
+        return is_served(self.path)
+
+    def version(self) -> object:
+        """Return what changes whenever a file does that the model is made of: weights, configuration, vocabularies."""
         weights = self.weights()
+        folder = self.path if self.is_exported else self._folder()
         try:
-            found = weights.stat()
+            found = [(path.name, *_seen(path)) for path in sorted(folder.iterdir()) if _of_model(path.name)]
         except OSError as error:
-            raise CheckpointError(f"{weights}: {error.strerror}") from None
-        return str(weights.resolve()), found.st_ino, found.st_mtime_ns, found.st_size
+            raise CheckpointError(f"{folder}: {error.strerror}") from None
+        return str(weights.resolve()), _seen(weights), found
+
+    def _folder(self) -> Path:
+        """Return the folder with configuration and vocabularies."""
+        from ziggurat.models.directory import locate_weights
+
+        return locate_weights(self.path, self.which)[1]
 
     def size(self) -> int:
         """Return the bytes of memory that the open model takes, as an estimate."""
-        return self.version()[3] * (1 if is_served(self.path) else _COPIES)
+        return _seen(self.weights())[2] * (1 if is_served(self.path) else _COPIES)
 
     def open(self) -> Opened:
         """Open the model, in the thread that will use it."""
@@ -73,6 +90,7 @@ class ModelSource:
             from ziggurat.decoding.served import ServedTranslator
 
             served = ServedTranslator(self.path, device=self.device, threads=self.threads, **self.decoding)
+            _silence(served.notices)
             return Opened(served, version)
         import torch
 
@@ -80,7 +98,42 @@ class ModelSource:
 
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
-        return Opened(load_translator(self.path, device=self.device, which=self.which, **self.decoding), version)
+        translator = load_translator(self.path, device=self.device, which=self.which, **self.decoding)
+        aligned = _tells_alignments(translator)
+        _silence(translator.notices)
+        return Opened(translator, version, aligned)
+
+
+def _silence(notices: Notices) -> None:
+    """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
+    notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet"), "")
+
+
+def _tells_alignments(translator: Translator) -> bool:
+    """Return whether a model has attention weights to tell alignments by."""
+    try:
+        with warnings.catch_warnings(action="ignore"):  # nobody wants to know that this word was cut
+            best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
+    except ConfigError:
+        return False
+    finally:
+        translator.notices.clear()
+        translator.notices.told.clear()
+    return best.alignment is not None
+
+
+def _of_model(name: str) -> bool:
+    """Return whether a file of a folder is part of the model beside its weights; a run also has logs."""
+    return name in ("config.yaml", "config.json") or name.endswith((".spm", ".vocab", "vocabulary.json"))
+
+
+def _seen(path: Path) -> tuple[int, int, int]:
+    """Return a file's identity, time and size. Raises CheckpointError where it cannot be looked at."""
+    try:
+        found = path.stat()
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror}") from None
+    return found.st_ino, found.st_mtime_ns, found.st_size
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +38,17 @@ class Options:
     Attributes:
         n_best: translations of a line.
         alignments: with the alignment of tokens.
+        scores: with the log-probability of each token.
         constrained: lines have phrases that their translations must contain.
+        prefixed: lines have a beginning that their translations must have.
         tag: put before every source sentence; None: no tag.
     """
 
     n_best: int = 1
     alignments: bool = False
+    scores: bool = False
     constrained: bool = False
+    prefixed: bool = False
     tag: str | None = None
 
 
@@ -59,6 +63,7 @@ class Job:
         deadline: `time.monotonic()` after which nobody wants the translation.
         done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
+        prefix: what the translation must begin with.
     """
 
     text: str
@@ -67,6 +72,7 @@ class Job:
     deadline: float
     done: Callable[[Translation | Exception], Any]
     constraints: tuple[str, ...] = ()
+    prefix: str = ""
     came: float = field(default_factory=time.monotonic)
     cancelled: bool = False
 
@@ -104,23 +110,61 @@ class FairQueue:
     def __len__(self) -> int:
         return self._size
 
-    def put(self, jobs: Sequence[Job]) -> None:
-        """Let the lines of a request wait. Raises QueueFull: there is no room."""
+    def check(self, client: str, lines: int) -> None:
+        """Raise QueueFull where a request of so many lines finds no room, or whatever the queue was closed with.
+
+        A request over several queues asks all of them before it puts anything into one.
+        """
         with self.changed:
             if self.closed is not None:
                 raise self.closed
-            of_client = Counter(job.client for job in jobs)
-            for client, count in of_client.items():
-                waiting = len(self._clients.get(client, ()))
-                limit = self.most if self.most_of_client is None else self.most_of_client
-                if waiting and waiting + count > limit:
-                    raise QueueFull(self.wait())
-            if self._size and self._size + len(jobs) > self.most:
+            if self._room(client, lines):
+                return
+            for other in list(self._clients):  # those that nobody wants any more keep nobody out
+                self._drop(other, lambda job: not self._wanted(job))
+            if not self._room(client, lines):
                 raise QueueFull(self.wait())
+
+    def put(self, jobs: Sequence[Job], *, admitted: bool = False) -> None:
+        """Let lines wait. Raises QueueFull: there is no room.
+
+        `admitted` lines belong to a request that has been let in (a sentence that is asked for again, the second of
+        two models): they are taken, since half of the work would be lost otherwise.
+        """
+        with self.changed:
+            if not admitted:
+                for client, count in Counter(job.client for job in jobs).items():
+                    self.check(client, count)
+            if self.closed is not None:
+                raise self.closed
             for job in jobs:
                 self._clients.setdefault(job.client, deque()).append(job)
             self._size += len(jobs)
             self.changed.notify_all()
+
+    def remove(self, jobs: Collection[Job]) -> None:
+        """Give lines up, wherever they are: those that wait leave the queue now."""
+        for job in jobs:
+            job.cancel()
+        with self.changed:
+            for client in {job.client for job in jobs} & self._clients.keys():
+                self._drop(client, lambda job: job.cancelled)
+
+    def _room(self, client: str, lines: int) -> bool:
+        waiting = len(self._clients.get(client, ()))
+        limit = self.most if self.most_of_client is None else self.most_of_client
+        if waiting and waiting + lines > limit:
+            return False
+        return not self._size or self._size + lines <= self.most
+
+    def _drop(self, client: str, unwanted: Callable[[Job], bool]) -> None:
+        """Take out lines of a client."""
+        kept = deque(job for job in self._clients[client] if not unwanted(job))
+        self._size -= len(self._clients[client]) - len(kept)
+        if kept:
+            self._clients[client] = kept
+        else:
+            del self._clients[client]
 
     def wait(self) -> float:
         """Return the seconds that the lines that wait now may take, at least 1."""

@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
 
-__all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone"]
+__all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone", "upload_of"]
 
 Value = TypeVar("Value")
+
+_BYTES_PER_SECOND = 10_000
+"""What a slow line carries."""
+_LARGE = 1 << 16
+"""Bytes of JSON that are read beside the event loop."""
 
 
 class Refused(Exception):  # noqa: N818 - an answer
@@ -34,27 +42,44 @@ class Refused(Exception):  # noqa: N818 - an answer
 
 
 class BodyLimit:
-    """Middleware that refuses bodies (413) beyond a number of bytes, however they are sent, without reading on.
+    """Middleware that refuses bodies beyond a number of bytes (413), or that come too slowly (408), without reading on.
+
+    A body of two lengths (400) is refused too.
 
     Args:
         app: what is asked.
         most: bytes of a body.
         of_path: bytes at paths for which another number holds.
+        seconds: in which a body must come, and one more for every 10,000 bytes of it that have.
     """
 
-    def __init__(self, app: ASGIApp, most: int, of_path: Mapping[str, int]) -> None:
-        self._app, self._most, self._of_path = app, most, of_path
+    def __init__(self, app: ASGIApp, most: int, of_path: Mapping[str, int], seconds: float) -> None:
+        self._app, self._most, self._of_path, self._seconds = app, most, of_path, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on, counting its bytes as they come."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        most, size = self._of_path.get(scope["path"], self._most), 0
+        names = {name for name, _ in scope["headers"]}
+        if {b"content-length", b"transfer-encoding"} <= names:
+            # A proxy in front may believe the other one, and take what is hidden behind it for the next request
+            # (RFC 9112, 6.1).
+            refusal = JSONResponse({"error": "a length and chunks exclude each other"}, 400, {"Connection": "close"})
+            await refusal(scope, receive, send)
+            return
+        most, size, complete = self._of_path.get(scope["path"], self._most), 0, False
+        end = asyncio.get_running_loop().time() + self._seconds
 
         async def counted() -> Message:
-            nonlocal size
-            message = await receive()
+            nonlocal size, complete
+            try:
+                # After the body only the end of the connection can come, for which there is no hurry.
+                async with asyncio.timeout_at(None if complete else end + size / _BYTES_PER_SECOND):
+                    message = await receive()
+            except TimeoutError:
+                raise Refused(408, "the request came too slowly", {"Connection": "close"}) from None
+            complete = not message.get("more_body", False)
             size += len(message.get("body", b""))
             if size > most:  # a length that was declared may be a lie, so it is what comes that counts
                 raise Refused(413, f"the request is larger than {most:,} bytes", {"Connection": "close"})
@@ -87,7 +112,9 @@ async def fields_of(request: Request) -> dict[str, Any]:
     except ClientDisconnect:
         raise Refused(400, "the request broke off") from None
     # Programs that send JSON without saying so are understood; those that send all in the query have no body.
-    return {**query, **(_json_object(body) if body.strip() or "json" in kind else {})}
+    if not body.strip() and "json" not in kind:
+        return query
+    return {**query, **(_json_object(body) if len(body) < _LARGE else await run_in_threadpool(_json_object, body))}
 
 
 async def unless_gone(request: Request, work: Coroutine[Any, Any, Value]) -> Value:
@@ -131,3 +158,25 @@ def _grouped(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
         else:
             found[key] = [found[key], value]
     return found
+
+
+@asynccontextmanager
+async def upload_of(request: Request) -> AsyncIterator[tuple[dict[str, Any], UploadFile]]:
+    """Read a form with one file; yield its other fields and the file, open for as long as the context lasts.
+
+    Raises Refused (400): no such form, or no file; DataError is for whoever reads the file.
+    """
+    unread = "The browser (or proxy) sent a request that this server could not understand."
+    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
+        raise Refused(400, unread)
+    try:
+        async with request.form(max_files=1, max_fields=100) as form:
+            pairs = [(key, value) for key, value in form.multi_items() if isinstance(value, str)]
+            files = [value for key, value in form.multi_items() if key == "file" and isinstance(value, UploadFile)]
+            if not files:
+                raise Refused(400, unread)
+            yield _grouped(pairs), files[0]
+    except HTTPException:
+        raise Refused(400, unread) from None
+    except ClientDisconnect:
+        raise Refused(400, "the request broke off") from None

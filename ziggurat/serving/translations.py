@@ -4,63 +4,93 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
-from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.serving.access import Access
+from ziggurat.serving.asking import Asking, Recorded
 from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.detection import Detector
+from ziggurat.serving.lines import Asked
 from ziggurat.serving.pool import Model, ModelPool
-from ziggurat.serving.queue import Job, Late, Options
+from ziggurat.serving.queue import Options
 from ziggurat.serving.requests import Refused
-from ziggurat.text.alignment import rendered
-from ziggurat.text.markup import Rules
-from ziggurat.text.markup import html as html_text
-from ziggurat.text.paragraphs import plain_text
+from ziggurat.text.glossary import Tally, Terms
+from ziggurat.text.markup import Rules, html, xml
+from ziggurat.text.paragraphs import AlignedText, aligned_text
 from ziggurat.text.sentences import Options as TextOptions
 from ziggurat.text.splitting import sentencex_splitter
-from ziggurat.text.work import Outcome, Rendered, Result, Sentence, Work
+from ziggurat.text.work import Outcome, Work
 
-__all__ = ["Asked", "Translations"]
+__all__ = ["ALIASES", "TextTranslation", "Translations", "Wanted"]
+
+Value = TypeVar("Value")
+
+ALIASES = {"zh": "zh-Hans", "zt": "zh-Hant", "pb": "pt-BR"}
+"""Codes that older programs send, and those that they stand for where a model has these."""
+
+_SHORT = 2000
+"""Characters of a request that is cut and put together on the event loop: it takes less time than a thread's turn."""
+_THREADS = 4  # for longer ones, and for the detection of languages
 
 
 @dataclass(frozen=True)
-class Asked:
-    """Who asks, and how.
+class Wanted:
+    """What a request wants beside the best translations.
 
     Attributes:
-        client: takes turns with others: the name of a key, or an address.
-        deadline: `time.monotonic()` after which nobody waits for the answer any more.
-        options: of the translations.
-        constraints: phrases that the translation of each sentence must contain.
+        markup: the rules of its tags; None: plain text.
+        more: further translations of each text; none of markup.
+        alignments: links between the words of text and translation.
+        scores: the log-probability of each token.
+        prefix: what the translation must begin with; of one sentence.
+        terms: a glossary.
+        split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never (`none`).
     """
 
-    client: str
-    deadline: float
-    options: Options = field(default_factory=Options)
-    constraints: tuple[str, ...] = ()
+    markup: Rules | None = None
+    more: int = 0
+    alignments: bool = False
+    scores: bool = False
+    prefix: str = ""
+    terms: Terms | None = None
+    split: Literal["lines", "sentences", "none"] = "lines"
+
+    @property
+    def options(self) -> Options:
+        """The options of its sentences."""
+        return Options(
+            n_best=self.more + 1,
+            # Hard terms are put back by the alignment where a translation has lost them.
+            alignments=self.alignments or self.markup is not None or (self.terms is not None and self.terms.hard),
+            scores=self.scores,
+            prefixed=bool(self.prefix),
+        )
 
 
-class _Recorded:
-    """The translations of a request's sentences, so that a work can be done again with the second best of each."""
+@dataclass(frozen=True)
+class TextTranslation:
+    """The translation of a text.
 
-    def __init__(self) -> None:
-        self.found: dict[Sentence, Translation] = {}
+    Attributes:
+        source: the text.
+        best: the translation; of markup without sentences.
+        others: further ones, none like the best or like each other.
+        ranks: which of its sentences' translations, from 1, each of `others` is made of.
+        recorded: the translations of its sentences; None: it is in the target language already.
+        tally: what came of the glossary.
+    """
 
-    def rendered(self, sentences: Sequence[Sentence], rank: int) -> list[Rendered]:
-        """Return the translation of that rank of each sentence, from 0; the last one where there are fewer."""
-        return [_of_rank(self.found[sentence], rank) for sentence in sentences]
-
-
-def _of_rank(translation: Translation, rank: int) -> Rendered:
-    if not rank:
-        return rendered(translation)
-    chosen: Hypothesis = translation.hypotheses[min(rank, len(translation.hypotheses) - 1)]
-    return rendered(Translation(translation.source, [chosen], translation.parts))
+    source: str
+    best: AlignedText
+    others: list[AlignedText] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    recorded: Recorded | None = None
+    tally: Tally = field(default_factory=Tally)
 
 
 class Translations:
@@ -76,14 +106,34 @@ class Translations:
         self.pool, self.access, self.limits = pool, access, limits
         self._languages = pool.languages
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
+        self._threads = ThreadPoolExecutor(_THREADS, "text")
 
-    def client(self, request: Request, key: object, requests: int, characters: int) -> str:
+    def client(self, request: Request, key: object, characters: int) -> str:
         """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
         address = request.client.host if request.client else "unknown"
-        return self.access.client(key if isinstance(key, str) else None, address, requests, characters)
+        return self.access.client(key if isinstance(key, str) else None, address, characters)
 
-    def detect(self, text: str, target: str | None = None) -> list[tuple[str, float]]:
-        """Return the languages that `text` may have, the likeliest first, with a confidence from 0 to 100.
+    def bearer(self, request: Request, characters: int, key: object = None) -> str:
+        """Return who asks under /v1, by the key of the header `Authorization: Bearer` or the one that is given.
+
+        Raises Refused as OpenAI does: 401 without a key, or with a wrong one.
+        """
+        given = request.headers.get("authorization", "")
+        try:
+            return self.client(
+                request, given.removeprefix("Bearer ") if given.startswith("Bearer ") else key, characters
+            )
+        except Refused as error:
+            if error.status not in (400, 403):
+                raise
+            raise Refused(401, "Incorrect API key provided", {"WWW-Authenticate": "Bearer"}) from None
+
+    async def in_thread(self, work: Callable[[], Value]) -> Value:
+        """Return the result of `work`, which is done beside the event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def detect(self, texts: Sequence[str], target: str | None = None) -> list[list[tuple[str, float]]]:
+        """Return for each text the languages that it may have, the likeliest first, with a confidence from 0 to 100.
 
         Only those that can be translated from; where `target` is given, those that can be translated into it, and it.
         Raises Refused (400) where no model translates into it.
@@ -94,116 +144,128 @@ class Translations:
             if not among:
                 raise Refused(400, f"no model translates into {target}")
             among.append(target)
-        return self._detector.rank(text, among)
+        return await self.in_thread(lambda: [self._detector.rank(text, among) for text in texts])
+
+    async def languages(
+        self, texts: Sequence[str], source: str, target: str
+    ) -> tuple[list[str], str, list[dict[str, Any]] | None]:
+        """Return the language of each text, that of the translations, and what was detected where `source` is `auto`.
+
+        Raises Refused (400), in the words of LibreTranslate, which some programs look for: an unknown language, or a
+        pair that no model translates.
+        """
+        pool, detected = self.pool, None
+        target = self.code(target)
+        if source == "auto":
+            found = [ranks[0] for ranks in await self.detect(texts, target)]
+            detected = [{"confidence": confidence, "language": code} for code, confidence in found]
+            sources = [code for code, _ in found]
+        else:
+            sources = [self.code(source)] * len(texts)
+        for code in set(sources) - {target}:
+            if pool.route(code, target) is None:
+                raise Refused(
+                    400,
+                    f"{pool.language_name(target)} ({target}) is not available as a target language from "
+                    f"{pool.language_name(code)} ({code})",
+                )
+        return sources, target, detected
+
+    def code(self, given: str) -> str:
+        """Return the code of a language as the models call it. Raises Refused (400) for one that no model has."""
+        known = {code for codes in self.pool.pairs for code in codes}
+        code = given if given in known else ALIASES.get(given, given)
+        if code not in known:
+            raise Refused(400, f"{given} is not supported")
+        return code
+
+    def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
+        """Raise Refused (400) for soft terms where an exported model translates, which cannot be told to use them."""
+        sources = list(self._languages) if source == "auto" else [source]
+        for route in (self.route(each, target) for each in sources if terms is not None and terms.soft):
+            if route and route[-1].origin.is_exported:
+                raise Refused(
+                    400,
+                    f"{route[-1].name} is an exported model, which cannot be told what to search for: terms of the "
+                    "`glossary` need `mode: hard`",
+                )
+
+    def route(self, source: str, target: str) -> list[Model]:
+        """Return the models that lead from one language to another; none where these are the same."""
+        return [] if source == target else self.pool.route(source, target) or []
 
     async def translate(
-        self,
-        texts: Sequence[str],
-        sources: Sequence[str],
-        target: str,
-        client: str,
-        *,
-        markup: Rules | None = None,
-        more: int = 0,
-    ) -> list[list[str]]:
-        """Return for each text its translation, followed by up to `more` others; `markup` where the texts have tags.
+        self, texts: Sequence[str], sources: Sequence[str], target: str, client: str, wanted: Wanted | None = None
+    ) -> list[TextTranslation]:
+        """Return the translation of each text; one in the target language comes back as it is.
 
-        A text in the target language comes back as it is. Raises QueueFull, Late and ModelFailed; where the caller is
-        cancelled, so are the sentences.
+        All sentences of a request are let into the queues, or none. Raises QueueFull, Late, ModelFailed, ConfigError
+        and DataError; where the caller is cancelled, so are the sentences.
         """
-        asked = Asked(
-            client, time.monotonic() + self.limits.seconds, Options(n_best=more + 1, alignments=markup is not None)
+        wanted = wanted or Wanted()
+        terms = wanted.terms
+        soft = terms if terms is not None and terms.soft else None
+        deadline = time.monotonic() + self.limits.seconds
+        long = sum(map(len, texts)) > _SHORT
+        asking = Asking(
+            Asked(client, deadline, wanted.options, wanted.prefix, soft),
+            self.in_thread if long else _at_once,
         )
-        tasks = [
-            self._text(text, source, target, asked, markup, more) for text, source in zip(texts, sources, strict=True)
+        found = [TextTranslation(text, AlignedText(text, [], [])) for text in texts]
+        places = [n for n, source in enumerate(sources) if self.route(source, target)]
+        recorded = [Recorded(self.route(sources[n], target)) for n in places]
+        cuts = [
+            replace(
+                self.cut(sources[n], record.route, terms, split=wanted.split != "none"),
+                again=not wanted.prefix,
+            )
+            for n, record in zip(places, recorded, strict=True)
         ]
-        running = [asyncio.ensure_future(task) for task in tasks]
-        try:
-            return list(await asyncio.gather(*running))
-        finally:
-            for task in running:  # one that fails ends the others
-                task.cancel()
-
-    async def _text(
-        self, text: str, source: str, target: str, asked: Asked, markup: Rules | None, more: int
-    ) -> list[str]:
-        route = [] if source == target else self.pool.route(source, target)
-        if not route:
-            return [text]
-        options, recorded = TextOptions(split=sentencex_splitter(source)), _Recorded()
-        make = partial(plain_text, text, options) if markup is None else partial(html_text, text, options, markup)
-        found = [(await self._perform(make(), route, asked, recorded)).value]
+        tallies = [Tally() for _ in places]
+        works = [_work(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
+        best = await asking.results(works, recorded)
+        for n, outcome, record, tally in zip(places, best, recorded, tallies, strict=True):
+            found[n] = TextTranslation(texts[n], outcome, recorded=record, tally=tally)
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
-        for rank in range(1, more + 1 if markup is None else 1):
-            other = await self._again(make(), route, asked, recorded, rank)
-            if other not in found:
-                found.append(other)
+        for rank in range(1, wanted.more + 1 if wanted.markup is None else 1):
+            works = [_work(texts[n], cut, wanted) for n, cut in zip(places, cuts, strict=True)]
+            for n, other in zip(places, await asking.results(works, recorded, rank), strict=True):
+                if other.text not in (found[n].best.text, *(each.text for each in found[n].others)):
+                    found[n].others.append(other)
+                    found[n].ranks.append(rank)
         return found
 
-    async def _perform(
-        self, work: Work[Result], route: Sequence[Model], asked: Asked, recorded: _Recorded, rank: int = 0
-    ) -> Result:
-        """Return the result of a work, whose sentences are translated by the models of `route` one after the other."""
-        try:
-            sentences = next(work)
-            while True:
-                new = [sentence for sentence in dict.fromkeys(sentences) if sentence not in recorded.found]
-                recorded.found |= dict(zip(new, await self._translated(new, route, asked), strict=True))
-                answers = recorded.rendered(sentences, rank)
-                if len(route) > 1:  # links of the last model lead to the language between, not to the text
-                    answers = [Rendered(each.text) for each in answers]
-                sentences = work.send(answers)
-        except StopIteration as ended:
-            result: Result = ended.value
-            return result
-        finally:
-            work.close()
+    def cut(
+        self,
+        source: str,
+        route: Sequence[Model],
+        terms: Terms | None = None,
+        tally: Tally | None = None,
+        *,
+        split: bool = True,
+    ) -> TextOptions:
+        """Return how texts in a language are cut into sentences and put together again."""
+        return TextOptions(
+            split=sentencex_splitter(source) if split else None,
+            # Links of the second of two models do not lead to the text.
+            aligned=len(route) == 1 and not route[0].origin.is_exported,
+            terms=terms,
+            tally=tally,
+        )
 
-    async def _again(
-        self, work: Work[Outcome[str]], route: Sequence[Model], asked: Asked, recorded: _Recorded, rank: int
-    ) -> str:
-        return (await self._perform(work, route, asked, recorded, rank)).value
+    def close(self) -> None:
+        """End the threads once they have done what they are at."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _translated(
-        self, sentences: Sequence[Sentence], route: Sequence[Model], asked: Asked
-    ) -> list[Translation]:
-        texts = [sentence.text for sentence in sentences]
-        found: list[Translation] = []
-        for model in route[:-1]:
-            found = await self._through(model, texts, Asked(asked.client, asked.deadline))
-            texts = [translation.text for translation in found]
-        return await self._through(route[-1], texts, asked)
 
-    async def _through(self, model: Model, texts: Sequence[str], asked: Asked) -> list[Translation]:
-        """Return the translations of `texts` by one model, once they have had their turn in its queue."""
-        loop = asyncio.get_running_loop()
-        futures: list[asyncio.Future[Translation]] = [loop.create_future() for _ in texts]
+async def _at_once(work: Callable[[], Value]) -> Value:
+    return work()
 
-        def deliver(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
-            if future.done():  # the request was cancelled meanwhile
-                return
-            if isinstance(result, Exception):
-                future.set_exception(result)
-            else:
-                future.set_result(result)
 
-        def done(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
-            loop.call_soon_threadsafe(deliver, future, result)
-
-        jobs = [
-            Job(text, asked.client, asked.options, asked.deadline, partial(done, future), asked.constraints)
-            for text, future in zip(texts, futures, strict=True)
-        ]
-        model.engine.queue.put(jobs)
-        try:
-            # The engine looks at deadlines between two steps; a model that takes minutes to open has none.
-            async with asyncio.timeout(max(0.0, asked.deadline - time.monotonic())):
-                return list(await asyncio.gather(*futures))
-        except TimeoutError:
-            raise Late("the deadline passed") from None
-        finally:
-            for job in jobs:  # what is done does not mind
-                job.cancel()
-            for future in futures:
-                if future.done() and not future.cancelled():
-                    future.exception()  # looked at: one failure is enough to tell
+def _work(text: str, options: TextOptions, wanted: Wanted) -> Work[AlignedText]:
+    """Return the work of translating a text; of markup the result has no sentences."""
+    if wanted.markup is None:
+        outcome: Outcome[AlignedText] = yield from aligned_text(text, options, lines=wanted.split == "lines")
+        return outcome.value
+    marked = yield from (xml if wanted.markup.xml else html)(text, options, wanted.markup)
+    return AlignedText(marked.value, [], [])

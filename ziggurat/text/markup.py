@@ -11,13 +11,15 @@ from dataclasses import dataclass
 
 import regex
 
+from ziggurat.errors import DataError
 from ziggurat.text.marked import Close, Copied, Marked, Open, Piece, Point
 from ziggurat.text.sentences import Options
 from ziggurat.text.template import MarkupForm, Raw, Slot, Template, add, filled, written
 from ziggurat.text.tokens import Token, html_tokens
 from ziggurat.text.work import Outcome, Work
+from ziggurat.text.xml import read_xml
 
-__all__ = ["HTML", "HTML_ATTRIBUTES", "Rules", "html", "markup_template"]
+__all__ = ["HTML", "HTML_ATTRIBUTES", "Rules", "html", "markup_template", "xml", "xml_tokens"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -85,6 +87,24 @@ def html(text: str, options: Options, rules: Rules = HTML) -> Work[Outcome[str]]
     tokens = list(html_tokens(text))
     said = yield from written(markup_template(tokens, rules), options, notices)
     return Outcome(said, notices)
+
+
+def xml(text: str, options: Options, rules: Rules) -> Work[Outcome[str]]:
+    """Return the work of translating XML, a document or a part of one with several elements or text beside them.
+
+    Raises DataError, when the work begins, for what is not well-formed.
+    """
+    notices: Counter[str] = Counter()
+    said = yield from written(markup_template(xml_tokens(text), rules), options, notices)
+    return Outcome(said, notices)
+
+
+def xml_tokens(text: str) -> list[Token]:
+    """Return the tokens of a document or a part of one. Raises DataError for what is not well-formed."""
+    try:
+        return read_xml(text.encode("utf-8", "surrogatepass"), "the text").tokens
+    except DataError:
+        return read_xml(f"<x>{text}</x>".encode("utf-8", "surrogatepass"), "the text").tokens[1:-1] if text else []
 
 
 def markup_template(tokens: Sequence[Token], rules: Rules) -> Template:

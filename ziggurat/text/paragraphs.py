@@ -5,29 +5,77 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, TypeVar
 
 import regex
 
 from ziggurat.decoding.lines import join_parts
+from ziggurat.text.hard_terms import with_terms
 from ziggurat.text.marked import Close, Copied, Mark, Marked, Open, Piece
 from ziggurat.text.projection import MAX_STEPS, MisplacedError, project, steps
 from ziggurat.text.protection import Item, protected
-from ziggurat.text.sentences import Options, Unit, sentence
+from ziggurat.text.sentences import Options, Unit
 from ziggurat.text.splitting import sentence_spans
 from ziggurat.text.words import Target
 from ziggurat.text.work import Link, Outcome, Rendered, Sentence, Work, together
 
-__all__ = ["paragraphs", "plain_text"]
+__all__ = ["AlignedText", "SentencePair", "aligned_text", "paragraphs", "plain_text"]
+
+Result = TypeVar("Result")
 
 _LINE_ENDS = regex.compile(r"(\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])")
 
 
+class SentencePair(NamedTuple):
+    """A sentence of a text and its translation, each as the characters from a place to an exclusive other."""
+
+    source: tuple[int, int]
+    target: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class AlignedText:
+    """A translated text, with its sentences and what became of which characters.
+
+    Attributes:
+        text: the translation.
+        sentences: in order.
+        links: between characters of the source and of `text`.
+    """
+
+    text: str
+    sentences: list[SentencePair]
+    links: list[Link]
+
+
 def plain_text(text: str, options: Options) -> Work[Outcome[str]]:
     """Return the work of translating plain text. Each line is a paragraph; white space between sentences is kept."""
-    lines = _LINE_ENDS.split(text)
+    outcome = yield from aligned_text(text, options)
+    return Outcome(outcome.value.text, outcome.notices)
+
+
+def aligned_text(text: str, options: Options, *, lines: bool = True) -> Work[Outcome[AlignedText]]:
+    """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
     notices: Counter[str] = Counter()
-    done = yield from paragraphs([Marked(line) for line in lines], options, notices)
-    return Outcome("".join(piece for pieces in done for piece in pieces if isinstance(piece, str)), notices)
+    whole = [Marked(line) for line in (_LINE_ENDS.split(text) if lines else [text])]
+    done = yield from _distinct(together([_line(line, options, notices) for line in whole]))
+    said, sentences, links = "", list[SentencePair](), list[Link]()
+    at = 0
+    for line, (target, pairs) in zip(whole, done, strict=True):
+        for (start, end), (target_start, target_end) in pairs:
+            pair = SentencePair((start + at, end + at), (target_start + len(said), target_end + len(said)))
+            sentences.append(pair)
+        links += [_moved(link, at, len(said)) for link in [*target.fixed, *target.links]]
+        said += target.text
+        at += len(line.text)
+    return Outcome(AlignedText(said, sentences, links), notices)
+
+
+def _line(text: Marked, options: Options, notices: Counter[str]) -> Work[tuple[Target, list[SentencePair]]]:
+    """Return the work of translating a paragraph without marks."""
+    spans, units = _units(text, options)
+    return (yield from _translated(text, spans, units, options, notices))
 
 
 def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str]) -> Work[list[list[Piece]]]:
@@ -35,7 +83,7 @@ def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str])
     return (yield from _distinct(together([_paragraph(text, options, notices) for text in texts])))
 
 
-def _distinct(work: Work[list[list[Piece]]]) -> Work[list[list[Piece]]]:
+def _distinct(work: Work[Result]) -> Work[Result]:
     """Return the same work, which asks for sentences that are equal only once."""
     try:
         asked = next(work)
@@ -45,7 +93,7 @@ def _distinct(work: Work[list[list[Piece]]]) -> Work[list[list[Piece]]]:
             answers: list[Rendered] = yield list(places)
             asked = work.send([answers[number] for number in numbers])
     except StopIteration as ended:
-        result: list[list[Piece]] = ended.value
+        result: Result = ended.value
         return result
 
 
@@ -53,7 +101,7 @@ def _paragraph(text: Marked, options: Options, notices: Counter[str]) -> Work[li
     """Return the work of translating one paragraph."""
     if steps(text, text.text) <= MAX_STEPS:
         spans, units = _units(text, options)
-        target = yield from _translated(text, spans, units, options, notices)
+        target, _ = yield from _translated(text, spans, units, options, notices)
         if target.text == text.text:  # every mark at its very place, inside of words, too
             same = [Link(at, at + 1, at, at + 1) for at, letter in enumerate(text.text) if not letter.isspace()]
             target = Target(text.text, same, target.fixed)
@@ -113,10 +161,10 @@ def _translated(
     units: Sequence[Unit],
     options: Options,
     notices: Counter[str],
-) -> Work[Target]:
+) -> Work[tuple[Target, list[SentencePair]]]:
     """Return the work of translating the sentences of a paragraph and joining them with its own white space."""
-    targets = yield from together([sentence(unit, options, notices) for unit in units])
-    said, links, fixed = "", [], []
+    targets = yield from together([_sentence(unit, options, notices) for unit in units])
+    said, links, fixed, pairs = "", [], [], []
     begin = 0
     for (start, end), target in zip(spans, targets, strict=True):
         gap = text.text[begin:start]
@@ -128,8 +176,19 @@ def _translated(
         links += [_moved(link, start, shift) for link in target.links]
         fixed += [_moved(link, start, shift) for link in target.fixed]
         said += target.text
+        pairs.append(SentencePair((start, end), (shift, len(said))))
         begin = end
-    return Target(said + text.text[begin:], links, fixed)
+    return Target(said + text.text[begin:], links, fixed), pairs
+
+
+def _sentence(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target]:
+    """Return the work of translating a sentence, with the glossary where there is one."""
+    found = options.terms.found(unit.text) if options.terms is not None else []
+    hard = [each for each in found if each.term.hard]
+    target = yield from with_terms(unit, hard, options, notices)
+    if options.tally is not None:
+        options.tally.count(found, target.text)
+    return target
 
 
 def _moved(link: Link, source: int, target: int) -> Link:

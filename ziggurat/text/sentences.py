@@ -13,6 +13,7 @@ from itertools import pairwise
 
 import regex
 
+from ziggurat.text.glossary import Tally, Terms
 from ziggurat.text.protection import Item, has_words, occurrences, protected
 from ziggurat.text.splitting import Splitter
 from ziggurat.text.words import Target, best_boundary, units
@@ -33,10 +34,16 @@ class Options:
         split: cuts a paragraph into sentences (ziggurat.text.splitting); None: a paragraph is one sentence.
         aligned: whether the translator tells alignments; without them, sentences with marks inside are translated
             segment by segment at once.
+        again: whether a sentence is asked for again where something that must come through is missing.
+        terms: a glossary, whose hard terms must come out; soft ones are whoever translates to see to.
+        tally: where what came of the terms is counted.
     """
 
     split: Splitter | None
     aligned: bool = True
+    again: bool = True
+    terms: Terms | None = None
+    tally: Tally | None = None
 
 
 @dataclass(frozen=True)
@@ -64,9 +71,9 @@ def sentence(unit: Unit, options: Options, notices: Counter[str]) -> Work[Target
         notices["unaligned"] += 1
         return (yield from _segments(unit))
     (answer,) = yield [Sentence(unit.text)]
-    text = _trimmed(answer).text
-    links = _trimmed(answer).links
-    fixed = _located(unit, text, links)
+    answer = _trimmed(answer)
+    text, links = answer.text, answer.links
+    fixed = _located(unit, text, links) if options.again else []
     if fixed is None:
         notices["protected_again"] += 1
         return (yield from _cut_out(unit, options, notices))
@@ -279,12 +286,13 @@ def _segments(unit: Unit) -> Work[Target]:
     ]
     rendered = yield [Sentence(unit.text[slice(*cores[n])]) for n in asked]
     answers = {n: answer.text.strip() for n, answer in zip(asked, rendered, strict=True)}
-    text = ""
-    links: list[Link] = []
-    fixed: list[Link] = []
+    text, links, fixed = "", list[Link](), list[Link]()
     for number, ((start, end), core) in enumerate(zip(stretches, cores, strict=True)):
         text += unit.text[start : core[0]]
         said = answers.get(number, unit.text[slice(*core)])
+        joined = _TOUCHES.match(unit.text[core[0] - 1 : core[0]]) and _TOUCHES.match(unit.text[core[0] :])
+        if not joined and _TOUCHES.match(text[-1:]) and _TOUCHES.match(said):
+            text += " "  # a sign between them is lost
         link = Link(*core, len(text), len(text) + len(said))
         if said and core[0] < core[1]:
             (fixed if start in items else links).append(link)

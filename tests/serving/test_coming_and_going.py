@@ -1,0 +1,316 @@
+"""What happens to requests when clients go, queues fill, models fail, change or are slow, and the server ends."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.types import Message
+
+from tests.export.examples import SMALL, random_model
+from tests.serving.conftest import Serve
+from tests.small import merged
+from tests.vocabulary import SENTENCES
+from ziggurat.config import load_experiment
+from ziggurat.data.subword import load_tokenizers
+from ziggurat.decoding.translator import load_translator
+from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.serving import batches, engine
+from ziggurat.serving.access import new_key
+from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.detection import Detector
+from ziggurat.serving.pool import ModelSource
+from ziggurat.serving.server import app_of
+
+LINES = [SENTENCES[0], SENTENCES[1]]
+DE_EN = {"source": "de", "target": "en"}
+ASKED = {"q": LINES[0], **DE_EN}
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Models open when it is set."""
+    opened, opening = threading.Event(), ModelSource.open
+    monkeypatch.setattr(ModelSource, "open", lambda self: (opened.wait(30), opening(self))[1])
+    yield opened
+    opened.set()
+
+
+def until(found: Any, seconds: float = 30) -> None:
+    end = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def waiting(client: Any) -> dict[str, int]:
+    """The lines that wait for each model."""
+    said = client.get("/metrics").text
+    return {name: int(n) for name, n in re.findall(r'ziggurat_waiting_lines\{model="([\w-]+)"\} (\d+)', said)}
+
+
+def test_lines_of_a_client_that_has_gone_leave_the_search(
+    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The search is one that never ends by itself."""
+    monkeypatch.setattr(batches.LiveBatch, "step", lambda self: (time.sleep(0.005), {})[1])
+    app = app_of(ServeConfig.model_validate({"models": [{"path": str(folders["de", "en"])}]}), lambda text: None)
+
+    async def figures() -> str:
+        """What /metrics says."""
+        parts: list[bytes] = []
+
+        async def receive() -> Message:
+            return {"type": "http.request", "body": b""}
+
+        async def send(message: Message) -> None:
+            parts.append(message.get("body", b""))
+
+        await app(
+            {"type": "http", "method": "GET", "path": "/metrics", "headers": [], "query_string": b""}, receive, send
+        )
+        return b"".join(parts).decode()
+
+    async def live(count: int) -> None:
+        while f'ziggurat_live_lines{{model="de-en"}} {count}.0' not in await figures():
+            await asyncio.sleep(0.01)
+
+    async def scenario() -> None:
+        body = json.dumps({"q": LINES, **DE_EN}).encode()
+        messages: list[Message] = [{"type": "http.request", "body": body}]
+        sent: list[Message] = []
+        gone = asyncio.Event()
+
+        async def receive() -> Message:
+            if messages:
+                return messages.pop()
+            await gone.wait()
+            return {"type": "http.disconnect"}
+
+        async def send(message: Message) -> None:
+            sent.append(message)
+
+        scope = {"type": "http", "method": "POST", "path": "/translate", "query_string": b"",
+                 "headers": [(b"content-type", b"application/json")], "client": ("1.2.3.4", 5)}  # fmt: skip
+        async with app.router.lifespan_context(app):
+            request = asyncio.ensure_future(app(scope, receive, send))
+            await asyncio.wait_for(live(2), 30)
+            gone.set()
+            await asyncio.wait_for(request, 10)
+            await asyncio.wait_for(live(0), 10)
+
+    asyncio.run(scenario())
+
+
+def test_a_request_is_let_in_whole_or_not_at_all(serve: Serve, gate: threading.Event) -> None:
+    client = serve(limits={"waiting": 5, "seconds": 20})
+    with ThreadPoolExecutor(3) as pool:
+        first = pool.submit(client.post, "/translate", json={"q": [*LINES, "Ein Hund", "Zwei"], **DE_EN})
+        until(lambda: waiting(client)["de-en"] == 4)
+        german, english = (
+            "Das Haus steht am Fluss, und der Hund schläft.",
+            "The house is near the river and the dog sleeps.",
+        )
+        mixed = client.post(
+            "/translate", json={"q": [english, german, german + " "], "source": "auto", "target": "qlo"}
+        )
+        assert mixed.status_code == 429, mixed.text
+        assert int(mixed.headers["retry-after"]) >= 1
+        assert mixed.json()["error"].startswith("Slowdown: ")
+        assert waiting(client) == {"de-en": 4, "en-de": 0, "en-qlo": 0}  # the other model has none of it, either
+        too = [client.post(path, json=body) for path, body in (
+            ("/v1/translate", {"text": LINES, **DE_EN}),
+            ("/v2/translate", {"text": LINES, "source_lang": "DE", "target_lang": "EN"}),
+        )]  # fmt: skip
+        assert [each.status_code for each in too] == [429, 429]
+        assert too[0].json()["error"]["type"] == "invalid_request_error"
+        gate.set()
+        assert first.result(30).status_code == 200
+    assert waiting(client)["de-en"] == 0
+
+
+def test_models_that_fail_say_when_to_come_back(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(self: ModelSource) -> Any:
+        raise OSError("/secret/path")
+
+    monkeypatch.setattr(ModelSource, "open", broken)
+    client = serve()
+    for path, body in (("/translate", ASKED), ("/v1/translate", {"text": "a", **DE_EN})):
+        answer = client.post(path, json=body)
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "10")
+        assert "could not be opened" in answer.text
+        assert "secret" not in answer.text
+    health = client.get("/health")
+    assert (health.status_code, health.json()["models"]["de-en"]["status"]) == (200, "failed")
+
+
+def test_what_is_late_is_504_everywhere(serve: Serve, gate: threading.Event) -> None:
+    client = serve(limits={"seconds": 0.1})
+    answer = client.post("/v1/translate", json={"text": "a", **DE_EN})
+    assert (answer.status_code, answer.json()["error"]["type"]) == (504, "server_error")
+    answer = client.post("/v2/translate", json={"text": "a", "source_lang": "DE", "target_lang": "EN"})
+    assert (answer.status_code, answer.json()) == (504, {"message": "the deadline passed"})
+    assert waiting(client)["de-en"] == 0  # nobody waits for them any more
+
+
+def test_rates_count_requests(serve: Serve) -> None:
+    client = serve(limits={"requests_per_minute": 2})
+    answers = [client.post("/translate", json={"q": ["17"] * 50, **DE_EN}) for _ in range(3)]
+    assert [answer.status_code for answer in answers] == [200, 200, 429]
+    assert 1 <= int(answers[2].headers["retry-after"]) <= 60
+
+
+def test_a_key_can_be_revoked(serve: Serve, tmp_path: Path) -> None:
+    path = tmp_path / "keys"
+    old = new_key(path, "old")
+    client = serve(keys=str(path))
+    asked = {"q": "17", **DE_EN}
+    assert client.post("/translate", json={**asked, "api_key": old}).status_code == 200
+    path.write_text("damaged")
+    time.sleep(1.5)
+    assert client.post("/translate", json={**asked, "api_key": old}).status_code == 200  # the old keys hold
+    path.unlink()
+    new = new_key(path, "new")
+    until(lambda: client.post("/translate", json={**asked, "api_key": old}).status_code == 403, 5)
+    assert client.post("/translate", json={**asked, "api_key": new}).status_code == 200
+
+
+def test_long_texts_do_not_stop_the_server(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+    began = threading.Event()
+
+    def slow(self: Detector, text: str, among: Any = None) -> list[tuple[str, float]]:
+        began.set()
+        time.sleep(1.5)
+        return [("de", 50.0)]
+
+    client = serve()
+    with ThreadPoolExecutor(1) as pool, monkeypatch.context() as patch:
+        patch.setattr(Detector, "rank", slow)
+        answer = pool.submit(client.post, "/translate", json={**ASKED, "source": "auto"})
+        assert began.wait(10)
+        before = time.monotonic()
+        assert client.get("/health").status_code == 200
+        assert time.monotonic() - before < 1.0
+        assert answer.result(30).status_code == 200
+    import ziggurat.serving.translations as module
+
+    def splitter(language: str) -> Any:
+        def split(text: str) -> list[str]:
+            began.set()
+            time.sleep(1.5)
+            return [text]
+
+        return split
+
+    began.clear()
+    monkeypatch.setattr(module, "sentencex_splitter", splitter)
+    with ThreadPoolExecutor(1) as pool:
+        answer = pool.submit(client.post, "/translate", json={"q": "Ein Hund. " * 300, **DE_EN})
+        assert began.wait(10)
+        before = time.monotonic()
+        assert client.get("/health").status_code == 200
+        assert time.monotonic() - before < 1.0
+        assert answer.result(30).status_code == 200
+
+
+@pytest.fixture
+def changing(folders: dict[tuple[str, str], Path], tmp_path: Path) -> Path:
+    """A copy of a model that may be changed."""
+    return Path(shutil.copytree(folders["de", "en"], tmp_path / "changing"))
+
+
+def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
+    source, seen = ModelSource(changing), set()
+    for name in ("", "config.yaml", "vocabulary.json", "joint.spm", "model.safetensors"):
+        if name:
+            os.utime(changing / name, ns=(1, 1))
+        seen.add(repr(source.version()))
+    (changing / "log.txt").write_text("a run also has logs")
+    seen.add(repr(source.version()))
+    assert len(seen) == 5
+
+
+def test_a_model_is_replaced_under_load(serve: Serve, changing: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine, "_CHANGED", 0.05)
+    old = load_translator(changing).translate([LINES[0]])[0].text
+    client = serve(models=[{"path": str(changing), "threads": 1}])
+    tokenizer, _ = load_tokenizers(changing)
+    experiment = load_experiment(changing / "config.yaml")
+    other = random_model(merged_model(), tokenizer, 77)
+    fresh = changing.parent / "fresh"
+    write_model_directory(fresh, weights(other), experiment, changing)
+    new = load_translator(fresh).translate([LINES[0]])[0].text
+    assert new != old
+    seen: list[tuple[int, str]] = []
+    ended = threading.Event()
+
+    def ask() -> None:
+        while not ended.is_set():
+            answer = client.post("/translate", json=ASKED)
+            seen.append((answer.status_code, answer.json().get("translatedText", answer.text)))
+
+    with ThreadPoolExecutor(4) as pool:
+        asking = [pool.submit(ask) for _ in range(4)]
+        until(lambda: (200, old) in seen)
+        for name in ("model.safetensors", "checksums.json"):
+            if (fresh / name).exists():
+                os.replace(fresh / name, changing / name)
+        try:
+            until(lambda: (200, new) in seen)
+            time.sleep(0.1)
+        finally:
+            ended.set()
+        for each in asking:
+            each.result(30)
+    assert set(seen) == {(200, old), (200, new)}
+    first = seen.index((200, new))
+    assert all(text == new for _, text in seen[first + 4 :])  # four were under way at most
+    assert re.search(r'ziggurat_reloads_total\{model="de-en"\} [1-9]', client.get("/metrics").text)
+
+
+def merged_model() -> Any:
+    from ziggurat.config import ModelConfig
+
+    return ModelConfig.model_validate(merged(SMALL, {}))
+
+
+def test_the_server_ends_when_it_has_answered(folders: dict[tuple[str, str], Path]) -> None:
+    """Twenty requests are under way when it is told to end."""
+    program = """
+import sys, time
+from ziggurat.serving import batches
+step = batches.LiveBatch.step
+batches.LiveBatch.step = lambda self: (time.sleep(0.1), step(self))[1]
+from ziggurat.cli import main
+sys.argv = ["ziggurat", "serve", sys.argv[1], "--port", "0", "--threads", "1"]
+main()
+"""
+    command = [sys.executable, "-c", program, str(folders["de", "en"])]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+", process.stderr.readline())
+        assert found is not None
+        import httpx2
+
+        with httpx2.Client(base_url=found[0], timeout=60) as client, ThreadPoolExecutor(20) as pool:
+            answers = [
+                pool.submit(client.post, "/translate", json={**ASKED, "q": f"{LINES[0]} {n}"}) for n in range(20)
+            ]
+            until(lambda: 'ziggurat_live_lines{model="de-en"} 0.0' not in client.get("/metrics").text)
+            process.send_signal(signal.SIGTERM)
+            assert [answer.result(60).status_code for answer in answers] == [200] * 20
+        assert process.wait(30) in (0, 143)
+        assert "Traceback" not in process.stderr.read()

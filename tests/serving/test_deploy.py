@@ -1,0 +1,162 @@
+"""The files of deploy/: their commands are run as far as a machine without Docker and systemd's own process allows."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import shutil
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+
+from ziggurat.cli import main
+from ziggurat.export.exporter import export_model
+
+ROOT = Path(__file__).resolve().parents[2]
+DEPLOY = ROOT / "deploy"
+
+
+def instructions() -> list[tuple[str, str]]:
+    """Return the instructions of the Dockerfile with their arguments."""
+    lines = (DEPLOY / "Dockerfile").read_text("utf-8").splitlines()
+    found = [line.partition(" ") for line in lines if line and not line.startswith("#")]
+    return [(name, rest) for name, _, rest in found]
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@contextlib.contextmanager
+def running(command: list[str], address: str) -> Iterator[None]:
+    """Context with a program that serves at this address."""
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            end = time.monotonic() + 60
+            while True:
+                with contextlib.suppress(httpx.TransportError):
+                    httpx.get(f"{address}/health")
+                    break
+                assert process.poll() is None, process.stderr and process.stderr.read()
+                assert time.monotonic() < end
+                time.sleep(0.1)
+            yield
+        finally:
+            process.terminate()
+
+
+def test_the_dockerfile_copies_what_there_is_and_starts_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    found = instructions()
+    assert [name for name, _ in found] == [
+        "FROM",
+        "COPY",
+        "COPY",
+        "RUN",
+        "RUN",
+        "USER",
+        "EXPOSE",
+        "HEALTHCHECK",
+        "ENTRYPOINT",
+    ]
+    for paths in (rest.split()[:-1] for name, rest in found if name == "COPY"):
+        assert all((ROOT / path).exists() for path in paths)
+    entry = json.loads(dict(found)["ENTRYPOINT"])
+    assert entry[:2] == ["ziggurat", "serve"]
+    with pytest.raises(SystemExit) as ended:  # the image's command without a model says which is missing
+        main(entry[1:])
+    assert ended.value.code == 2
+    assert "name at least one model" in capsys.readouterr().err
+
+
+def test_the_unit_is_well_formed_and_its_command_is_ours(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (DEPLOY / "ziggurat.service").read_text("utf-8")
+    command = shlex.split(re.search(r"^ExecStart=(.*)$", text, re.M)[1])  # type: ignore[index]
+    assert command[:2] == ["/opt/ziggurat/bin/ziggurat", "serve"]
+    (empty := tmp_path / "serve.yaml").write_text("models: []\n", encoding="utf-8")
+    with pytest.raises(SystemExit):
+        main([str(empty) if part.endswith("serve.yaml") else part for part in command[1:]])
+    assert "name at least one model" in capsys.readouterr().err
+    if shutil.which("systemd-analyze") is None:
+        pytest.skip("no systemd-analyze on PATH")
+    unit = tmp_path / "ziggurat.service"
+    unit.write_text(text.replace("/opt/ziggurat/bin/ziggurat", sys.executable), encoding="utf-8")
+    done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
+    assert "ziggurat.service" not in done.stderr, done.stderr
+
+
+@pytest.mark.slow
+def test_the_steps_of_the_image_give_a_server_without_torch(
+    folders: dict[tuple[str, str], Path], tmp_path: Path
+) -> None:
+    """Its RUN lines in a new environment, then its entry point and its check of health."""
+    (text := tmp_path / "text").write_text("A dog runs.\n", encoding="utf-8")
+    export_model(folders["en", "de"], "ctranslate2", tmp_path / "served", verify=text)
+    subprocess.run([sys.executable, "-m", "venv", tmp_path / "image"], check=True)
+    found = instructions()
+    for paths in (rest.split() for name, rest in found if name == "COPY"):
+        for path in paths[:-1]:
+            target = tmp_path / "source" / (path if Path(path).is_dir() else Path(path).name)
+            target.parent.mkdir(exist_ok=True)
+            (shutil.copytree if (ROOT / path).is_dir() else shutil.copy)(ROOT / path, target)
+    environment = {**os.environ, "PATH": f"{tmp_path}/image/bin:{os.environ['PATH']}"}
+    environment.pop("PYTHONPATH", None)
+    (install, _) = [rest for name, rest in found if name == "RUN"]  # the other makes a user of this machine
+    command = install.replace("/source", str(tmp_path / "source"))
+    subprocess.run(command, shell=True, check=True, env=environment, capture_output=True, timeout=600)
+    missing = subprocess.run([tmp_path / "image/bin/python", "-c", "import torch"], capture_output=True)
+    assert missing.returncode != 0
+    port = free_port()
+    entry = [part.replace("5000", str(port)) for part in json.loads(dict(found)["ENTRYPOINT"])]
+    with running(
+        [str(tmp_path / "image/bin" / entry[0]), *entry[1:], str(tmp_path / "served")], f"http://127.0.0.1:{port}"
+    ):
+        answer = httpx.post(
+            f"http://127.0.0.1:{port}/translate", json={"q": "A dog runs.", "source": "en", "target": "de"}
+        )
+        assert answer.status_code == 200
+        check = json.loads(dict(found)["HEALTHCHECK"].partition("CMD ")[2].replace("5000", str(port)))
+        subprocess.run([tmp_path / "image/bin/python", *check[1:]], check=True, capture_output=True)
+
+
+@pytest.mark.slow
+def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    """Clients behind nginx have limits of their own, and nobody names itself another."""
+    nginx = shutil.which("nginx") or pytest.skip("no nginx on PATH")
+    port, front = free_port(), free_port()
+    config = tmp_path / "serve.yaml"
+    model = json.dumps({"path": str(folders["en", "de"])})
+    limits = "{requests_per_minute: 2}"
+    config.write_text(f"models: [{model}]\nport: {port}\nproxies: [127.0.0.1]\nlimits: {limits}\n", encoding="utf-8")
+    recipe = (DEPLOY / "nginx.conf").read_text("utf-8").replace("127.0.0.1:5000", f"127.0.0.1:{port}")
+    folders_of_nginx = "".join(
+        f"{kind}_temp_path {tmp_path}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
+    )
+    (tmp_path / "nginx.conf").write_text(
+        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
+        f"http {{ access_log off; {folders_of_nginx}\nserver {{ listen 127.0.0.1:{front};\n{recipe}\n}} }}\n",
+        encoding="utf-8",
+    )
+    ours, address = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{front}"
+    text = {"q": "A dog runs.", "source": "en", "target": "de"}
+    with (
+        running([sys.executable, "-m", "ziggurat", "serve", "--config", str(config)], ours),
+        running([nginx, "-p", str(tmp_path), "-c", str(tmp_path / "nginx.conf")], address),
+    ):
+        assert httpx.get(f"{address}/metrics").status_code == 403
+        assert httpx.post(f"{address}/translate", json=text, timeout=60).status_code == 200
+        forged = {"X-Forwarded-For": "203.0.113.9"}
+        assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 200
+        assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 429
+        # The proxy itself is believed: another client has turns of its own.
+        assert httpx.post(f"{ours}/translate", json=text, headers=forged).status_code == 200

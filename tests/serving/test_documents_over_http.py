@@ -1,0 +1,202 @@
+"""Documents over HTTP: the same translation as of their sentences, progress, limits, and nothing that is left over."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from starlette.testclient import TestClient
+
+from tests.serving.conftest import Serve
+from tests.vocabulary import SENTENCES
+from ziggurat.decoding.translator import load_translator
+from ziggurat.serving.pool import ModelSource
+
+LINES = [SENTENCES[0], SENTENCES[1]]
+DE_EN = {"source": "de", "target": "en"}
+MULTIPART = {"content-type": "multipart/form-data; boundary=x"}
+UNNAMED = (
+    "".join(
+        f'--x\r\nContent-Disposition: form-data; name="{name}"{more}\r\n\r\n{value}\r\n'
+        for name, value, more in (("file", "a", '; filename=""'), ("source", "de", ""), ("target", "en", ""))
+    ).encode()
+    + b"--x--\r\n"
+)
+TEXT = f"{LINES[0]}\n\n  {LINES[1]}\n".encode()
+
+
+@pytest.fixture(scope="module")
+def wanted(folders: dict[tuple[str, str], Path]) -> bytes:
+    first, second = (each.text for each in load_translator(folders["de", "en"]).translate(LINES))
+    return f"{first}\n\n  {second}\n".encode()
+
+
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """Models open when it is set, so that documents wait until then."""
+    opened = threading.Event()
+    opening = ModelSource.open
+    monkeypatch.setattr(ModelSource, "open", lambda self: (opened.wait(30), opening(self))[1])
+    yield opened
+    opened.set()
+
+
+def until(client: TestClient, name: str, *statuses: str) -> dict[str, Any]:
+    end = time.monotonic() + 30
+    while (found := client.get(f"/v1/documents/{name}").json())["status"] not in statuses:
+        assert time.monotonic() < end, found
+        time.sleep(0.02)
+    return dict(found)
+
+
+def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp_path: Path) -> None:
+    client = serve(documents={"folder": str(tmp_path)})
+    answer = client.post("/translate_file", files={"file": ("../../etc/f x.txt", TEXT)}, data=DE_EN)
+    assert answer.status_code == 200, answer.text
+    (url,) = answer.json().values()
+    assert re.fullmatch(r"http://testserver/download_file/[\w-]{32}\.f_x_en\.txt", url)
+    found = client.get(url)
+    assert (found.content, found.headers["content-type"]) == (wanted, "text/plain; charset=utf-8")
+    assert "attachment" in found.headers["content-disposition"]
+    kept = [path.relative_to(tmp_path).parts[1] for path in tmp_path.rglob("*.*") if path.is_file()]
+    assert [name.partition(".")[2] for name in kept] == ["out"]
+    assert client.get(url.replace("f_x", "f_y")).status_code == 404
+    settings = client.get("/frontend/settings").json()
+    assert settings["filesTranslation"] is True
+    assert ".docx" in settings["supportedFilesFormat"]
+
+
+@pytest.mark.parametrize(
+    ("form", "status", "said"),
+    [
+        ({"data": DE_EN}, 400, "The browser (or proxy) sent a request that this server could not understand."),
+        ({"files": {"other": ("f.txt", b"a")}, "data": DE_EN}, 400, "could not understand"),
+        (
+            {"files": {"file": ("f.txt", b"a")}, "data": {"target": "en"}},
+            400,
+            "Invalid request: missing source parameter",
+        ),
+        ({"files": {"file": ("f.txt", b"a")}, "data": {**DE_EN, "target": "zz"}}, 400, "zz is not supported"),
+        (
+            {"files": {"file": ("f.txt", b"a")}, "data": {"source": "qlo", "target": "de"}},
+            400,
+            "German (de) is not available as a target language from Qlo (qlo)",
+        ),
+        ({"files": {"file": ("f.exe", b"a")}, "data": DE_EN}, 400, "Invalid request: file format not supported"),
+        ({"files": {"file": ("f.txt", b"a" * 3000)}, "data": DE_EN}, 413, "larger than 2,000 bytes"),
+        ({"files": {"file": ("f.txt", b"a" * 9000)}, "data": DE_EN}, 413, "larger than 6,000 bytes"),
+        ({"files": {"file": ("f.txt", b"\xff\xff")}, "data": DE_EN}, 400, "UTF-8"),
+        ({"files": {"file": ("f.docx", b"PK")}, "data": DE_EN}, 400, "zip"),
+        ({"files": {"file": ("f.txt", b"ab cd " * 60)}, "data": DE_EN}, 400, "characters, more than 300"),
+        ({"content": UNNAMED, "headers": MULTIPART}, 400, "Invalid request: missing file parameter"),
+        ({"content": b"--x--", "headers": MULTIPART}, 400, "understand"),
+    ],
+)
+def test_files_that_are_refused(serve: Serve, form: dict[str, Any], status: int, said: str, tmp_path: Path) -> None:
+    limits = {"file_bytes": 2000, "body_bytes": 4000}
+    client = serve(limits=limits, documents={"folder": str(tmp_path), "characters": 300})
+    answer = client.post("/translate_file", **form)
+    assert answer.status_code == status, answer.text
+    assert said in answer.json()["error"]
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # nothing is left of it
+
+
+def test_progress(serve: Serve, wanted: bytes, gate: threading.Event) -> None:
+    client = serve()
+    answer = client.post("/v1/documents", files={"file": ("f.txt", TEXT)}, data=DE_EN)
+    assert answer.status_code == 202
+    name = answer.json()["id"]
+    found = until(client, name, "translating")
+    while found["total"] == 0:
+        found = until(client, name, "translating")
+    assert (found["done"], found["total"], found["name"]) == (0, 2, "f.txt")
+    assert client.get(f"/v1/documents/{name}/file").status_code == 409
+    gate.set()
+    found = until(client, name, "done", "failed")
+    assert (found["status"], found["done"], found["total"], found["name"]) == ("done", 2, 2, "f_en.txt")
+    assert client.get(f"/v1/documents/{name}/file").content == wanted
+    assert client.delete(f"/v1/documents/{name}").status_code == 204
+    assert client.get(f"/v1/documents/{name}").status_code == 404
+    assert client.get(f"/v1/documents/{name}/file").status_code == 404
+
+
+def test_what_is_deleted_leaves_the_queue(serve: Serve, gate: threading.Event) -> None:
+    client = serve()
+    lines = "".join(f"A dog number {n} runs.\n" for n in range(200)).encode()
+    name = client.post("/v1/documents", files={"file": ("f.txt", lines)}, data=DE_EN).json()["id"]
+    while until(client, name, "translating")["total"] == 0:
+        pass
+    waiting = re.compile(r'ziggurat_waiting_lines\{model="de-en"\} (\d+)')
+
+    def waits() -> int:
+        found = waiting.search(client.get("/metrics").text)
+        assert found is not None
+        return int(found[1])
+
+    assert 0 < waits() <= 64  # never the whole document
+    assert client.delete(f"/v1/documents/{name}").status_code == 204
+    assert waits() == 0
+
+
+def test_damaged_documents_fail_with_the_reason(serve: Serve) -> None:
+    client = serve()
+    name = client.post("/v1/documents", files={"file": ("a.docx", b"no zip")}, data=DE_EN).json()["id"]
+    found = until(client, name, "done", "failed")
+    assert found["status"] == "failed"
+    assert "a.docx: not a zip archive" in found["error"]
+
+
+def test_documents_are_bounded_in_number_and_size(serve: Serve, gate: threading.Event) -> None:
+    client = serve(documents={"waiting_of_client": 2, "total_bytes": 1000, "at_once": 1})
+
+    def send(size: int) -> Any:
+        content = b"a\n" + b"1" * (size - 2)  # digits come through as they are
+        return client.post("/v1/documents", files={"file": ("f.txt", content)}, data=DE_EN)
+
+    first, second = send(400).json()["id"], send(400).json()["id"]
+    assert (send(10).status_code, send(10).headers["retry-after"]) == (429, "60")
+    client.delete(f"/v1/documents/{second}")
+    assert send(900).status_code == 429  # the first still waits, and its place is not taken
+    gate.set()
+    until(client, first, "done")
+    assert send(950).status_code == 202  # the oldest result of the same client makes room
+    assert client.get(f"/v1/documents/{first}").status_code == 404
+
+
+def test_results_expire(serve: Serve, tmp_path: Path) -> None:
+    client = serve(documents={"keep_seconds": 0.5, "folder": str(tmp_path)})
+    name = client.post("/v1/documents", files={"file": ("f.txt", b"17")}, data=DE_EN).json()["id"]
+    until(client, name, "done")
+    end = time.monotonic() + 10
+    while client.get(f"/v1/documents/{name}").status_code == 200:
+        assert time.monotonic() < end
+        time.sleep(0.1)
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+
+
+def test_a_glossary_and_the_language_of_a_document(serve: Serve) -> None:
+    client = serve()
+    said = "Das Haus steht am Fluss, und der Hund schläft vor der Tür.\n".encode()
+    form = {"source": "auto", "target": "en", "glossary": '[{"source": "Haus", "target": "XQZ", "mode": "hard"}]'}
+    name = client.post("/v1/documents", files={"file": ("f.txt", said)}, data=form).json()["id"]
+    found = until(client, name, "done", "failed")
+    assert (found["source"], found["glossary"]) == (
+        "de",
+        [{"source": "Haus", "target": "XQZ", "mode": "hard", "found": 1, "applied": 1}],
+    )
+    assert b"XQZ" in client.get(f"/v1/documents/{name}/file").content
+    bad = client.post("/v1/documents", files={"file": ("f.txt", said)}, data={**form, "glossary": "{"})
+    assert bad.status_code == 400
+
+
+def test_documents_can_be_forbidden(serve: Serve) -> None:
+    client = serve(documents={"enabled": False})
+    answer = client.post("/translate_file", files={"file": ("f.txt", TEXT)}, data=DE_EN)
+    assert (answer.status_code, answer.json()["error"]) == (403, "Files translation are disabled on this server.")
+    assert client.get("/frontend/settings").json()["filesTranslation"] is False
+    assert client.get("/v1/settings").json()["files"] == []

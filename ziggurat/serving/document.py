@@ -1,0 +1,153 @@
+"""One document: what is known of it, and how it is translated."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import regex
+
+from ziggurat.errors import DataError
+from ziggurat.serving.asking import Asking, Recorded
+from ziggurat.serving.config import DocumentsConfig
+from ziggurat.serving.lines import Asked
+from ziggurat.serving.queue import Options
+from ziggurat.serving.requests import Refused
+from ziggurat.serving.translations import Translations
+from ziggurat.text.documents.kinds import Limits, Settings, document
+from ziggurat.text.glossary import Tally, Terms
+from ziggurat.text.sentences import Options as TextOptions
+from ziggurat.text.splitting import sentencex_splitter
+from ziggurat.text.work import Outcome, Work
+
+__all__ = ["Document", "translated"]
+
+_UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
+_DETECTED = 2000  # characters by which the language of a document is detected
+
+
+@dataclass(eq=False)
+class Document:
+    """A document that waits, is translated or is done.
+
+    Attributes:
+        id: random; whoever has it may have the document.
+        key: another random text, for an interface that asks for one.
+        client: who sent it.
+        name: as the client calls it, without folders; for people and for the kind, never a path.
+        source, target: language codes; `auto` until it is detected.
+        terms: a glossary.
+        status: `waiting`, `translating`, `done` or `failed`.
+        done, total: sentences that are translated, and that are known of.
+        characters: of the sentences.
+        error: why it failed.
+        tally: what came of the glossary.
+        size: bytes that it takes in the folder.
+        ended: `time.monotonic()` when it was done or failed.
+    """
+
+    client: str
+    name: str
+    source: str
+    target: str
+    terms: Terms | None = None
+    id: str = field(default_factory=lambda: secrets.token_urlsafe(24))
+    key: str = field(default_factory=lambda: secrets.token_hex(32))
+    status: str = "waiting"
+    done: int = 0
+    total: int = 0
+    characters: int = 0
+    error: Exception | None = None
+    tally: Tally = field(default_factory=Tally)
+    size: int = 0
+    ended: float = 0.0
+    began: float = 0.0
+    task: asyncio.Task[None] | None = None
+
+    @property
+    def file_name(self) -> str:
+        """A name for the translated file: the random one, and what of the client's name is safe anywhere."""
+        return f"{self.id}.{self.translated_name}"
+
+    @property
+    def translated_name(self) -> str:
+        """A name for people, such as `letter_en.docx`."""
+        ending = Path(self.name).suffix.lower()
+        stem = _UNSAFE.sub("_", self.name[: -len(ending)]).strip("_")[:50] or "document"
+        return f"{stem}_{_UNSAFE.sub('_', self.target)}{ending}"
+
+
+async def translated(
+    given: Document,
+    content: bytes,
+    server: Translations,
+    config: DocumentsConfig,
+    run: Callable[[Callable[[], Any]], Awaitable[Any]],
+) -> bytes:
+    """Return a document's translation; `run` calls what takes long in a thread.
+
+    Raises DataError for a damaged, hostile or too long document, Refused where no model translates its language, Late
+    after `config.seconds`, ModelFailed.
+    """
+    limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes)
+    if given.source == "auto":
+        beginning = await run(lambda: _beginning(given, content, limits))
+        (ranks,) = await server.detect([beginning], given.target)
+        given.source = ranks[0][0]
+    if given.source == given.target:
+        return content
+    route = server.route(given.source, given.target)
+    if not route:
+        raise Refused(400, f"no model translates from {given.source} into {given.target}")
+    terms = given.terms
+    asked = Asked(
+        given.client,
+        time.monotonic() + config.seconds,
+        Options(alignments=True),
+        terms=terms if terms is not None and terms.soft else None,
+        patient=True,
+    )
+
+    def progress(done: int, total: int) -> None:
+        given.done, given.total = done, total
+
+    settings = Settings(server.cut(given.source, route, terms, given.tally), given.source, given.target, limits=limits)
+    work = _bounded(document(content, given.name, settings), given, config.characters)
+    (outcome,) = await Asking(asked, run, progress).results([work], [Recorded(route)])
+    return outcome.value
+
+
+def _bounded(work: Work[Outcome[bytes]], given: Document, most: int) -> Work[Outcome[bytes]]:
+    """Return the same work, which raises DataError where the document has too much text."""
+    try:
+        asked = next(work)
+        given.characters = sum(len(sentence.text) for sentence in asked)
+        if given.characters > most:
+            raise DataError(f"{given.name}: {given.characters:,} characters, more than {most:,}")
+        while True:
+            asked = work.send((yield asked))
+    except StopIteration as ended:
+        outcome: Outcome[bytes] = ended.value
+        return outcome
+    finally:
+        work.close()
+
+
+def _beginning(given: Document, content: bytes, limits: Limits) -> str:
+    """Return the first sentences of a document."""
+    settings = Settings(TextOptions(sentencex_splitter("en")), target=given.target, limits=limits)
+    work = document(content, given.name, settings)
+    text = ""
+    try:
+        for sentence in next(work, []):
+            text += f"{sentence.text}\n"
+            if len(text) > _DETECTED:
+                break
+    finally:
+        work.close()
+    return text

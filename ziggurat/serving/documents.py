@@ -1,0 +1,199 @@
+"""Documents that a server translates: a queue of files, their progress, and results that are kept for a while.
+
+What a client sends lies in a folder of the server's own under a random name. Nothing that a client says becomes part of
+a path, and whoever has the random name, which nobody can guess, may have the document.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO, TypeVar
+
+from ziggurat.data.files import write_atomically
+from ziggurat.documents import read_bounded
+from ziggurat.errors import ZigguratError
+from ziggurat.serving.config import DocumentsConfig
+from ziggurat.serving.document import Document, translated
+from ziggurat.serving.requests import Refused
+from ziggurat.serving.translations import Translations
+from ziggurat.text.documents.kinds import document_kind
+
+__all__ = ["Documents"]
+
+Value = TypeVar("Value")
+
+
+class Documents:
+    """The documents of a server.
+
+    Args:
+        translations: what the server can do.
+        config: limits, and where files are kept.
+        say: receives messages for the operator.
+    """
+
+    def __init__(self, translations: Translations, config: DocumentsConfig, say: Callable[[str], object]) -> None:
+        self.config, self._server, self._say = config, translations, say
+        self._known: dict[str, Document] = {}
+        self._folder: Path | None = None
+        self._turns = asyncio.Semaphore(config.at_once)
+        self._uploads = asyncio.Semaphore(config.uploads)
+        self._threads = ThreadPoolExecutor(config.at_once, "documents")
+
+    # What is kept
+
+    def open(self) -> None:
+        """Make the folder. Raises OSError where that is not possible."""
+        parent = None if self.config.folder is None else Path(self.config.folder).expanduser()
+        self._folder = Path(tempfile.mkdtemp(prefix="ziggurat-documents-", dir=parent))  # for this user alone
+
+    async def close(self) -> None:
+        """Give up what is not done, and remove everything."""
+        for each in list(self._known.values()):
+            await self.remove(each)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        if self._folder is not None:
+            await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+
+    def get(self, name: str) -> Document:
+        """Return a document. Raises Refused (404) where there is none, or its time is over."""
+        found = self._known.get(name)
+        if found is None:
+            raise Refused(404, "there is no such document, or its time is over")
+        return found
+
+    async def expire(self) -> None:
+        """Remove what has been kept for long enough."""
+        now = time.monotonic()
+        for each in list(self._known.values()):
+            if each.ended and now - each.ended > self.config.keep_seconds:
+                await self.remove(each)
+
+    async def remove(self, given: Document) -> None:
+        """Remove a document; one that is not done leaves the queue."""
+        self._known.pop(given.id, None)
+        if given.task is not None:
+            given.task.cancel()
+            with contextlib.suppress(asyncio.CancelledError, Exception):
+                await given.task
+        await asyncio.to_thread(self._unlink, given)
+
+    def _unlink(self, given: Document) -> None:
+        for kind in ("in", "out"):
+            self._path(given, kind).unlink(missing_ok=True)
+
+    def _path(self, given: Document, kind: str) -> Path:
+        assert self._folder is not None, "the server has not been opened"
+        return self._folder / f"{given.id}.{kind}"
+
+    def opened(self, given: Document) -> BinaryIO:
+        """Return the translated file, open; a document that is removed meanwhile can still be read."""
+        try:
+            return self._path(given, "out").open("rb")
+        except FileNotFoundError:
+            raise Refused(404, "there is no such document, or its time is over") from None
+
+    # Coming in
+
+    @contextlib.asynccontextmanager
+    async def uploading(self) -> AsyncIterator[None]:
+        """Hold one of the places for files that are being received. Raises Refused (429) where none is free."""
+        if self._uploads.locked():
+            raise Refused(429, "Slowdown: too many files are being received", {"Retry-After": "10"})
+        async with self._uploads:
+            try:
+                async with asyncio.timeout(self.config.seconds):
+                    yield
+            except TimeoutError:
+                raise Refused(408, "the file did not come in time", {"Connection": "close"}) from None
+
+    def check_room(self, client: str) -> None:
+        """Raise Refused (429) where no further document of this client may wait."""
+        waiting = [each.client for each in self._known.values() if not each.ended]
+        if len(waiting) >= self.config.waiting or waiting.count(client) >= self.config.waiting_of_client:
+            raise Refused(429, "Slowdown: too many documents wait; try again later", {"Retry-After": "60"})
+
+    async def submit(self, given: Document, file: BinaryIO) -> Document:
+        """Let a document wait, whose file is read now.
+
+        Raises Refused: no room (429), or a file that is too large (413); DataError for a kind that is not known.
+        """
+        document_kind(given.name)
+        self.check_room(given.client)
+        self._known[given.id] = given  # from here on it counts
+        try:
+            given.size = await asyncio.to_thread(self._store, given, file)
+            await self._make_room(given)
+        except BaseException:
+            await self.remove(given)
+            raise
+        given.task = asyncio.create_task(self._translate(given))
+        return given
+
+    def _store(self, given: Document, file: BinaryIO) -> int:
+        most, size = self._server.limits.file_bytes, 0
+        with self._path(given, "in").open("xb") as out:
+            while block := file.read(1 << 18):
+                size += len(block)
+                if size > most:
+                    raise Refused(413, f"the file is larger than {most:,} bytes")
+                out.write(block)
+        self._unless_removed(given)
+        return size
+
+    def _finish(self, given: Document, value: bytes) -> None:
+        """Write the translated file in place of the client's."""
+        write_atomically(self._path(given, "out"), value)
+        self._path(given, "in").unlink(missing_ok=True)
+        self._unless_removed(given)
+
+    def _unless_removed(self, given: Document) -> None:
+        """Leave nothing of a document that was removed while a thread wrote to it: a thread cannot be cancelled."""
+        if given.id not in self._known:
+            self._unlink(given)
+
+    async def _make_room(self, given: Document) -> None:
+        """Remove a client's oldest results until everything fits. Raises Refused (429) where it does not."""
+        while sum(each.size for each in self._known.values()) > self.config.total_bytes:
+            own = [each for each in self._known.values() if each.ended and each.client == given.client]
+            if not own:
+                raise Refused(429, "Slowdown: no room for more documents; try again later", {"Retry-After": "60"})
+            await self.remove(min(own, key=lambda each: each.ended))
+
+    # Being translated
+
+    async def _translate(self, given: Document) -> None:
+        """Translate a document when its turn comes; what comes of it is in its attributes."""
+        try:
+            async with self._turns:
+                given.status, given.began = "translating", time.monotonic()
+                await self._translated(given)
+            given.status = "done"
+        except asyncio.CancelledError:
+            raise
+        except Exception as error:  # whatever one document does, the others go on
+            given.status, given.error = "failed", error
+            if not isinstance(error, (ZigguratError, Refused)):
+                self._say(f"a document failed: {type(error).__name__}: {error}")
+                given.error = ZigguratError("the document could not be translated; the server's log has more")
+        finally:
+            given.ended = time.monotonic()
+
+    async def _in_thread(self, work: Callable[[], Value]) -> Value:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+
+    async def _translated(self, given: Document) -> None:
+        """Translate a document and write the result."""
+        most = self._server.limits.file_bytes
+        content = await self._in_thread(partial(read_bounded, self._path(given, "in"), most))
+        value = await translated(given, content, self._server, self.config, self._in_thread)
+        await self._in_thread(partial(self._finish, given, value))
+        given.size = len(value)

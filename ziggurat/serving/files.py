@@ -1,0 +1,198 @@
+"""Documents over HTTP: LibreTranslate's paths, and our own with progress."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from ziggurat.documents import parse_json
+from ziggurat.errors import DataError
+from ziggurat.serving.document import Document
+from ziggurat.serving.documents import Documents
+from ziggurat.serving.own import terms_of
+from ziggurat.serving.requests import Refused, unless_gone, upload_of
+from ziggurat.serving.translations import Translations
+from ziggurat.text.documents.kinds import document_kind
+
+__all__ = ["UPLOADS", "Files", "name_of", "sent"]
+
+UPLOADS = ("/translate_file", "/v1/documents", "/v2/document")
+"""Paths that take files."""
+
+_BLOCK = 1 << 16
+
+
+class Files:
+    """Paths of documents.
+
+    Args:
+        translations: what the server can do.
+        documents: those that are translated.
+    """
+
+    def __init__(self, translations: Translations, documents: Documents) -> None:
+        self._server, self._documents = translations, documents
+
+    def routes(self) -> list[Route]:
+        """Return the paths."""
+        return [
+            Route("/translate_file", self.translate, methods=["POST"]),
+            Route("/download_file/{name}", self.download, methods=["GET"]),
+            Route("/v1/documents", self.submit, methods=["POST"]),
+            Route("/v1/documents/{id}", self.progress, methods=["GET"]),
+            Route("/v1/documents/{id}", self.remove, methods=["DELETE"]),
+            Route("/v1/documents/{id}/file", self.file, methods=["GET"]),
+        ]
+
+    async def translate(self, request: Request) -> Response:
+        """Translate a document as LibreTranslate does: the answer comes when it is done."""
+        if not self._documents.config.enabled:
+            raise Refused(403, "Files translation are disabled on this server.")
+        async with self._documents.uploading(), upload_of(request) as (fields, upload):
+            for name in ("source", "target"):
+                if not fields.get(name):
+                    raise Refused(400, f"Invalid request: missing {name} parameter")
+            name = name_of(upload.filename)
+            if not name:
+                raise Refused(400, "Invalid request: missing file parameter")
+            try:
+                document_kind(name)
+            except DataError:
+                raise Refused(400, "Invalid request: file format not supported") from None
+            client = self._server.client(request, fields.get("api_key"), 0)
+            source, target = await self._pair(fields)
+            given = await self._documents.submit(Document(client, name, source, target), upload.file)
+        assert given.task is not None
+        try:
+            await unless_gone(request, _settled(given.task))
+        except Refused:
+            await self._documents.remove(given)
+            raise
+        if given.error is not None:
+            await self._documents.remove(given)
+            raise given.error
+        return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{given.file_name}"})
+
+    async def download(self, request: Request) -> Response:
+        """Give a translated document."""
+        name = request.path_params["name"]
+        given = self._documents.get(name.partition(".")[0])
+        if name != given.file_name:
+            raise Refused(404, "there is no such document, or its time is over")
+        return self._sent(given)
+
+    async def submit(self, request: Request) -> Response:
+        """Take a document; it is translated when its turn comes."""
+        if not self._documents.config.enabled:
+            raise Refused(403, "documents are not translated on this server")
+        async with self._documents.uploading(), upload_of(request) as (fields, upload):
+            name = name_of(upload.filename)
+            if not name or not fields.get("source") or not fields.get("target"):
+                raise Refused(400, "a form with `file`, `source`, `target` and, if wanted, `glossary` is needed")
+            client = self._server.bearer(request, 0, fields.get("api_key"))
+            source, target = await self._pair(fields)
+            terms = terms_of(_glossary(fields.get("glossary")), self._server.limits.glossary_terms)
+            self._server.refuse_soft(source, target, terms)
+            given = await self._documents.submit(Document(client, name, source, target, terms), upload.file)
+        return JSONResponse(_progress(given), 202)
+
+    async def progress(self, request: Request) -> Response:
+        """Tell how far a document is."""
+        return JSONResponse(_progress(self._documents.get(request.path_params["id"])))
+
+    async def remove(self, request: Request) -> Response:
+        """Give a document up, or remove it."""
+        await self._documents.remove(self._documents.get(request.path_params["id"]))
+        return Response(status_code=204)
+
+    async def file(self, request: Request) -> Response:
+        """Give a translated document."""
+        given = self._documents.get(request.path_params["id"])
+        if given.status != "done":
+            raise Refused(409, f"the document is not done: it is {given.status}")
+        return self._sent(given)
+
+    async def _pair(self, fields: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the languages of a document, `auto` where its own is to be detected."""
+        source, target = str(fields["source"]), str(fields["target"])
+        if source == "auto":
+            await self._server.detect([], self._server.code(target))
+            return source, self._server.code(target)
+        (source,), target, _ = await self._server.languages([""], source, target)
+        return source, target
+
+    def _sent(self, given: Document) -> Response:
+        if given.status != "done":
+            raise Refused(404, "there is no such document, or its time is over")
+        return sent(self._documents.opened(given), given)
+
+
+def sent(file: BinaryIO, given: Document) -> Response:
+    """Return an answer with a translated file, which is closed at its end."""
+
+    def blocks() -> Iterator[bytes]:
+        with file:
+            while block := file.read(_BLOCK):
+                yield block
+
+    # Never as a page: whatever a stranger translates would else have the rights of the server's own.
+    headers = {
+        "Content-Disposition": f'attachment; filename="{given.translated_name}"',
+        "Content-Length": str(given.size),
+        "Content-Security-Policy": "default-src 'none'; sandbox",
+    }
+    return StreamingResponse(blocks(), media_type=document_kind(given.name).media_type, headers=headers)
+
+
+def name_of(given: str | None) -> str:
+    """Return a file's name without folders and characters that are not shown, at most 100; empty: it has none."""
+    last = re.split(r"[/\\]", given or "")[-1]
+    shown = "".join(character for character in last if character.isprintable()).strip()
+    return shown if len(shown) <= 100 else shown[-100:]
+
+
+async def _settled(task: asyncio.Task[None]) -> None:
+    await asyncio.wait([task])
+
+
+def _glossary(given: Any) -> Any:
+    """Return the value that a field of a form has as JSON."""
+    if not isinstance(given, str) or not given.strip():
+        return None
+    try:
+        return parse_json(given.encode("utf-8", "surrogatepass"), "`glossary`")
+    except DataError as error:
+        raise Refused(400, str(error)) from None
+
+
+def _progress(given: Document) -> dict[str, Any]:
+    record: dict[str, Any] = {
+        "id": given.id,
+        "status": given.status,
+        "done": given.done,
+        "total": given.total,
+        "name": given.translated_name if given.status == "done" else given.name,
+        "source": given.source,
+        "target": given.target,
+    }
+    if given.error is not None:
+        record["error"] = getattr(given.error, "text", None) or str(given.error)
+    if given.terms is not None and given.status == "done":
+        tally = given.tally
+        record["glossary"] = [
+            {
+                "source": term.source,
+                "target": term.target,
+                "mode": "hard" if term.hard else "soft",
+                "found": tally.found[term],
+                "applied": tally.applied[term],
+            }
+            for term in given.terms.terms
+        ]
+    return record

@@ -1,0 +1,318 @@
+// The translation as it is shown: its words, what each corresponds to, and what else could stand in its place.
+//
+// Offsets of the server count code points, those here UTF-16 units, as JavaScript's strings do.
+
+import { $, Problem, announce, ask, button, calm, complain, make, settings } from "./common.js";
+import { glossary, showUse } from "./glossary.js";
+
+const UNSURE = Math.log(0.3); // log probability of a token
+
+const [source, target] = [$("source"), $("target")];
+
+let given = ""; // the text that was translated
+let sentences = []; // {gap, text, source, links, tokens}: `gap` stands before; ends are [begin, end], of targets in `text`
+let tail = ""; // what follows the last sentence
+let words = []; // of the translation: {element, sentence, begin, end}
+let sourceWords = []; // {element, begin, end}
+
+export const translation = () => sentences.map(({ gap, text }) => gap + text).join("") + tail;
+
+// Requests
+
+let running = null; // AbortController of what is under way
+
+export function callOff() {
+  running?.abort();
+  $("working").hidden = true;
+  target.setAttribute("aria-busy", false);
+}
+
+/** Do some work in the place of what is under way, and show that it goes on; `again` is offered where it fails. */
+export async function instead(work, again) {
+  callOff();
+  calm();
+  const mine = (running = new AbortController());
+  $("working").hidden = false;
+  target.setAttribute("aria-busy", true);
+  try {
+    await work(mine.signal);
+  } catch (error) {
+    if (!mine.signal.aborted) complain(error, again);
+  } finally {
+    if (running === mine) callOff();
+  }
+}
+
+const unaligned = new Set(); // pairs of languages whose models tell no alignment
+
+/** Return the translation of a text, or of a part of it, as the server gives it. */
+export async function request(fields, signal) {
+  const asked = { source: source.lang, target: target.lang, scores: $("unsure").checked, ...fields };
+  if (glossary().length) asked.glossary = glossary();
+  const post = async (more) => {
+    const answer = await ask("v1/translate", { method: "POST", json: { ...asked, ...more }, signal });
+    return (await answer.json()).translations[0];
+  };
+  const pair = `${asked.source} ${asked.target}`;
+  try {
+    if (!unaligned.has(pair)) return await post({ alignments: true });
+  } catch (error) {
+    if (error.status !== 400) throw error;
+  }
+  // An exported model refuses alignments; alternatives have the server tell sentences all the same.
+  const found = await post({ alternatives: asked.alternatives ?? Math.min(1, settings.limits.alternatives) });
+  unaligned.add(pair);
+  return found;
+}
+
+/** Return a function from ends in code points of `text` to ends in UTF-16 units, less `first` of these. */
+function units(text) {
+  const at = [0];
+  for (const point of text) at.push(at.at(-1) + point.length);
+  return (ends, first = 0) => ends.map((offset) => at[offset] - first);
+}
+
+/** Return the sentences of the translation of `text`, which begins at `begin` of all, and what follows them. */
+function read(text, found, begin = 0) {
+  const [inSource, inTarget] = [units(text), units(found.text)];
+  let end = 0;
+  const all = (found.sentences ?? []).map((each) => {
+    const before = end;
+    const [first, last] = inTarget(each.target);
+    end = last;
+    const sentence = { gap: found.text.slice(before, first), text: found.text.slice(first, last), source: inSource(each.source, -begin) };
+    sentence.links = (each.links ?? []).map(([a, b, c, d]) => ({ sentence, source: inSource([a, b], -begin), target: inTarget([c, d], first) }));
+    sentence.tokens = (each.tokens ?? []).map(({ target: ends, score }) => ({ target: inTarget(ends, first), score }));
+    return sentence;
+  });
+  return [all, found.text.slice(end)];
+}
+
+export function show(text, found) {
+  given = text;
+  [sentences, tail] = read(text, found);
+  target.classList.remove("stale");
+  $("choices").hidePopover();
+  showUse(found.glossary);
+  draw();
+}
+
+// Words
+
+/** Return the words of a text and what is between them: {segment, index, isWordLike}. */
+function split(text, language) {
+  let segmenter;
+  try {
+    segmenter = new Intl.Segmenter(language || undefined, { granularity: "word" });
+  } catch {
+    segmenter = new Intl.Segmenter(undefined, { granularity: "word" }); // no code that browsers know
+  }
+  return Array.from(segmenter.segment(text));
+}
+
+/** Return a text in pieces to show, its words as elements, which are noted in `noted` with `more`. */
+function pieces(text, language, noted, more = {}) {
+  return split(text, language).map(({ segment, index, isWordLike }) => {
+    if (!isWordLike) return segment;
+    const element = make("span", { className: "word", textContent: segment });
+    noted.push({ element, begin: index, end: index + segment.length, ...more });
+    return element;
+  });
+}
+
+const overlap = (word, [begin, end]) => word.begin < end && begin < word.end;
+
+/** Show the translation with its words, and those of the source in the mirror. */
+function draw() {
+  const more = settings.limits.alternatives > 0;
+  [words, sourceWords] = [[], []];
+  const parts = sentences.map((sentence, index) => {
+    const line = make("span", {}, ...pieces(sentence.text, target.lang, words, { sentence }));
+    if (!more) return [sentence.gap, line];
+    const other = button("▾", () => offerSentences(other, sentence), `Other translations of sentence ${index + 1}`);
+    other.className = "other";
+    other.setAttribute("aria-haspopup", "menu");
+    return [sentence.gap, line, other];
+  });
+  for (const word of words) {
+    const unsure = word.sentence.tokens.some((token) => token.score < UNSURE && overlap(word, token.target));
+    word.element.classList.toggle("unsure", unsure);
+  }
+  target.replaceChildren(...parts.flat(), tail);
+  target.classList.toggle("choosable", more);
+  if (words.length) reach(words[0]);
+  $("copy").disabled = !translation().trim();
+  $("hint").hidden = !more || !words.length;
+  const mirrored = pieces(given, source.lang, sourceWords);
+  if (source.value === given) $("mirror").replaceChildren(...mirrored, "\u200b");
+}
+
+/** Make a word the one that Tab reaches. Only that one is a button: the others are read out as text. */
+function reach(word) {
+  const marks = { tabindex: "0", role: "button", "aria-haspopup": "menu", "aria-description": "Arrow keys lead to other words" };
+  const before = target.querySelector(".word[role]");
+  for (const name of Object.keys(marks)) before?.removeAttribute(name);
+  if (!target.classList.contains("choosable")) return;
+  for (const [name, value] of Object.entries(marks)) word.element.setAttribute(name, value);
+}
+
+const touches = (word, link) => (word.sentence ? word.sentence === link.sentence && overlap(word, link.target) : overlap(word, link.source));
+
+/** Highlight what a word, of either side, corresponds to; nothing where the element is none. */
+function light(element) {
+  const all = [...sourceWords, ...words];
+  const word = all.find((each) => each.element === element);
+  const links = word ? sentences.flatMap((each) => each.links).filter((link) => touches(word, link)) : [];
+  for (const each of all) each.element.classList.toggle("on", links.some((link) => touches(each, link)));
+}
+
+// Other words and sentences
+
+let choosing = null; // AbortController of the request for what is offered
+
+/** Open a menu at an element; `find` returns choices as [what to do, content of the menu's line...]. */
+async function offer(element, title, nothing, find) {
+  choosing?.abort();
+  const mine = (choosing = new AbortController());
+  $("choices-name").textContent = title;
+  $("choices-said").textContent = "Looking …";
+  $("menu").replaceChildren();
+  $("choices").showPopover();
+  place(element);
+  let [items, said] = [[], nothing];
+  try {
+    items = await find(mine.signal);
+  } catch (error) {
+    if (!(error instanceof Problem)) {
+      if (mine.signal.aborted) return;
+      throw error;
+    }
+    said = error.message;
+  }
+  if (mine.signal.aborted) return;
+  $("choices-said").textContent = items.length ? "" : said;
+  $("menu").replaceChildren(...items.map(([pick, ...content]) => {
+    const item = button("", () => ($("choices").hidePopover(), pick()));
+    Object.assign(item, { tabIndex: -1, role: "menuitem", lang: target.lang, dir: target.dir });
+    item.append(...content);
+    return item;
+  }));
+  place(element);
+  $("menu").firstChild?.focus();
+}
+
+/** Put the menu below an element, or above where there is no room. */
+function place(element) {
+  const [box, at] = [$("choices").getBoundingClientRect(), element.getBoundingClientRect()];
+  const left = Math.max(8, Math.min(at.left, document.documentElement.clientWidth - box.width - 8));
+  const below = at.bottom + 4 + box.height < window.innerHeight || at.top < box.height + 4;
+  $("choices").style.left = `${left + window.scrollX}px`;
+  $("choices").style.top = `${(below ? at.bottom + 4 : at.top - 4 - box.height) + window.scrollY}px`;
+}
+
+/** Return the translations of a sentence, the best first. */
+async function several(sentence, fields, signal) {
+  const asked = { text: given.slice(...sentence.source), alternatives: settings.limits.alternatives, ...fields };
+  const found = await request(asked, signal);
+  return [found.text, ...(found.alternatives ?? [])].map((text) => text.trim());
+}
+
+function offerSentences(element, sentence) {
+  offer(element, "Other translations", "There is no other.", async (signal) => {
+    const others = new Set(await several(sentence, {}, signal));
+    others.delete(sentence.text);
+    return Array.from(others, (text) => [() => take(sentence, text, text), text]);
+  });
+}
+
+function offerWords({ element, sentence, begin }) {
+  const prefix = sentence.text.slice(0, begin).trimEnd();
+  const present = element.textContent;
+  offer(element, `Instead of “${present}”`, "No other word was found.", async (signal) => {
+    const next = new Map(); // the next word -> what follows it in the best translation that has it there
+    for (const text of await several(sentence, prefix ? { prefix } : {}, signal)) {
+      if (!text.startsWith(prefix)) continue;
+      const parts = split(text, target.lang);
+      const first = parts.findIndex((part) => part.index === prefix.length); // none where the word before goes on
+      const word = first < 0 ? null : parts.slice(first).find((part) => part.isWordLike);
+      if (!word || word.segment === present) continue;
+      const [rest, end] = [text.slice(prefix.length), word.index + word.segment.length - prefix.length];
+      if (!next.has(rest.slice(0, end))) next.set(rest.slice(0, end), rest.slice(end));
+    }
+    return Array.from(next, ([word, rest]) => [
+      () => take(sentence, prefix + word + rest, prefix + word),
+      make("b", { textContent: word.trim() }), make("span", { className: "rest", textContent: rest }),
+    ]);
+  });
+}
+
+/** Put `text` in the place of a sentence, and then what the model makes of its beginning, `prefix`. */
+function take(sentence, text, prefix) {
+  const index = sentences.indexOf(sentence);
+  const put = (found) => {
+    sentences[index] = { ...found, gap: sentence.gap, source: sentence.source };
+    for (const link of found.links) link.sentence = sentences[index];
+    draw();
+    const next = words.find((word) => word.sentence === sentences[index] && word.begin >= prefix.length);
+    if (next) reach(next);
+    (next?.element ?? target.querySelectorAll(".other")[index]).focus();
+  };
+  put({ text, links: [], tokens: [] });
+  const asked = given.slice(...sentence.source);
+  instead(async (signal) => {
+    try {
+      const found = await request({ text: asked, prefix }, signal);
+      const [all] = read(asked, found, sentence.source[0]);
+      // A whole sentence that was chosen stays as it is; its links are welcome.
+      if (all.length === 1 && (text !== prefix || all[0].text === text)) put(all[0]);
+    } catch (error) {
+      if (error.status !== 400) throw error; // through a third language nothing begins with a prefix: the choice stays
+    }
+    announce("Changed.");
+  }, () => take(sentences[index], text, prefix));
+}
+
+// Keys and pointers
+
+/** From word to word by arrows, as they point; Enter and the space bar are a click. */
+function keysOfWords(event) {
+  const index = words.findIndex((word) => word.element === event.target);
+  if (index < 0 || event.ctrlKey || event.metaKey || event.altKey) return;
+  const ahead = target.dir === "rtl" ? -1 : 1;
+  const next = { ArrowRight: index + ahead, ArrowLeft: index - ahead, Home: 0, End: words.length - 1 }[event.key];
+  if (words[next]) {
+    reach(words[next]);
+    words[next].element.focus();
+  } else if (event.key === "Enter" || event.key === " ") offerWords(words[index]);
+  else return;
+  event.preventDefault();
+}
+
+function keysOfMenu(event) {
+  const items = Array.from($("menu").children);
+  const index = items.indexOf(document.activeElement);
+  const next = { ArrowDown: index + 1, ArrowUp: index - 1, Home: 0, End: items.length - 1 }[event.key];
+  if (event.key === "Tab") $("choices").hidePopover();
+  if (next === undefined || !items.length) return;
+  items[(next + items.length) % items.length].focus();
+  event.preventDefault();
+}
+
+export function startOutput() {
+  source.addEventListener("pointermove", ({ clientX, clientY }) => // the mirror lies below
+    light(document.elementsFromPoint(clientX, clientY).find((element) => element.parentElement === $("mirror"))));
+  target.addEventListener("pointerover", (event) => light(event.target));
+  target.addEventListener("focusin", (event) => light(event.target));
+  for (const kind of ["pointerleave", "focusout"]) target.addEventListener(kind, () => light(null));
+  source.addEventListener("pointerleave", () => light(null));
+  target.addEventListener("keydown", keysOfWords);
+  target.addEventListener("click", (event) => {
+    const word = words.find((each) => each.element === event.target);
+    if (!word || !target.classList.contains("choosable") || !getSelection().isCollapsed) return;
+    reach(word);
+    word.element.focus(); // where the menu gives the focus back to
+    offerWords(word);
+  });
+  $("choices").addEventListener("keydown", keysOfMenu);
+  $("choices").addEventListener("toggle", (event) => event.newState === "closed" && choosing?.abort());
+}
