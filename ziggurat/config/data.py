@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
 
-__all__ = ["CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
+__all__ = ["AlignmentConfig", "CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
 
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
@@ -26,6 +26,9 @@ class CorpusConfig(Section):
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
     """File format; `auto` goes by the file name."""
+    alignment: PathText | None = None
+    """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
+    lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md). Training corpora only."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the language codes of `data.source_language` and `data.target_language`)."""
@@ -45,6 +48,24 @@ class CorpusConfig(Section):
         if self.columns and len(self.columns) != 2:
             raise ValueError("`columns` needs two entries: the source column and the target column")
         return self
+
+
+class AlignmentConfig(Section):
+    """Word alignments of the training corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
+
+    compute: Literal["none", "hmm"] = "none"
+    """`hmm`: `prepare` aligns the training corpora that name no `alignment` as `ziggurat align` does, with one model
+    trained on all of them."""
+    words: Literal["split", "blanks"] = "split"
+    """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
+    `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
+    `subword.kind: vocabulary` always has the words that its pieces spell."""
+    symmetrise: Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"] = (
+        "grow-diag-final-and"
+    )
+    """`compute: hmm`: how the two directions are merged."""
+    pairs: Size = Field(default=1_000_000, ge=1)
+    """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""
 
 
 class FilterConfig(Section):
@@ -155,3 +176,17 @@ class DataConfig(Section):
     """Cleaning of the training corpora."""
     subword: SubwordConfig = SubwordConfig()
     """Segmentation."""
+    alignment: AlignmentConfig = AlignmentConfig()
+    """Word alignments."""
+
+    @property
+    def aligned(self) -> bool:
+        """True if the store is to have word alignments."""
+        return self.alignment.compute != "none" or any(corpus.alignment is not None for corpus in self.train)
+
+    @model_validator(mode="after")
+    def _alignments_can_be_found(self) -> Self:
+        for number, corpus in enumerate(self.dev):
+            if corpus.alignment is not None:
+                raise ValueError(f"`dev.{number}.alignment`: only training corpora have word alignments; leave it out")
+        return self

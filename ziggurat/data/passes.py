@@ -22,9 +22,10 @@ from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.data.word_links import LinkTracer, TracedLinks, train_aligner, words_of
 from ziggurat.errors import DataError
 
-__all__ = ["encode_corpora", "sample_sentences"]
+__all__ = ["align_corpora", "encode_corpora", "sample_sentences"]
 
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
@@ -105,6 +106,21 @@ def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
     return shares
 
 
+def align_corpora(
+    corpora: Sequence[Corpus], config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer], progress: Progress
+) -> None:
+    """Give the training corpora without files of alignments an aligner, if `data.alignment.compute` asks for it."""
+    unaligned = [corpus for corpus in corpora if corpus.alignments is None]
+    if config.alignment.compute == "none" or not unaligned:
+        return
+    progress("train aligner", 0, None)
+    readers = [(corpus.reader, corpus.read) for corpus in unaligned]
+    options = config.alignment
+    maker = train_aligner(readers, words_of(config, tokenizers), options.pairs, options.symmetrise)
+    for corpus in unaligned:
+        corpus.maker = maker
+
+
 def encode_corpora(
     corpora: Sequence[Corpus],
     config: DataConfig,
@@ -122,6 +138,8 @@ def encode_corpora(
         DataError: a file changed since it was counted.
     """
     training = corpora[0].split == "train"
+    words = words_of(config, tokenizers)
+    tracer = LinkTracer(words, tokenizers) if training and config.aligned else None
     cleaner = Cleaner(config.filters) if training else Cleaner.only_empty()
     total = sum(corpus.read for corpus in corpora)
     done = 0
@@ -129,19 +147,21 @@ def encode_corpora(
         waiting: _Segmented | None = None
         for number, corpus in enumerate(corpora):
             read = 0
-            for source, target in corpus.reader.blocks():
+            for (source, target), links in corpus.blocks(words):
                 read += len(source)
                 block = _cleaned(corpus, number, source, target, cleaner, config.unicode, training)
+                if tracer is not None:
+                    block.links = tracer.traced(links, (source, target), block.kept, (block.source, block.target))
                 block.ids = pool.submit(_segment, tokenizers, block.source, block.target, threads)
                 if waiting is not None:
-                    _write(waiting, tokenizers[0], config, writer)
+                    _write(waiting, tokenizers[0], config, writer, tracer)
                 waiting = block
                 done += len(source)
                 progress(f"encode {corpus.split}", done, total)
             if read != corpus.read:
                 raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
         if waiting is not None:
-            _write(waiting, tokenizers[0], config, writer)
+            _write(waiting, tokenizers[0], config, writer, tracer)
 
 
 @dataclass
@@ -154,7 +174,11 @@ class _Segmented:
     target: list[str]
     reference: list[str]
     """Target texts as they will be stored."""
+    kept: NDArray[np.bool_]
+    """Mask of its pairs over those that were read."""
     ids: Future[list[list[list[int]]]]
+    links: list[TracedLinks] | None = None
+    """Where the table has links: those of each pair."""
 
 
 def _cleaned(
@@ -170,7 +194,7 @@ def _cleaned(
     sources, targets, kept = cleaner.clean(normalise(source, form), normalise(target, form), corpus.dropped)
     # A development target is the reference of scores, so it is stored as it stands in the file.
     reference = targets if training else list(compress(target, kept))
-    return _Segmented(corpus, number, sources, targets, reference, Future())
+    return _Segmented(corpus, number, sources, targets, reference, kept, Future())
 
 
 def _segment(
@@ -182,7 +206,9 @@ def _segment(
     ]
 
 
-def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: TableWriter) -> None:
+def _write(
+    block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: TableWriter, tracer: LinkTracer | None
+) -> None:
     """Drop pairs that are too long in pieces, and pass the others to the writer."""
     training = block.corpus.split == "train"
     source, target = block.ids.result()
@@ -205,6 +231,7 @@ def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: 
         source, target = list(compress(source, stay)), list(compress(target, stay))
         texts = (list(compress(texts[0], stay)), list(compress(texts[1], stay)))
         lengths = [side[stay] for side in lengths]
+        block.links = None if block.links is None else list(compress(block.links, stay))
     block.corpus.kept += len(source)
     # (2) Lay out the ids as the store has them, with the corpus's tag in front: it does not count for max_pieces.
     first, second = (_flat(side, n) for side, n in zip((source, target), lengths, strict=True))
@@ -215,7 +242,11 @@ def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: 
     if not training and isinstance(tokenizer, VocabularyTokenizer):
         texts = (texts[0], [VocabularyTokenizer.joined(text) for text in texts[1]])
     stored = texts if not training or config.subword.regularisation is not None else None
-    writer.write(block.number, (first, lengths[0]), (second, lengths[1]), stored)
+    links = None
+    if tracer is not None and block.links is not None:
+        links = tracer.stored(block.links, (source, target))
+        block.corpus.aligned += int(np.count_nonzero(links[1]))
+    writer.write(block.number, (first, lengths[0]), (second, lengths[1]), stored, links)
 
 
 def _flat(ids: Sequence[Sequence[int]], lengths: NDArray[np.int32]) -> NDArray[np.int32]:

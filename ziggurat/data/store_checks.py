@@ -162,7 +162,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-_PLACES = {"source", "target", "path", "name", "format"}
+_PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
@@ -185,6 +185,8 @@ def provenance(
         entry = next(entries[corpus.split])
         del entry["weight"]
         entry["format"] = corpus.reader.kind
+        if corpus.alignments is not None:
+            entry["alignment"] = {"files": [fingerprint(path) for path in corpus.alignments.paths]}
         entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
         progress("fingerprint", number + 1, len(corpora))
     return settings
@@ -233,6 +235,10 @@ def _absolute(path: str) -> str:
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
     kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
+    # Left out where there are none: stores of earlier versions do not know of alignments.
+    aligned = data.get("alignment", {}).get("compute", "none") != "none"
+    if not aligned and not any(corpus.get("alignment") for corpus in data["train"]):
+        kept.pop("alignment", None)
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
