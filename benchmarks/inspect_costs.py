@@ -11,8 +11,9 @@ import time
 import torch
 
 from ziggurat.config.recipes import load_named
+from ziggurat.cost.batches import Batches
 from ziggurat.cost.estimate import time_cost
-from ziggurat.cost.machine import Batches, measure_speed, slowness
+from ziggurat.cost.machine import measure_speed, slowness
 from ziggurat.cost.simulation import BatchShape, full_batch, simulate_update
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
 from ziggurat.training.optim import Optimiser

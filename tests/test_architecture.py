@@ -31,7 +31,9 @@ ALLOWED = {
     "cost": BASE | {"config", "data", "nn", "models", "training"},
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
+    "text": BASE | {"data", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
+    "serving": BASE | {"config", "data", "decoding", "models", "text"},
     "cli": BASE
     | {
         "config",
@@ -43,9 +45,10 @@ ALLOWED = {
         "training",
         "backtranslation",
         "export",
+        "serving",
         "trainability",
     }
-    | {"report", "diagnosis", "cost"},
+    | {"report", "diagnosis", "cost", "text"},
     "errors": set(),
     "documents": {"errors"},
     "duration": set(),

@@ -15,7 +15,7 @@ from ziggurat import threads
 from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.decoding.translator import load_translator
-from ziggurat.threads import Crowd, idle_team, share_cores
+from ziggurat.threads import Crowd, Load, idle_team, share_cores, sleeping_at_once
 from ziggurat.training.diagnose import diagnose
 from ziggurat.training.loop import train
 
@@ -64,6 +64,39 @@ def test_idle_team_is_held_and_let_go() -> None:
     assert threads._openmp(), "torch's wheel for Linux comes with libgomp"
     assert held >= before + 3
     assert len(os.listdir("/proc/self/task")) <= before
+
+
+def test_a_load_is_the_share_of_others_and_says_who_is_in_the_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool | None] = []
+    times = iter([threads._Times(10.0, 5.0), threads._Times(12.0, 8.0)] * 2)
+
+    def now(*, low: bool | None = None) -> threads._Times:
+        asked.append(low)
+        return next(times)
+
+    monkeypatch.setattr(threads, "_times", now)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(4)))
+    assert Load().look(4) == (1.5 / 4, True)
+    assert Load().look(2) == (1.5 / 4, False), "two CPUs are left to others"
+    assert asked == [True] * 4, "low priority delays short measurements, too"
+    monkeypatch.undo()
+    monkeypatch.setattr(threads, "_STAT", Path("/nowhere/stat"))
+    assert Load().look(2) == (0.0, False), "where nobody tells, nobody is blamed"
+
+
+@pytest.mark.parametrize(("count", "setting", "held"), [(2, None, 1), (1, None, 0), (2, "OMP_WAIT_POLICY", 0)])
+def test_threads_sleep_at_once_within_a_context(
+    count: int, setting: str | None, held: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in threads._SETTINGS:
+        monkeypatch.delenv(name, raising=False)
+    if setting is not None:
+        monkeypatch.setenv(setting, "1")
+    teams: list[int] = []
+    monkeypatch.setattr(threads, "idle_team", lambda size: teams.append(size) or teams.clear)
+    with sleeping_at_once(count):
+        assert len(teams) == held
+    assert not teams
 
 
 @pytest.mark.parametrize(("asked", "held"), [(4, 2), (3, 3), (5, 1), (6, 1), (64, 1)])

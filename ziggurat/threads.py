@@ -15,15 +15,16 @@ machine busy, it holds a team of idle threads. They compute nothing, so results 
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
-__all__ = ["Crowd", "idle_team", "share_cores"]
+__all__ = ["Crowd", "Load", "idle_team", "share_cores", "sleeping_at_once"]
 
 _STAT = Path("/proc/stat")
 _MAPS = Path("/proc/self/maps")
@@ -107,9 +108,7 @@ def _watching(crowd: Crowd) -> None:
             crowded = crowd.look((now.others - before.others) / (now.clock - before.clock))
             before = now
             if crowded and let_go is None:
-                # libgomp counts a team without its first thread, so a team of n brings the count to threads + n - 1;
-                # this n makes it exceed the CPUs by one. A team of less than one thread crashes the library.
-                let_go = idle_team(max(1, crowd.cpus - crowd.threads + 2))
+                let_go = idle_team(_team_size(crowd))
             elif not crowded and let_go is not None:
                 let_go()
                 let_go = None
@@ -118,13 +117,24 @@ def _watching(crowd: Crowd) -> None:
             let_go()
 
 
-def _times() -> _Times:
+def _team_size(crowd: Crowd) -> int:
+    """Return the size of the idle team that makes threads sleep at once.
+
+    libgomp counts a team without its first thread, so a team of n brings the count to threads + n - 1; this n makes it
+    exceed the CPUs by one. A team of less than one thread crashes the library.
+    """
+    return max(1, crowd.cpus - crowd.threads + 2)
+
+
+def _times(*, low: bool | None = None) -> _Times:
     """Return the CPU time that all other processes have used on the CPUs of this process.
 
-    Time at low priority (nice) counts only if this process has a low priority itself, since the scheduler prefers us
-    otherwise. Time that a hypervisor gave to other machines (steal) counts: it is lost to us as well.
+    `low`: whether time at low priority (nice) counts. By default only if this process has a low priority itself, since
+    the scheduler prefers us otherwise. Time that a hypervisor gave to other machines (steal) counts: it is lost to us
+    as well.
     """
-    ours, low = os.sched_getaffinity(0), os.getpriority(os.PRIO_PROCESS, 0) > 0
+    ours = os.sched_getaffinity(0)
+    low = os.getpriority(os.PRIO_PROCESS, 0) > 0 if low is None else low
     ticks = 0
     for line in _STAT.read_text("ascii").splitlines():
         name, *fields = line.split()
@@ -132,6 +142,50 @@ def _times() -> _Times:
             user, nice, system, _, _, irq, softirq, steal, *_ = map(int, fields)
             ticks += user + system + irq + softirq + steal + (nice if low else 0)
     return _Times(time.monotonic(), ticks / os.sysconf("SC_CLK_TCK") - time.process_time())
+
+
+class Load:
+    """The load of this process's CPUs by other processes, of whatever priority, since this object was made.
+
+    Low priority counts here: it costs measurements of milliseconds nearly as much, since a thread that wakes up waits
+    for the end of the other's turn.
+    """
+
+    def __init__(self) -> None:
+        self._began = self._look()
+
+    @staticmethod
+    def _look() -> _Times | None:
+        try:
+            return _times(low=True)
+        except (OSError, ValueError, AttributeError):  # no /proc/stat, or one that is hidden: the load is unknown
+            return None
+
+    def look(self, threads: int) -> tuple[float, bool]:
+        """Return the share of the CPUs' time that others used, and whether `threads` of ours were in their way."""
+        now, began = self._look(), self._began
+        if now is None or began is None or now.clock <= began.clock:
+            return 0.0, False
+        cpus = len(os.sched_getaffinity(0))
+        others = min(max(0.0, (now.others - began.others) / (now.clock - began.clock)), cpus)
+        return others / cpus, Crowd(threads, cpus).look(others)
+
+
+@contextlib.contextmanager
+def sleeping_at_once(threads: int) -> Iterator[None]:
+    """Context in which torch's `threads` threads sleep while they wait for each other, instead of spinning.
+
+    What a thread then uses of its processor is what it works. Where the user has chosen how threads wait, or the
+    OpenMP library is none that can be told, they wait as they did before.
+    """
+    let_go: Callable[[], None] | None = None
+    if threads > 1 and not any(name in os.environ for name in _SETTINGS) and _MAPS.is_file():
+        let_go = idle_team(_team_size(Crowd(threads, len(os.sched_getaffinity(0)))))
+    try:
+        yield
+    finally:
+        if let_go is not None:
+            let_go()
 
 
 def idle_team(size: int) -> Callable[[], None]:

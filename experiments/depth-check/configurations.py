@@ -63,6 +63,47 @@ METHODS: dict[str, list[str]] = {
         "model.encoder.history=depth_weighted",
         "model.decoder.history=depth_weighted",
     ],
+    # Those of unseen.py; a name of two kinds is that of the encoder and that of the decoder.
+    "admin-plain": ["model.residual=admin"],
+    "keel": ["model.residual=keel"],
+    "ln_scaling-layer_scale": [
+        "model.encoder.residual=ln_scaling",
+        "model.encoder.history=depth_weighted",
+        "model.decoder.residual=layer_scale",
+        "model.decoder.history=top_only",
+    ],
+    "dense-average-values": [
+        "model.residual=pre",
+        "model.encoder.history=dense",
+        "model.decoder.history=average",
+        "model.attention={value_residual: learned, cross_value_residual: learned}",
+    ],
+    "hyper-manifold": [
+        "model.encoder.residual=hyper",
+        "model.decoder.residual=manifold_hyper",
+        "model.wiring={streams: 4, dynamic: true}",
+    ],
+    "siamese-sandwich": ["model.encoder.residual=siamese", "model.decoder.residual=sandwich"],
+    "mix-ln-gpas": [  # a quarter of 36-12 below
+        "model.residual=pre",
+        "model.encoder.ranges=[{layers: 9, residual: post}]",
+        "model.decoder.ranges=[{layers: 3, residual: post}]",
+        "model.wiring.gpas=true",
+    ],
+    "sub_ln-hybrid": [
+        "model.encoder.residual=sub_ln",
+        "model.decoder.residual=hybrid",
+        "model.init.kind=magneto",
+        "model.attention={qk_norm: rms, value_norm: rms}",
+    ],
+    "attnres": [
+        "model.residual=none",
+        "model.encoder.history=attention_residuals",
+        "model.decoder.history=block_attention_residuals",
+        "model.combination.unit=sublayer",
+    ],
+    "mudd-blocks": ["model.residual=pre", "model.encoder.history=mudd", "model.decoder.history=blocks"],
+    "completep": ["model.residual=pre", "model.transfer={width: 128, encoder_layers: 6, decoder_layers: 6}"],
 }
 """Method -> overrides: every residual, history and initialisation."""
 

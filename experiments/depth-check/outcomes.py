@@ -1,9 +1,9 @@
-"""Train every configuration for real, 300 updates on Multi30k; one JSON file of figures per run.
+"""Train every configuration of a data set for real, 300 updates; one JSON file of figures per run.
 
-    python experiments/depth-check/outcomes.py --store STORE
+    python experiments/depth-check/outcomes.py --store STORE [--data fr-en]
 
-Run from the repository with Multi30k prepared by `ziggurat prepare multi30k-de-en`; results that are there already are
-not repeated.
+STORE is the prepared data: for Multi30k that of `ziggurat prepare multi30k-de-en`. Results that are there already are
+not repeated. The shallow run, with which the others are compared, comes first.
 """
 
 from __future__ import annotations
@@ -19,15 +19,18 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from rich.console import Console
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from configurations import CONFIGURATIONS, Configuration  # noqa: E402
+from configurations import Configuration  # noqa: E402
+from unseen import DATA, SHALLOW, languages  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
+from ziggurat.data.corpus import Store  # noqa: E402
 from ziggurat.errors import TrainingError  # noqa: E402
 from ziggurat.training.loop import train  # noqa: E402
 
@@ -39,9 +42,26 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def one_run(out: Path, configuration: Configuration, store: str, seed: int) -> None:
+def level(store: Store) -> float:
+    """Return the dev loss of a model that has learnt the word frequencies of training and nothing else, in nats.
+
+    The entropy of these frequencies is the same on Multi30k (5.79), 0.01 lower on Tanaka, and 0.15 lower on Tatoeba,
+    whose dev sentences differ more from those of training.
+    """
+
+    def counts(part: str) -> np.ndarray:
+        table = getattr(store, part)
+        _, targets = table.pairs(np.arange(len(table)))
+        ids = np.concatenate([np.asarray(one) for one in targets])
+        return np.append(np.bincount(ids, minlength=store.target.size), len(table))  # the last is end-of-sentence
+
+    smoothed, dev = counts("train") + 1.0, counts("dev")
+    return float(-(dev * np.log(smoothed / smoothed.sum())).sum() / dev.sum())
+
+
+def one_run(out: Path, configuration: Configuration, data: str, store: str, seed: int) -> None:
     """Train once and write the figures to `out`."""
-    values = [*configuration.overrides, f"training.seed={seed}"]
+    values = [*configuration.overrides, *languages(data), f"training.seed={seed}"]
     experiment = load_named("multi30k-de-en", [*values, f"data.store={store}"])
     started = time.perf_counter()
     failure = None
@@ -62,6 +82,7 @@ def one_run(out: Path, configuration: Configuration, store: str, seed: int) -> N
         "seed": seed,
         "commit": commit(),
         "machine": f"{platform.machine()}, 1 thread, torch {torch.__version__}",
+        "level": round(level(Store.open(store)), 4),
         "seconds": round(time.perf_counter() - started, 1),
         "failure": failure,
         "train": [[r["update"], r.get("nll"), r.get("grad_norm")] for r in records if r["kind"] == "train"],
@@ -77,14 +98,16 @@ def one_run(out: Path, configuration: Configuration, store: str, seed: int) -> N
 def main() -> None:
     """Train what has no outcome yet, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="store made by `ziggurat prepare multi30k-de-en`")
+    parser.add_argument("--store", required=True, help="prepared data")
+    parser.add_argument("--data", choices=DATA, default="multi30k", help="which data it is")
+    parser.add_argument("--only-shallow", action="store_true", help="train the shallow run alone")
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    for configuration in CONFIGURATIONS:
-        out = HERE / "results" / f"{configuration.name}.json"
+    for configuration in [SHALLOW, *([] if options.only_shallow else DATA[options.data])]:
+        out = HERE / "results" / options.data / f"{configuration.name}.json"
         if configuration.outcome is None and not out.exists():
-            one_run(out, configuration, options.store, options.seed)
+            one_run(out, configuration, options.data, options.store, options.seed)
 
 
 if __name__ == "__main__":

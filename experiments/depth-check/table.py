@@ -8,13 +8,15 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from configurations import CALIBRATION, CONFIGURATIONS, Configuration  # noqa: E402
+from configurations import CALIBRATION, Configuration  # noqa: E402
+from unseen import ADDED, DATA, SHALLOW, TRAINS  # noqa: E402
 
 from ziggurat.trainability.trial import Trial  # noqa: E402
 from ziggurat.trainability.verdict import Reference, Verdict, judge  # noqa: E402
@@ -23,26 +25,38 @@ OUTCOMES = ("trains", "slow", "stuck")
 EXPECTED = {"trains": "trains", "risky": "slow", "will not train": "stuck"}
 UPDATE = 300
 LEARNED = 0.5
+"""Nats below word frequencies, from which a run on Multi30k trains."""
 REFERENCE = Reference(80, 0.994)
-"""Of the trials: width 128, 80 updates, Multi30k de-en."""
+"""Of the trials on Multi30k, whose files do not hold it: width 128, 80 updates."""
+
+Row = tuple[Configuration, Verdict, str]
 
 
-def outcome(configuration: Configuration, unigram: float) -> tuple[str, float] | None:
-    """Return what became of a real run by update 300, and its dev loss, nats per token; None: not run.
+def run_of(data: str, configuration: Configuration) -> dict[str, Any] | None:
+    """Return the figures of a real run; None: not run."""
+    file = HERE / "results" / data / f"{configuration.name}.json"
+    if configuration.outcome:
+        file = HERE.parent / "depth-trainability" / "results" / f"{configuration.outcome}.json"
+    found: dict[str, Any] | None = json.loads(file.read_text()) if file.exists() else None
+    return found
 
-    `trains`: half a nat below what word frequencies give; `stuck`: not below it, or a training that failed; `slow`:
-    in between.
-    """
-    own = HERE / "results" / f"{configuration.name}.json"
-    other = HERE.parent / "depth-trainability" / "results" / f"{configuration.outcome}.json"
-    file = other if configuration.outcome else own
-    if not file.exists():
-        return None
-    run = json.loads(file.read_text())
+
+def lines(data: str, unigram: float) -> tuple[float, float]:
+    """Return the dev losses at which a run trains, and from which it is stuck, nats per token (README.md)."""
+    if data == "multi30k":
+        return unigram - LEARNED, unigram
+    shallow = run_of(data, SHALLOW)
+    assert shallow is not None, f"{data} has no shallow run"
+    level: float = shallow["level"]
+    return level - TRAINS * (level - dict(shallow["dev"])[UPDATE]), level
+
+
+def outcome(run: dict[str, Any], trains: float, stuck: float) -> tuple[str, float]:
+    """Return what became of a real run by update 300, and its dev loss; a training that failed is stuck."""
     nll = dict(run["dev"]).get(UPDATE)
     if nll is None or run["failure"]:
         return "stuck", float("nan")
-    return ("trains" if nll <= unigram - LEARNED else "slow" if nll < unigram else "stuck"), nll
+    return ("trains" if nll <= trains else "slow" if nll < stuck else "stuck"), nll
 
 
 def read_trial(record: dict[str, Any]) -> Trial:
@@ -51,38 +65,51 @@ def read_trial(record: dict[str, Any]) -> Trial:
     return Trial(**{**record, "points": points})
 
 
-def main() -> None:
-    """Print the table of all configurations, and the confusion tables."""
-    rows: list[tuple[Configuration, Verdict, str]] = []
+def compared(data: str) -> list[Row]:
+    """Print the table of a data set; return its configurations with verdict and outcome."""
+    rows: list[Row] = []
+    print(f"\n{data}\n")
     print("| depth | method | peak rate | verdict | learned | encoder | decoder | outcome | dev loss | |")
     print("|---|---|---|---|---|---|---|---|---|---|")
-    for configuration in CONFIGURATIONS:
-        file = HERE / "verdicts" / f"{configuration.name}.json"
-        if not file.exists():
+    for configuration in DATA[data]:
+        file, run = HERE / "verdicts" / data / f"{configuration.name}.json", run_of(data, configuration)
+        if not file.exists() or run is None:
             continue
-        trial = read_trial(json.loads(file.read_text())["trial"])
-        verdict, found = judge(trial, REFERENCE), outcome(configuration, trial.unigram)
-        if found is None:
-            continue
-        became, nll = found
-        wrong = "" if EXPECTED[verdict.label] == became else "wrong"
+        record = json.loads(file.read_text())
+        trial = read_trial(record["trial"])
+        verdict = judge(trial, REFERENCE if data == "multi30k" else Reference(**record["reference"]))
+        became, nll = outcome(run, *lines(data, trial.unigram))
+        wrong = "" if EXPECTED.get(verdict.label) == became else "wrong"
         even = [f"{finding.even:.0e}" for finding in verdict.findings if finding.even is not None] or ["", ""]
         rows.append((configuration, verdict, became))
         print(
             f"| {configuration.depth} | {configuration.method} | {configuration.rate} | {verdict.label} "
             f"| {verdict.learned:.2f} | {' | '.join(even)} | {became} | {nll:.2f} | {wrong} |"
         )
-    for title, chosen in (
-        ("all", rows),
-        ("bands were chosen on these", [row for row in rows if row[0].name in CALIBRATION]),
-        ("never looked at before", [row for row in rows if row[0].name not in CALIBRATION]),
-    ):
-        counts = Counter((verdict.label, became) for _, verdict, became in chosen)
-        print(f"\n{title}: {len(chosen)} configurations\n\n| verdict | {' | '.join(OUTCOMES)} |\n|---|---|---|---|")
-        for label in EXPECTED:
-            print(f"| {label} | {' | '.join(str(counts[label, became]) for became in OUTCOMES)} |")
-        wrong_ones = sum(count for (label, became), count in counts.items() if EXPECTED[label] != became)
-        print(f"\nwrong: {wrong_ones} of {len(chosen)}")
+    return rows
+
+
+def confusion(title: str, rows: Sequence[Row]) -> None:
+    """Print how often each verdict met each outcome."""
+    counts = Counter((verdict.label, became) for _, verdict, became in rows)
+    print(f"\n{title}: {len(rows)} configurations\n\n| verdict | {' | '.join(OUTCOMES)} |\n|---|---|---|---|")
+    for label in dict.fromkeys([*EXPECTED, *(label for label, _ in counts)]):
+        print(f"| {label} | {' | '.join(str(counts[label, became]) for became in OUTCOMES)} |")
+    wrong = sum(count for (label, became), count in counts.items() if EXPECTED.get(label) != became)
+    print(f"\nwrong: {wrong} of {len(rows)}")
+
+
+def main() -> None:
+    """Print the tables of all configurations, and the confusion tables."""
+    rows = compared("multi30k")
+    other = {data: compared(data) for data in DATA if data != "multi30k"}
+    unseen = [row for data in other for row in other[data] if row[0] not in ADDED[data]]
+    added = [row for data in other for row in other[data] if row[0] in ADDED[data]]
+    confusion("Multi30k", rows)
+    confusion("Multi30k, bands were chosen on these", [row for row in rows if row[0].name in CALIBRATION])
+    confusion("Multi30k, never looked at before", [row for row in rows if row[0].name not in CALIBRATION])
+    confusion("other data", unseen)
+    confusion("other data, added since none of those was slow", added)
 
 
 if __name__ == "__main__":

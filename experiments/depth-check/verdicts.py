@@ -1,6 +1,6 @@
-"""Give every configuration its verdict, by the same trial that `ziggurat inspect` makes; one JSON file each.
+"""Give every configuration of a data set its verdict, by the same trial that `ziggurat inspect` makes; one JSON each.
 
-    python experiments/depth-check/verdicts.py --store STORE
+    python experiments/depth-check/verdicts.py --store STORE [--data fr-en]
 
 Verdicts that are there already are not repeated. `table.py` compares them with the outcomes.
 """
@@ -21,8 +21,9 @@ import torch
 HERE = Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
-from configurations import CONFIGURATIONS, Configuration  # noqa: E402
+from configurations import Configuration  # noqa: E402
 from outcomes import commit  # noqa: E402
+from unseen import DATA, languages  # noqa: E402
 
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.data.corpus import Store, unigram_entropy  # noqa: E402
@@ -34,9 +35,9 @@ from ziggurat.trainability.trial import (  # noqa: E402
 from ziggurat.trainability.verdict import judge  # noqa: E402
 
 
-def one_verdict(out: Path, configuration: Configuration, store: Store) -> None:
+def one_verdict(out: Path, configuration: Configuration, data: str, store: Store) -> None:
     """Try one configuration and write what was measured to `out`."""
-    experiment = load_named("multi30k-de-en", [*configuration.overrides, f"data.store={store.path}"])
+    experiment = load_named("multi30k-de-en", [*configuration.overrides, *languages(data), f"data.store={store.path}"])
     started = time.perf_counter()
     unigram = unigram_entropy(store)
     reference = reference_of(experiment, store, unigram, TrialOptions(), lambda name, updates: lambda update: None)
@@ -65,14 +66,15 @@ def one_verdict(out: Path, configuration: Configuration, store: Store) -> None:
 def main() -> None:
     """Try what has no verdict yet, one after the other."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--store", required=True, help="store made by `ziggurat prepare multi30k-de-en`")
+    parser.add_argument("--store", required=True, help="prepared data")
+    parser.add_argument("--data", choices=DATA, default="multi30k", help="which data it is")
     options = parser.parse_args()
     torch.set_num_threads(1)
     store = Store.open(options.store)
-    for configuration in CONFIGURATIONS:
-        out = HERE / "verdicts" / f"{configuration.name}.json"
+    for configuration in DATA[options.data]:
+        out = HERE / "verdicts" / options.data / f"{configuration.name}.json"
         if not out.exists():
-            one_verdict(out, configuration, store)
+            one_verdict(out, configuration, options.data, store)
 
 
 if __name__ == "__main__":

@@ -7,7 +7,7 @@ import json
 import pytest
 import torch
 
-from benchmarks import gpu_speed, train_speed
+from benchmarks import gpu_speed, gpu_translation, train_speed
 from benchmarks.gpu_models import MODELS, Ours, Plain, batches_of, config_of, operations, random_batch
 from ziggurat.config import ModelConfig
 from ziggurat.models.build import build_model
@@ -70,15 +70,20 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     monkeypatch.setattr(Plain, "update", out_of_memory)
     monkeypatch.setattr(gpu_speed, "peak", lambda *_: 1.0)
     monkeypatch.setattr(gpu_speed, "checks", lambda *_, **__: iter(()))
+    monkeypatch.setattr(gpu_translation, "DECODED", ["base 6-6"])  # the others differ in depth alone
     monkeypatch.setattr("sys.argv", ["gpu_speed", "--model", "base 6-6", "--tokens", "4096", "--seconds", "0.01"])
     with pytest.raises(SystemExit) as ended:
         gpu_speed.main()
     assert ended.value.code == 0
-    rows = {row["candidate"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}
+    found = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert {row["candidate"].split()[1] for row in found["translation"]} >= {"CTranslate2", "float32", "bfloat16"}
+    assert all(row["tokens_per_second"] > 0 for row in found["translation"])
+    rows = {row["candidate"]: row for row in found["rows"]}
     assert rows["eager"]["tokens_per_second"] > 0
     assert "out of memory: 2.0 GiB more wanted" in rows["plain loop"]["skipped"]
     assert rows["graphs"]["skipped"] == "CUDA graphs need a GPU"
     monkeypatch.setattr(Ours, "__init__", broken)
+    monkeypatch.setattr(gpu_translation, "DECODED", [])
     with pytest.raises(SystemExit):
         gpu_speed.main()
     rows = {row["candidate"]: row for row in json.loads(capsys.readouterr().out.splitlines()[-1])["rows"]}

@@ -371,6 +371,62 @@ def test_evaluate_takes_a_tokenizer(ziggurat: Ziggurat, text: Path) -> None:
     assert "`--metrics` is empty" in ziggurat(*given[:-1], "")[2]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "meant"),
+    [
+        (["--run", "my.yaml"], "train my.yaml --run FOLDER"),
+        (["--run", "my.yaml", "model.memory=top"], "train my.yaml --run FOLDER model.memory=top"),
+        (["runs/a", "--run", "my.yaml", "data.store=a b"], "train my.yaml --run runs/a 'data.store=a b'"),
+        (["--run", "my.yaml", "--resume"], "train --run FOLDER --resume"),
+        (["other.yaml", "--run", "my.yaml"], "train other.yaml --run FOLDER"),
+        (["demo", "--run", "text"], "train demo --run FOLDER"),
+        (["--run", "mine.yml"], "train mine.yml --run FOLDER"),
+        (["--run", "demo"], "train demo --run FOLDER"),
+    ],
+)
+def test_swapped_arguments_of_train_are_named(
+    arguments: list[str], meant: str, ziggurat: Ziggurat, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("my.yaml", "other.yaml", "text"):
+        (tmp_path / name).write_text("data: {}\n")
+    status, _, errors = ziggurat("train", *arguments)
+    assert status == 2
+    assert "`--run` takes the folder of a run, but " in errors
+    assert f"did you mean `ziggurat {meant}`?" in errors
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["my.yaml", "other.yaml", "text"]
+
+
+def test_a_language_by_its_name_is_doubted_and_the_code_proposed(
+    ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
+) -> None:
+    config, store = tiny_config(tmp_path, tiny_folder), f"data.store={tmp_path}/store"
+    doubted = "`data.target_language: english` is not an ISO 639 language code; did you mean `en` (English)?"
+    status, _, errors = ziggurat("prepare", config, store, "data.target_language=english")
+    assert (status, errors.count("ISO 639")) == (0, 1)
+    assert f"warning: {doubted}" in errors
+    assert "ISO 639" not in ziggurat("prepare", config, store)[2], "codes for private use are codes"
+    shown = ziggurat("inspect", config, store, "data.target_language=english", "--no-cost", "--no-check")
+    assert doubted in shown.out
+
+
+def test_evaluate_refuses_empty_files_before_it_opens_a_model(ziggurat: Ziggurat, text: Path, tmp_path: Path) -> None:
+    (empty := tmp_path / "empty").touch()
+    missing = tmp_path / "no-model"
+    missing.mkdir()
+    for call in (
+        [missing, "--source", empty, "--reference", empty],
+        [missing, "--source", empty, "--reference", text],
+        [missing, "--source", text, "--reference", text, "--reference", empty],
+        ["--hypothesis", empty, "--reference", empty],
+        ["--compare", f"a={missing}", "--source", empty, "--reference", empty],
+        ["--compare", empty, "--reference", empty],
+    ):
+        status, _, errors = ziggurat("evaluate", *call)
+        assert status == 2
+        assert f"{empty}: is empty, so there is nothing to score" in errors
+
+
 def test_a_checkpoint_may_be_called_by_the_name_of_its_folder(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     assert ziggurat("translate", trained, "-i", text, "--which", "step-00000002")[0] == 0
     assert "best, last, 2, 4" in ziggurat("translate", trained, "-i", text, "--which", "bset")[2]

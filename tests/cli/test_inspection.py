@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args
 
@@ -256,6 +257,12 @@ def test_costs_are_told_as_tables_and_as_json(
     assert f"({found['batches']['origin']})" in text
     assert found["time"]["seconds"] > 0
     assert "seconds of an update (cpu" in text
+    idle, busy = (replace(found_before[0], time=replace(found_before[0].time, others=0.6, delay=d)) for d in (1.0, 2.5))
+    for cost, said in ((idle, False), (busy, True)):
+        found_before[:] = [cost]
+        text = ziggurat(*call).out
+        assert ("the machine is busy: 60% of its processors' time" in text) is said
+        assert ("at least 2.5 times as long" in text) is said
 
 
 def test_costs_of_a_run_are_told(ziggurat: Ziggurat, trained: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -158,9 +159,31 @@ def test_a_faster_precision_is_named_and_taken_by_auto(
     assert (status, same) == (0, out)
     assert "precision: float32, chosen by `auto`" in said
     rates["bfloat16"] = 5e9
+    assert "times as fast" not in ziggurat("translate", trained, *SHORT, "-i", text)[2], "two lines: nothing to gain"
+    monkeypatch.setattr("ziggurat.cli.engine.HINT_LINES", 2)
     said = ziggurat("translate", trained, *SHORT, "-i", text)[2]
     assert "bfloat16 products are 2.5 times as fast as float32 on this CPU" in said
     assert "`precision=bfloat16`" in said
+    assert "times as fast" in ziggurat("score", trained, "--source", text, "--target", text)[2]
+
+
+@pytest.mark.parametrize(("most", "settings", "said"), [(3, [], 0), (2, [], 1), (2, ["precision=auto"], 0)])
+def test_a_text_of_unknown_length_gets_the_hint_once_it_is_long(
+    ziggurat: Ziggurat,
+    trained: Path,
+    text: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    most: int,
+    settings: list[str],
+    said: int,
+) -> None:
+    monkeypatch.setattr(precision, "decoding_rates", lambda _: {"float32": 1e9, "bfloat16": 5e9})
+    monkeypatch.setattr("ziggurat.cli.translation.HINT_LINES", most)
+    (packed := tmp_path / "test.qlo.gz").write_bytes(gzip.compress(text.read_bytes()))
+    found = ziggurat("translate", trained, *SHORT, *settings, "-i", packed)
+    assert (found.status, found.err.count("times as fast")) == (0, said)
+    assert found.err.count("chosen by `auto`") == len(settings)
 
 
 def test_automatic_workers_follow_threads_text_and_memory(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ import pytest
 from tests.cli.conftest import Ziggurat
 from tests.conftest import tiny_experiment
 from ziggurat.config import dump, load_experiment
+from ziggurat.config.load import change_section
 from ziggurat.data.prepare import prepare
 
 
@@ -34,9 +35,50 @@ def test_the_best_rate_of_small_models_is_written_for_the_large_one(
     assert (tuned.model.transfer.encoder_layers, tuned.model.transfer.decoder_layers) == (1, 1)
     assert tuned.model.encoder.layers == before.model.encoder.layers
     assert f"training.schedule.peak: {tuned.training.schedule.peak:g}" in result.out
+    trials = tmp_path / "tuned.trials.json"
+    assert f"finished trainings are kept in {trials}" in result.err
+    assert "taken over" not in result.err
+    again = ziggurat("tune", config, "--out", out, *options)
+    assert again.out == result.out, "every loss is kept exactly"
+    count = len(json.loads(trials.read_text(encoding="utf-8"))["losses"])
+    assert f"{count} trainings taken over from {trials}" in again.err
+    assert again.err.count(", trained by an earlier call") == count
+    trials.write_text("{", encoding="utf-8")
+    damaged = ziggurat("tune", config, "--out", out, *options)
+    assert damaged.status == 2
+    assert f"{trials}: damaged" in damaged.err
     rows = result.out.splitlines()
     assert [row.count("*") for row in rows[1:3]] == [1, 1]
     assert {path.suffix for path in (tmp_path / "figures").iterdir()} == {".csv", ".png", ".svg", ".pdf"}
+
+
+def test_what_is_written_is_what_the_user_wrote_and_the_rate(
+    config: Path, tmp_path: Path, ziggurat: Ziggurat, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "ziggurat.trainability.tuning._loss", lambda sized, *_: abs(sized.training.schedule.peak - 0.01)
+    )
+    before = load_experiment(config)
+    mine, out = tmp_path / "mine.yaml", tmp_path / "tuned.yaml"
+    mine.write_text(
+        f"# mine\ndata: {json.dumps(before.data.model_dump(mode='json'))}\nmodel: {{preset: tiny}} # small\n"
+    )
+    options = ["--depths", "2-1", "--rates", "5e-3,1e-2,2e-2", "model.dropout.residual=0.2"]
+    assert ziggurat("tune", mine, "--out", out, *options).status == 0
+    tuned = load_experiment(out)
+    base = {"width": 64, "encoder_layers": 2, "decoder_layers": 1}
+    changes = {"transfer": base, "dropout": {"residual": 0.2}}
+    expected = load_experiment(mine)
+    expected = change_section(expected, {"model": changes, "training": {"schedule": {"peak": 0.01}}}, "")
+    assert tuned == expected
+    added = f"model: {{preset: tiny, dropout: {{residual: 0.2}}, transfer: {json.dumps(base)}}} # small".replace(
+        '"', ""
+    )
+    text = mine.read_text().replace("model: {preset: tiny} # small", added)
+    assert out.read_text() == f"{text}training: {{schedule: {{peak: 0.01}}}}\n"
+    assert ziggurat("tune", "demo", "--out", out, *options, f"data.store={before.data.store}").status == 0
+    assert len(out.read_text().splitlines()) < 30
+    assert load_experiment(out).model.transfer == expected.model.transfer
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import torch
 from tests.conftest import tiny_experiment
 from tests.cost.test_cost_flops import experiment
 from ziggurat.config.load import change_section
+from ziggurat.cost import machine
+from ziggurat.cost.batches import ASSUMED_LENGTH, expected_batches
 from ziggurat.cost.estimate import estimate_cost
 from ziggurat.cost.ledger import Product, Work
-from ziggurat.cost.machine import ASSUMED_LENGTH, Speed, expected_batches, measure_speed
+from ziggurat.cost.machine import Measured, Speed, Timer, measure_speed
 from ziggurat.cost.simulation import BatchShape
 from ziggurat.data.corpus import Store
 from ziggurat.training.feeding import loader_of
@@ -35,8 +38,8 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     assert found.source_length == pytest.approx(sum(b.source_tokens for b in batches) / len(store.train))
     assert found.target_length == pytest.approx(sum(b.target_tokens for b in batches) / len(store.train))
     assert found.origin == str(tiny_folder / "store")
-    monkeypatch.setattr("ziggurat.cost.machine._SAMPLE", 100)
-    monkeypatch.setattr("ziggurat.cost.machine._LONGEST", 60)
+    monkeypatch.setattr("ziggurat.cost.batches._SAMPLE", 100)
+    monkeypatch.setattr("ziggurat.cost.batches._LONGEST", 60)
     sampled = expected_batches(config)
     assert sampled.origin == f"{tiny_folder / 'store'}, one pair in 3"
     assert max(shape.tokens for shape in sampled.largest) == pytest.approx(found.largest[0].tokens, rel=0.15)
@@ -75,11 +78,51 @@ def test_measured_speeds_are_of_this_machine() -> None:
     assert torch.get_num_threads() == threads
 
 
+CPU = torch.device("cpu")
+
+
+def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
+    def disturbed() -> None:
+        time.sleep(0.05)  # the processor is somebody else's
+
+    by_wall, by_own = Timer(CPU), Timer(CPU, own=True)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert by_wall.fastest(disturbed) >= 0.05
+        assert by_own.fastest(lambda: (disturbed(), sum(range(200_000)))) < 0.04
+    finally:
+        torch.set_num_threads(threads)
+    assert by_own.passed > 2 * by_own.worked
+
+
+@pytest.mark.parametrize(("crowded", "timers"), [(False, [False]), (True, [False, True])])
+def test_a_busy_machine_is_measured_once_more_by_our_own_time(
+    crowded: bool, timers: list[bool], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    seen: list[bool] = []
+
+    def speed(kinds: object, widths: object, device: object, threads: object, timer: Timer) -> Speed:
+        seen.append(timer.own)
+        timer.passed, timer.worked = 3.0, 1.0
+        return Speed({}, moved=1.0, calls=1.0, waits=True)
+
+    monkeypatch.setattr(machine, "measure_speed", speed)
+    monkeypatch.setattr(machine, "slowness", lambda *args: 1.0 + len(seen))
+    monkeypatch.setattr(machine.Load, "look", lambda self, threads: (0.6, crowded))
+    found = machine.measure_machine(experiment("training.threads=2", f"data.store={tmp_path}"), [PLAIN], CPU)
+    assert seen == timers
+    assert (found.slowness, found.others) == (1.0 + len(timers), 0.6)
+    assert found.delay == (3.0 if crowded else 1.0)
+    alone = machine.measure_machine(experiment("training.threads=1", f"data.store={tmp_path}"), [PLAIN], CPU)
+    assert len(seen) == len(timers) + 1, "one thread is timed by its own time anyway"
+    assert alone.delay == found.delay
+
+
 @pytest.fixture
 def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     rates = Speed(dict.fromkeys([PLAIN, BATCHED], 1e9), moved=1e9, calls=1e6, waits=True)
-    monkeypatch.setattr("ziggurat.cost.estimate.measure_speed", lambda *args: rates)
-    monkeypatch.setattr("ziggurat.cost.estimate.slowness", lambda *args: 2.0)
+    monkeypatch.setattr("ziggurat.cost.estimate.measure_machine", lambda *args: Measured(rates, 2.0))
 
 
 @pytest.mark.usefixtures("_known_speed")

@@ -27,6 +27,7 @@ def filled(folder: Path, **files: object) -> Path:
     [
         ("ctranslate2", "`ziggurat translate {0}` reads"),
         ("huggingface", "`ziggurat import {0} --out FOLDER`"),
+        ("argos", "install the .argosmodel file in it"),
         ("onnx", 'load_onnx("{0}")'),
     ],
 )

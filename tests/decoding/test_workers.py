@@ -216,7 +216,9 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
         asked.append(dict(opening.decoding))
         done: Future[Any] = Future()
         if function is workers._introduce:
-            done.set_result(workers._ModelFacts(DecodingConfig(precision="bfloat16"), "a model", "en", "chosen"))
+            done.set_result(
+                workers._ModelFacts(DecodingConfig(precision="bfloat16"), "a model", "en", {True: "chosen"})
+            )
         else:
             done.set_result(workers._TranslatedWindow([], {}, {}))
         return done
@@ -224,7 +226,7 @@ def test_an_automatic_precision_is_chosen_once_for_all_workers(trained: Path) ->
     opening = workers._Opening((str(trained),), 2, 2, None, None, "cpu", {"precision": "auto", "beam_size": 2})
     several = workers.WorkerTranslator(submit, opening)
     assert list(several.translate_stream(["Su."])) == []
-    assert several.about_precision() == "chosen"
+    assert several.about_precision(True) == "chosen"
     assert asked[0] == {"precision": "auto", "beam_size": 2}
     assert asked[1:] == [{"precision": "bfloat16", "beam_size": 2}] * 2
     # The first worker finds its model by all the rest, and does not load it again.

@@ -47,6 +47,18 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert not wrong
 
 
+def test_readme_and_tutorial_take_the_same_steps_in_the_same_order() -> None:
+    def steps(path: Path) -> list[str]:
+        found = re.findall(r"^ {4}(?:.*\| )?ziggurat (\w+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        return list(dict.fromkeys(found))
+
+    tutorial = steps(ROOT / "docs" / "tutorial.md")
+    assert tutorial[:2] == ["prepare", "inspect"], "inspect then measures on the user's own data"
+    readme = [verb for verb in steps(ROOT / "README.md") if verb in tutorial]
+    assert set(readme) == set(tutorial)
+    assert [verb for verb in readme if verb != "report"] == [verb for verb in tutorial if verb != "report"]
+
+
 def imported(text: str) -> list[tuple[str, str]]:
     """Return module and name of every import of the package in a page's code."""
     found = []

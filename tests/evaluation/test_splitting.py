@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ziggurat.config.languages import check_language_code, language_doubt, main_language
 from ziggurat.errors import ConfigError
-from ziggurat.evaluation.languages import check_language_code, main_language
 from ziggurat.evaluation.scores import MissingTokenizerError, evaluate
 from ziggurat.evaluation.splitting import splitting, unspaced_script
 
@@ -99,3 +99,23 @@ def test_a_language_that_is_none_gets_the_nearest_one(code: str, meant: str) -> 
     assert meant in str(caught.value)
     with pytest.raises(ConfigError, match=r"depends on\. It takes codes"):
         check_language_code("xx", "--language")
+
+
+@pytest.mark.parametrize(
+    ("code", "proposed"),
+    [
+        *[(code, None) for code in ("en", "EN", "en_US", "zh-Hant", "eng", "gsw", "qlo")],
+        ("english", "`en` (English)"),
+        ("German", "`de` (German)"),
+        ("chinese-simplified", "`zh` (Chinese)"),
+        ("xx", ""),
+        ("klingonese", ""),
+    ],
+)
+def test_what_is_no_code_is_doubted(code: str, proposed: str | None) -> None:
+    found = language_doubt(code, "data.source_language")
+    assert bool(found) == (proposed is not None)
+    if proposed is not None:
+        assert found.startswith(f"`data.source_language: {code}` is not an ISO 639 language code")
+        assert ("did you mean" in found) == bool(proposed)
+        assert proposed in found

@@ -38,7 +38,12 @@ def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
         limit = {"max_length": {"ratio": 0.0, "extra": 20, "limit": 20}}
         experiment = Experiment.model_validate(
             {
-                "data": {"source_language": "de", "target_language": "en", "store": str(tmp_path / "none")},
+                "data": {
+                    "source_language": "de",
+                    "target_language": "en",
+                    "store": str(tmp_path / "none"),
+                    "train": [{"source": "a", "target": "b"}, {"source": "c", "target": "d", "tag": "<bt>"}],
+                },
                 "model": merged(SMALL, choices),
                 "decoding": {**limit, **(decoding or {})},
             }

@@ -72,7 +72,7 @@ class Ground:
             assert ended.status == 0, ended.said
 
     def part(self, name: str) -> Path:
-        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `fairseq`, `<training>.yaml`."""
+        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `page.html`, `fairseq`, `<training>.yaml`."""
         if name not in self._made:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make(name)
@@ -92,6 +92,9 @@ class Ground:
             tiny_experiment(self.folder / "corpus")
         elif name == "text":
             lines = [pair[0] + "\n" for pair in generate(12, seed=9)]
+            (self.folder / name).write_text("".join(lines), encoding="utf-8")
+        elif name == "page.html":
+            lines = [f"<p>{source.replace(' ', ' <b>', 1)}</b></p>\n" for source, _ in generate(6, seed=9)]
             (self.folder / name).write_text("".join(lines), encoding="utf-8")
         elif name.endswith(".yaml"):
             model = {"encoder": {"residual": "post"}} if name == "post.yaml" else {}

@@ -167,6 +167,11 @@ VERBS: dict[str, Verb] = {
         before=(("translate", "run", "-i", "text", "-o", "out", "beam_size=1"),),
         preload=(*TORCH, *_TRANSLATE),
     ),
+    "translate-document": Verb(
+        ("translate", "run", "--document", "page.html", "-o", "out.html"),
+        ground=("run", "page.html"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.text.documents.kinds", "sentencex"),
+    ),
     "evaluate": Verb(
         ("evaluate", "run", "--source", "text", *_SCORED),
         ground=("run", "text"),
@@ -236,6 +241,7 @@ EXPORTS: dict[str, Verb] = {
         for target, modules in {
             "plain": ("onnxruntime",),
             "ctranslate2": ("ctranslate2",),
+            "argos": ("ctranslate2",),
             "huggingface": ("transformers",),
             "onnx": ("onnx", "onnxruntime", "onnxscript", "torch.onnx"),
         }.items()

@@ -102,7 +102,9 @@ def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None
     assert torch.equal(torch.get_rng_state(), before)
     assert ticks == [1, 2, 3, 4]
     assert [*trial.points] == [0, 2, 4]
-    assert all(set(MEASURES) == set(values) for values in trial.points.values())
+    assert {*trial.points[0]} == {*MEASURES} - {"source_dependence"}
+    assert {*trial.points[2]} == {"nll"}
+    assert {*trial.points[4]} == {*MEASURES}
     assert trial.failed is None
 
     small = trial_experiment(experiment, SHORT)
@@ -115,6 +117,12 @@ def test_a_trial_is_plain_training(experiment: Experiment, store: Store) -> None
         if len(losses) == SHORT.updates:
             break
     assert trial.losses == losses
+
+
+def test_the_loss_alone_is_that_of_a_whole_trial(experiment: Experiment, store: Store) -> None:
+    whole, alone = (run_trial(experiment, store, 5.0, SHORT, loss_only=only) for only in (False, True))
+    assert alone.points == {4: {"nll": whole.points[4]["nll"]}}
+    assert alone.losses == whole.losses
 
 
 def test_a_trial_that_diverges_says_where(experiment: Experiment, store: Store) -> None:

@@ -13,8 +13,9 @@ from ziggurat.config import Experiment, ModelConfig
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 from ziggurat.trainability import tuning
+from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions
 from ziggurat.trainability.tuning import Size, Tried, best, coordinates, resized, spread, sweep, with_base
 
@@ -76,6 +77,62 @@ def test_a_sweep_goes_on_until_the_best_is_inside(
     assert best(found).rate == pytest.approx(min(tried, key=lambda rate: abs(math.log(rate / optimum))))
     assert best(found).loss == pytest.approx(abs(math.log(best(found).rate / optimum)) + 2)
     assert {(options.updates, options.width) for options in seen} == {(7, None)}
+
+
+def test_a_sweep_that_was_cut_off_goes_on_from_what_is_kept(
+    experiment: Experiment, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trained: list[tuple[float, int, int]] = []
+
+    def loss(sized: Experiment, _store: Any, options: TrialOptions) -> float:
+        if len(trained) == 3:
+            raise KeyboardInterrupt
+        peak = sized.training.schedule.peak
+        trained.append((peak, sized.model.encoder.layers, options.seed))
+        return math.inf if peak > 3e-3 else abs(math.log(peak / 2e-3)) + options.seed
+
+    monkeypatch.setattr(tuning, "_loss", loss)
+    file, based = tmp_path / "trials.json", with_base(experiment, Size(16, 1, 1))
+
+    def go(based: Experiment = based, updates: int = 6) -> list[Tried]:
+        sizes, rates = [Size(16, 1, 1)], (1e-3, 2e-3, 4e-3)
+        return sweep(based, store, sizes, rates=rates, updates=updates, seeds=(1, 2), kept=KeptTrials(file))
+
+    with pytest.raises(KeyboardInterrupt):
+        go()
+    first = [*trained]
+    trained.clear()
+    found = go()
+    assert not {*first} & {*trained}, "nothing is trained twice"
+    assert [*first, *trained] == [(rate, 1, seed) for rate in (1e-3, 2e-3, 4e-3) for seed in (1, 2)]
+    assert [one.kept for one in found] == [True, False, False]
+    assert found[1].loss == pytest.approx(1.5)
+    trained.clear()
+    assert go() == found, "what failed is kept, too"
+    assert not trained
+    assert all(one.kept for one in go())
+    # Whatever a loss depends on makes another training of it.
+    other = change_section(based.training, {"clip_norm": 0.5}, "training")
+    for again in (
+        lambda: go(updates=7),
+        lambda: go(based.model_copy(update={"training": other})),
+        lambda: (monkeypatch.setattr(store, "fingerprint", "other data"), go()),
+        lambda: (monkeypatch.setattr("ziggurat.trainability.kept.__version__", "9"), go()),
+    ):
+        trained.clear()
+        with pytest.raises(KeyboardInterrupt):
+            again()
+        assert len(trained) == 3
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [("{", "damaged"), ('{"format": 2, "losses": {}}', "`format`"), ('{"format": 1, "losses": {"a": "b"}}', "losses")],
+)
+def test_a_damaged_file_of_trainings_is_named_with_the_way_out(content: str, said: str, tmp_path: Path) -> None:
+    (file := tmp_path / "trials.json").write_text(content, encoding="utf-8")
+    with pytest.raises(DataError, match=f"trials.json.*{said}.*; remove it to train everything anew"):
+        KeptTrials(file)
 
 
 def test_losses_that_are_not_finite_are_never_best(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

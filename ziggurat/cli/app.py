@@ -18,6 +18,7 @@ from ziggurat.cli import (
     inspection,
     preparation,
     reporting,
+    serving,
     training,
     translation,
     tuning,
@@ -47,6 +48,7 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     },
     "Translate": {
         "translate": translation.translate,
+        "serve": serving.serve,
         "score": translation.score,
         "backtranslate": backtranslation.backtranslate,
         "shortlist": preparation.shortlist,

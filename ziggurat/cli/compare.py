@@ -9,7 +9,16 @@ from pathlib import Path
 from ziggurat.cli.compare_tables import comparison_text
 from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
 from ziggurat.cli.options import is_setting
-from ziggurat.cli.output import check_input, input_stream, pair_up, print_json, read_text, refuse_overwriting, say
+from ziggurat.cli.output import (
+    check_input,
+    input_stream,
+    pair_up,
+    print_json,
+    read_text,
+    refuse_empty,
+    refuse_overwriting,
+    say,
+)
 from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
 from ziggurat.errors import ConfigError, printable
 
@@ -76,7 +85,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
             assert sources is not None
             with (
                 warnings_shown(),
-                open_engine([path], options.opening, trial=trial_of(sources)) as translator,
+                open_engine([path], options.opening, lines=len(sources), trial=trial_of(sources)) as translator,
             ):
                 if not language_known:
                     test_set = scoring.test_set(references, sources, translator.target_language)
@@ -119,12 +128,16 @@ def _read(
     for path in (*files, *options.train_target):
         check_input(path)
     named_references = list(zip(options.references, references, strict=True))
+    for name, of_reference in named_references:
+        refuse_empty(name, of_reference)
     sources = None
     if options.source is not None:
         sources = read_text(options.source)
+        refuse_empty(options.source, sources)
         pair_up((options.source, sources), *named_references)
     lines = {path: read_text(path) for path in files}
     for path, of_file in lines.items():
+        refuse_empty(path, of_file)
         pair_up((path, of_file), *named_references)
     return lines, sources
 

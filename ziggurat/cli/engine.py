@@ -16,29 +16,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ziggurat.cli import importing
-from ziggurat.cli.output import input_stream, say
+from ziggurat.cli.output import say
 from ziggurat.errors import ConfigError, printable
 from ziggurat.models.run_folder import refuse_missing
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.results import Translation
     from ziggurat.decoding.served import ServedTranslator
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
 
 __all__ = [
+    "HINT_LINES",
     "ModelOptions",
-    "inputs_beside_lines",
     "notices_text",
     "open_engine",
     "open_model",
-    "text_form",
+    "say_hint",
     "warnings_shown",
     "worker_count",
 ]
 
 _LINES_PER_WORKER = 1000
 """Fewer do not win back the seconds in which a process starts and loads the model."""
+HINT_LINES = 1000
+"""Fewer are not worth a hint on how to translate them faster."""
 _WORKER_BYTES = 1 << 29
 """Memory of a process without a model: PyTorch, and the search of a batch. A model takes up to three times its file,
 as it is read and as it is packed."""
@@ -65,8 +66,11 @@ class ModelOptions:
     engine: str = "auto"
 
 
-def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
-    """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used."""
+def open_model(paths: Sequence[str], options: ModelOptions, *, lines: int | None) -> Translator:
+    """Return a PyTorch translator with a model, or with several as an ensemble; prints which weights are used.
+
+    `lines` is the number of lines to translate, None if it is not known: for few there are no hints on speed.
+    """
     _refuse_missing(paths)
     with importing():
         import torch
@@ -82,15 +86,25 @@ def open_model(paths: Sequence[str], options: ModelOptions) -> Translator:
         device=options.device,
         **options.settings,
     )
-    _introduce(translator)
+    _introduce(translator, lines)
     return translator
 
 
-def _introduce(translator: Translator | WorkerTranslator) -> None:
-    """Print which weights are used, and whether another precision would be faster."""
+def _introduce(translator: Translator | WorkerTranslator, lines: int | None) -> None:
+    """Print which weights are used, and for a text of HINT_LINES or more whether another precision would be faster.
+
+    In fewer lines it saves a few seconds at most, and whoever translates many short texts would read it each time.
+    """
     say(translator.origin)
-    if about := translator.about_precision():
+    if about := translator.about_precision(lines is not None and lines >= HINT_LINES):
         say(about)
+
+
+def say_hint(translator: Translator | ServedTranslator | WorkerTranslator) -> None:
+    """Print whether another precision would be faster, once a text of unknown length has turned out to be long."""
+    about = getattr(translator, "about_precision", None)  # CTranslate2's has none: it is set at the export
+    if about is not None and (said := about(True)) != about(False):
+        say(said)
 
 
 @contextlib.contextmanager
@@ -101,6 +115,7 @@ def open_engine(
     workers: int = 1,
     token_scores: bool = False,
     beside_lines: bool = False,
+    lines: int | None = None,
     trial: Sequence[str] = (),
 ) -> Iterator[Translator | ServedTranslator | WorkerTranslator]:
     """Context with a translator; prints which weights it has, and ends its worker processes.
@@ -111,6 +126,7 @@ def open_engine(
         workers: number of processes, or of CTranslate2's workers, that translate in parallel.
         token_scores: whether results need the score of each token.
         beside_lines: whether there are prefixes, constraints or terminology.
+        lines: number of lines to translate; None: not known.
         trial: lines of the text for a choice by speed; none: it would not pay (ziggurat.decoding.engines.trial_of).
 
     Raises ConfigError for anything that the engine cannot do.
@@ -130,7 +146,7 @@ def open_engine(
     compared = options.engine == "auto" and trial and not (token_scores or beside_lines)
     export = _equal_export(paths, options) if compared else None
     with contextlib.ExitStack() as stack:
-        ours = stack.enter_context(_open_torch(paths, options, workers))
+        ours = stack.enter_context(_open_torch(paths, options, workers, lines))
         if export is not None:
             theirs = _open_served(export, options, workers, token_scores, quiet=True)
             taken, times = faster(ours, theirs, trial, workers)
@@ -148,10 +164,12 @@ def open_engine(
 
 
 @contextlib.contextmanager
-def _open_torch(paths: Sequence[str], options: ModelOptions, workers: int) -> Iterator[Translator | WorkerTranslator]:
+def _open_torch(
+    paths: Sequence[str], options: ModelOptions, workers: int, lines: int | None
+) -> Iterator[Translator | WorkerTranslator]:
     """Context with a translator by PyTorch, in this process or in several."""
     if workers == 1:
-        yield open_model(paths, options)
+        yield open_model(paths, options, lines=lines)
         return
     with importing():
         from ziggurat.decoding.workers import open_workers
@@ -165,7 +183,7 @@ def _open_torch(paths: Sequence[str], options: ModelOptions, workers: int) -> It
         without_layers=options.without_layers,
         **options.settings,
     ) as translator:
-        _introduce(translator)
+        _introduce(translator, lines)
         yield translator
 
 
@@ -254,31 +272,6 @@ def warnings_shown() -> Iterator[None]:
         warnings.simplefilter("always", UserWarning)
         warnings.showwarning = lambda message, *_args, **_kwargs: say(f"warning: {message}")
         yield
-
-
-def inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
-    """Return the content of the files beside the lines, as arguments of `translate_stream`; a path may be `-`."""
-    from ziggurat.decoding.lines import read_lines
-    from ziggurat.decoding.terminology import read_constraints, read_terminology
-
-    inputs: dict[str, Any] = {}
-    if prefix is not None:
-        inputs["prefixes"] = read_lines(*input_stream(prefix))
-    if constraints is not None:
-        inputs["constraints"] = read_constraints(read_lines(*input_stream(constraints)))
-    if terminology is not None:
-        stream, name = input_stream(terminology)
-        inputs["terminology"] = read_terminology(read_lines(stream, name), name)
-    return inputs
-
-
-def text_form(translation: Translation, number: int, n_best: int, *, quality: bool = False) -> str:
-    """Return a translation as text: one line, or with `n_best` above 1 several, numbered and with scores."""
-    lines = []
-    for hypothesis in translation.hypotheses:
-        columns = [hypothesis.text] if n_best == 1 else [str(number), hypothesis.text, f"{hypothesis.score:.4f}"]
-        lines.append(" ||| ".join([*columns, f"{hypothesis.quality:.4f}"] if quality else columns))
-    return "\n".join(lines)
 
 
 def notices_text(translator: Translator | ServedTranslator | WorkerTranslator) -> str:

@@ -21,7 +21,7 @@ from ziggurat.cli.options import (
     decoding_settings,
     is_setting,
 )
-from ziggurat.cli.output import OUT, check_output, pair_up, print_json, read_text, refuse_overwriting
+from ziggurat.cli.output import OUT, check_output, pair_up, print_json, read_text, refuse_empty, refuse_overwriting
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     ScoreOptions,
@@ -99,7 +99,7 @@ def evaluate(
     Examples: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`,
     `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`
     """
-    from ziggurat.evaluation.languages import check_language_code
+    from ziggurat.config.languages import check_language_code
     from ziggurat.evaluation.tokenised import check_language
 
     if language is not None:
@@ -156,8 +156,11 @@ def _score_one_system(
     references = [read_text(path) for path in reference]
     sources = None if source is None else read_text(source)
     hypotheses = None if hypothesis is None else read_text(hypothesis)
+    for name, of_reference in zip(reference, references, strict=True):
+        refuse_empty(name, of_reference)
     for path, lines in ((source, sources), (hypothesis, hypotheses)):
         if path is not None and lines is not None:
+            refuse_empty(path, lines)
             pair_up((path, lines), *zip(reference, references, strict=True))
     # (2) Metrics are checked before anything is translated, which may take hours. The model names the language.
     if hypotheses is not None:
@@ -168,7 +171,7 @@ def _score_one_system(
     else:
         with (
             warnings_shown(),
-            open_engine(models, opening, trial=trial_of(sources)) as translator,
+            open_engine(models, opening, lines=len(sources), trial=trial_of(sources)) as translator,
         ):
             test_set = scoring.test_set(references, sources, translator.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)

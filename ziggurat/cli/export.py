@@ -22,7 +22,7 @@ __all__ = ["export", "import_model"]
 def export(
     model: Annotated[str | None, typer.Argument(help="Run or model directory.")] = None,
     to: Annotated[
-        str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, onnx.")
+        str | None, typer.Option("--to", help="Target: ziggurat, plain, ctranslate2, huggingface, argos, onnx.")
     ] = None,
     out: Annotated[Path | None, typer.Option(*OUT, help="Folder to write.")] = None,
     which: Annotated[
@@ -31,7 +31,26 @@ def export(
     without_layers: WithoutLayers = None,
     quantization: Annotated[
         str | None,
-        typer.Option("--quantization", help="ctranslate2: int8, int8_float32, int16, float16, bfloat16, ..."),
+        typer.Option(
+            "--quantization",
+            help="ctranslate2, argos: int8 (what argos has unless told otherwise), int8_float32, int16, float16, "
+            "bfloat16, ..., float32.",
+        ),
+    ] = None,
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata",
+            metavar="KEY=VALUE",
+            help="argos: package_version, from_code, from_name, to_code, to_name or license of the package; repeat for "
+            "more.",
+        ),
+    ] = None,
+    splitter: Annotated[
+        Path | None,
+        typer.Option(
+            "--splitter", metavar="FOLDER", help="argos: sentence splitter of MiniSBD, Stanza or spaCy to put into it."
+        ),
     ] = None,
     verify: Annotated[
         Path | None, typer.Option("--verify", help="Text to verify with; default: the store's development set.")
@@ -67,7 +86,9 @@ def export(
             check_input(str(path))
     refuse_missing(Path(model))
     from ziggurat.export.exporter import Gate, export_model
+    from ziggurat.export.package import package_choices
 
+    package = package_choices(metadata or [], splitter) if metadata or splitter is not None else None
     gate = None if verify is None or reference is None else Gate(verify, reference, tolerance)
     report = export_model(
         model,
@@ -80,6 +101,7 @@ def export(
         lines=lines,
         gate=gate,
         force=force,
+        package=package,
         say=say,
     )
     if json:
@@ -111,10 +133,12 @@ def _check(config: str, to: str | None, json: bool) -> None:
 def _report_text(report: dict[str, Any], out: Path) -> str:
     """Return the report of an export as text."""
     found = report["verification"]
+    packages = [f"the package to install: {path}" for path in sorted(out.glob("*.argosmodel"))]
     lines = [
         f"wrote {out} ({report['target']}) from {report['model']}",
         f"verified on {found['lines']:,} lines ({found['text']}): {found['identical']:,} identical, {found['ties']:,} "
         f"ties, {found['cut']:,} cut at the length limit",
+        *packages,
     ]
     if "search_without" in report:
         lines.append(f"its search leaves out {', '.join(report['search_without'])}")

@@ -238,10 +238,15 @@ def _time(cost: Cost, training: TrainingConfig) -> list[str]:
     }
     accumulate = training.batch.accumulate
     count = "1 batch" if accumulate == 1 else f"{accumulate} batches"
+    busy = (
+        f"  the machine is busy: {time.others:.0%} of its processors' time went to other processes. These seconds are "
+        f"those of an idle machine; now an update takes at least {time.delay:.1f} times as long"
+    )
     return [
         f"{f'seconds of an update ({cost.device}{threads})':<{_WIDTH + 2}}{time.seconds:>12,.2f}",
         *(_row(name, f"{time.parts[key]:,.2f}") for key, name in names.items()),
         f"  {count} of {batches.source_tokens:,.0f} source and {batches.target_tokens:,.0f} target tokens on average; "
         f"{time.target_tokens_per_second:,.0f} target tokens a second",
         f"  {time.flops / 1e12:,.3f} TFLOP, at rates just measured on a shallow copy (docs/inspect.md)",
+        *([busy] if time.delay > 1 else []),
     ]

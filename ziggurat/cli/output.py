@@ -40,6 +40,7 @@ __all__ = [
     "print_json",
     "progress_bars",
     "read_text",
+    "refuse_empty",
     "refuse_overwriting",
     "say",
     "shell_paths",
@@ -236,6 +237,12 @@ def read_text(path: str) -> list[str]:
 
     stream, name = input_stream(path)
     return list(read_lines(stream, name))
+
+
+def refuse_empty(path: str, lines: Sequence[str]) -> None:
+    """Raise DataError for a text without any line, of which nothing can be scored."""
+    if not lines:
+        raise DataError(f"{path}: is empty, so there is nothing to score")
 
 
 def pair_up(first: tuple[str, list[str]], *others: tuple[str, Sequence[str]]) -> None:

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemaining
 
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, print_json, progress_bars, say
+from ziggurat.config.notices import language_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
@@ -132,6 +133,8 @@ def prepare(
     from ziggurat.data.prepare import prepare as prepare_store
 
     experiment = load_named(config, overrides or [])
+    for notice in language_notices(experiment.data):
+        say(f"warning: {notice}")
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

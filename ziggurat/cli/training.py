@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shlex
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from ziggurat.cli import importing
 from ziggurat.cli.options import Json, Overrides, is_setting
 from ziggurat.cli.output import OUT, console, is_first_process, print_json, say
 from ziggurat.config.growth import CopyStrategy
-from ziggurat.config.recipes import load_named
+from ziggurat.config.recipes import load_named, recipe_names
 from ziggurat.errors import ConfigError, printable
 from ziggurat.terminal import let_go, why
 from ziggurat.training.signals import leave_with_launcher
@@ -47,6 +48,7 @@ def train(
             raise ConfigError(f"which run should be resumed? Write `ziggurat train --run {which} --resume`")
         raise ConfigError("`--run FOLDER` is missing: where should the run go?")
     given = [a for a in (config, *(overrides or [])) if a is not None]
+    _refuse_swapped(run, given, resume=resume)
     options = {"device": device, "threads": threads}
     given += [f"training.{key}={value}" for key, value in options.items() if value is not None]
     if resume and given and not is_setting(given[0]):
@@ -71,6 +73,26 @@ def train(
         _print_result(asdict(result), ends_well=result.signal is None)
     if result.signal is not None:
         raise typer.Exit(128 + result.signal)
+
+
+def _refuse_swapped(run: Path, given: list[str], *, resume: bool) -> None:
+    """Raise ConfigError where `--run` names a configuration; the run may stand in the configuration's place."""
+    named = given[0] if given and not is_setting(given[0]) else None
+    is_yaml = run.suffix in (".yaml", ".yml")
+    if run.is_file():
+        what = "is a configuration" if is_yaml else "is a file"
+    elif named is None and not resume and not run.exists() and (is_yaml or str(run) in recipe_names()):
+        what = "looks like a configuration" if is_yaml else "is a recipe"
+    else:
+        return
+    has_config = named is not None and (Path(named).is_file() or named in recipe_names())
+    folder = "FOLDER" if named is None or has_config else shlex.quote(named)
+    words = [] if resume else [named if named is not None and has_config else str(run)]
+    settings = [] if resume else given[0 if named is None else 1 :]
+    command = ["ziggurat train", *map(shlex.quote, words), "--run", folder, *map(shlex.quote, settings)]
+    meant = printable(" ".join([*command, *(["--resume"] if resume else [])]), 1000)
+    said = f"`--run` takes the folder of a run, but {printable(str(run))} {what}"
+    raise ConfigError(f"{said}; did you mean `{meant}`?")
 
 
 def _print_result(result: dict[str, Any], *, ends_well: bool) -> None:

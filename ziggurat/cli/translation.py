@@ -6,17 +6,18 @@ import sys
 import time
 from collections.abc import Callable, Iterable
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ziggurat.cli.documents import refuse_for_documents, translate_documents
 from ziggurat.cli.engine import (
+    HINT_LINES,
     ModelOptions,
-    inputs_beside_lines,
     notices_text,
     open_engine,
     open_model,
-    text_form,
+    say_hint,
     warnings_shown,
     worker_count,
 )
@@ -73,6 +74,16 @@ def translate(
     overrides: DecodingOverrides = None,
     input: Annotated[str, typer.Option("--input", "-i", help="Text file, or - for standard input.")] = "-",
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    document: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--document",
+            metavar="FILE",
+            help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole, by its name's "
+            "ending; repeat for more, with a folder as --output.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = None,
     json: Annotated[
         bool, typer.Option("--json", help="JSON lines: text, tokens, scores, n-best.", rich_help_panel=_FORM)
     ] = False,
@@ -132,7 +143,7 @@ def translate(
     ] = "1",
     engine: Engine = "auto",
 ) -> None:
-    """Translate line by line: one output line for each input line, in order.
+    """Translate line by line: one output line for each input line, in order; or whole documents with `--document`.
 
     With `n_best=N` the text output is `line ||| translation ||| score`, up to N lines for each input line.
 
@@ -143,6 +154,13 @@ def translate(
 
     # (1) Options and files are checked before the model is loaded, which takes seconds.
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--input"), without_layers, engine)
+    if document:
+        by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
+        by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
+        refuse_for_documents({**by_line, "--workers": workers != "1"})
+        terms = _inputs_beside_lines(None, None, terminology)
+        translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
+        return
     beside = [path for path in (prefix, constraints, terminology) if path is not None]
     if [input, *beside].count("-") > 1:
         raise ConfigError("only one of the inputs can be standard input (`-`)")
@@ -160,7 +178,7 @@ def translate(
     if processes > 1 and lines_ahead == 1:
         raise ConfigError("several `--workers` read ahead; answering each line before the next is read takes one")
     # (2) Files beside the lines are opened; a model is loaded.
-    extras = inputs_beside_lines(prefix, constraints, terminology)
+    extras = _inputs_beside_lines(prefix, constraints, terminology)
     with (
         warnings_shown(),
         open_engine(
@@ -169,6 +187,7 @@ def translate(
             workers=processes,
             token_scores=json,
             beside_lines=bool(extras),
+            lines=total,
             trial=_first_lines(input, TRIAL_LINES) if (total or 0) >= WORTH_LINES else (),
         ) as translator,
     ):
@@ -183,15 +202,40 @@ def translate(
         translations = translator.translate_stream(lines, window=lines_ahead, tag=tag, **extras)
 
         def form(translation: Translation, number: int) -> str:
-            return translation.to_json() if json else text_form(translation, number, n_best, quality=quality)
+            return translation.to_json() if json else _text_form(translation, number, n_best, quality=quality)
 
         # With a window of 1 somebody waits for each line before writing the next.
         flush = interactive or window == 1
-        count = _write(translator, translations, form, output, total=total, flush=flush)
+        count = _write(translator, translations, form, output, total=total, flush=flush, hint=not interactive)
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
             say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator)}")
+
+
+def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
+    """Return the content of the files beside the lines, as arguments of `translate_stream`; a path may be `-`."""
+    from ziggurat.decoding.lines import read_lines
+    from ziggurat.decoding.terminology import read_constraints, read_terminology
+
+    inputs: dict[str, Any] = {}
+    if prefix is not None:
+        inputs["prefixes"] = read_lines(*input_stream(prefix))
+    if constraints is not None:
+        inputs["constraints"] = read_constraints(read_lines(*input_stream(constraints)))
+    if terminology is not None:
+        stream, name = input_stream(terminology)
+        inputs["terminology"] = read_terminology(read_lines(stream, name), name)
+    return inputs
+
+
+def _text_form(translation: Translation, number: int, n_best: int, *, quality: bool = False) -> str:
+    """Return a translation as text: one line, or with `n_best` above 1 several, numbered and with scores."""
+    lines = []
+    for hypothesis in translation.hypotheses:
+        columns = [hypothesis.text] if n_best == 1 else [str(number), hypothesis.text, f"{hypothesis.score:.4f}"]
+        lines.append(" ||| ".join([*columns, f"{hypothesis.quality:.4f}"] if quality else columns))
+    return "\n".join(lines)
 
 
 def _first_lines(path: str, count: int) -> list[str]:
@@ -210,8 +254,12 @@ def _write(
     *,
     total: int | None,
     flush: bool,
+    hint: bool,
 ) -> int:
-    """Write translations as they come, in `form`, under a progress bar over `total` lines; return their number."""
+    """Write translations as they come, in `form`, under a progress bar over `total` lines; return their number.
+
+    `hint`: print a hint on speed where the text turns out to be long; where `total` is known it was printed before.
+    """
     on_screen = output == "-" and sys.stdout.isatty()  # a bar would break up the translations
     number = 0
     with output_stream(output) as out, line_progress("translating", total, shown=not on_screen) as advance:
@@ -220,6 +268,8 @@ def _write(
             out.write(form(translation, number).encode() + b"\n")
             if flush:
                 out.flush()
+            if hint and total is None and number == HINT_LINES:
+                say_hint(translator)
     return number
 
 
@@ -240,6 +290,7 @@ def score(
     """
     sources, targets = read_text(source), read_text(target)
     pair_up((source, sources), (target, targets))
-    translator = open_model([model, *(ensemble or [])], ModelOptions(which, device, threads))
+    opening = ModelOptions(which, device, threads)
+    translator = open_model([model, *(ensemble or [])], opening, lines=len(sources))
     for result in translator.score(sources, targets, tag=tag):
         print(result.to_json() if json else f"{result.log_probability:.6f}")

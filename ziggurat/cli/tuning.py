@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
-from ziggurat.cli.output import OUT, check_output, print_json, refuse_overwriting, say
-from ziggurat.config import Experiment, dump, load_experiment
-from ziggurat.config.load import change_section
-from ziggurat.config.recipes import load_named
+from ziggurat.cli.output import OUT, check_output, counted, print_json, refuse_overwriting, say
+from ziggurat.config import Experiment, load_experiment
+from ziggurat.config.edit import edited
+from ziggurat.config.load import change_section, parse_experiment
+from ziggurat.config.recipes import load_named, read_named
 from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, printable
 from ziggurat.models.run_folder import CONFIG_FILE
@@ -30,13 +31,20 @@ _FLAT = 2.0
 _MOVED = 3.0
 """Ratio of the best rates of two depths that is a doubt: one step of the sweep, twice the rate, is within its noise."""
 _FEW_UPDATES = 100
+_KEPT = ".trials.json"
+"""Ending of the file of finished trainings, in place of that of `--out`."""
 
 
 def tune(
     config: ConfigArgument,
     overrides: Overrides = None,
     out: Annotated[
-        Path | None, typer.Option(*OUT, help="YAML file to write: the configuration with the rate that was found.")
+        Path | None,
+        typer.Option(
+            *OUT,
+            help="YAML file to write: your configuration with the rate that was found. Finished trainings are kept "
+            "beside it, and a call that was cut off goes on from there.",
+        ),
     ] = None,
     width: Annotated[
         int | None, typer.Option("--width", min=2, help="Width of the small models. Default: about 64.")
@@ -66,10 +74,15 @@ def tune(
 
     Example: `ziggurat tune my.yaml --out tuned.yaml`
     """
-    experiment = load_named(config, overrides or [])
+    named, given = read_named(config), overrides or []
+    experiment = parse_experiment(named.text, named.label, given)
+    kept_in = None if out is None else out.with_suffix(_KEPT)
     if out is not None:
-        check_output(str(out))
         refuse_overwriting(str(out), config)
+        refuse_overwriting(str(kept_in), config)
+        check_output(str(out))
+        check_output(str(kept_in))
+    from ziggurat.trainability.kept import KeptTrials
     from ziggurat.trainability.trial import open_data
     from ziggurat.trainability.tuning import RATES, Size, best, resized, sweep, with_base
 
@@ -80,15 +93,30 @@ def tune(
     for size in sizes:
         resized(based.model, size)  # what cannot be built is refused before anything takes time
     tried_rates = RATES if rates is None else _numbers(rates)
+    kept = KeptTrials(kept_in)
     with open_data(experiment) as (store, data):
         say(f"tuning on {data}, {updates} updates for each rate")
+        if kept_in is not None:
+            say(f"finished trainings are kept in {kept_in}: cut off, the same call goes on from there")
         tried = sweep(
-            based, store, sizes, rates=tried_rates, updates=updates, seeds=range(1, seeds + 1), told=_say_tried
+            based,
+            store,
+            sizes,
+            rates=tried_rates,
+            updates=updates,
+            seeds=range(1, seeds + 1),
+            kept=kept,
+            told=_say_tried,
         )
+    if kept.found:
+        say(f"{counted(kept.found, 'training')} taken over from {kept_in}")
     rate = best([one for one in tried if one.size == sizes[0]]).rate
     training = change_section(based.training, {"schedule": {"peak": rate}}, "training")
     if out is not None:
-        write_atomically(out, dump(based.model_copy(update={"training": training})).encode())
+        base = {f"model.transfer.{key}": value for key, value in sizes[0]._asdict().items()}
+        changes = {**base, "training.schedule.peak": rate}
+        tuned = based.model_copy(update={"training": training})
+        write_atomically(out, edited(named, given, changes, tuned).encode())
     if figure is not None:
         from ziggurat.report.figure import numbers
         from ziggurat.report.paper import save
@@ -137,7 +165,8 @@ def _numbers(text: str) -> list[float]:
 
 
 def _say_tried(tried: Tried) -> None:
-    say(f"{tried.size}: rate {tried.rate:g}, loss {tried.loss:.4f}")
+    again = ", trained by an earlier call" if tried.kept else ""
+    say(f"{tried.size}: rate {tried.rate:g}, loss {tried.loss:.4f}{again}")
 
 
 def _by_size(tried: Sequence[Tried]) -> dict[Size, dict[float, float]]:

@@ -159,9 +159,9 @@ class DataConfig(Section):
     """Parallel text and the store made from it (`ziggurat prepare`)."""
 
     source_language: str = Field(min_length=1)
-    """Code of the source language, such as `de`."""
+    """ISO 639 code of the source language, such as `de`."""
     target_language: str = Field(min_length=1)
-    """Code of the target language, such as `en`."""
+    """ISO 639 code of the target language, such as `en`."""
     store: PathText = Field(min_length=1)
     """Folder of the prepared data."""
     train: list[CorpusConfig] = Field(default_factory=list, max_length=MAX_CORPORA)

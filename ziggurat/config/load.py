@@ -20,7 +20,7 @@ from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value
 from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment"]
+__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "read_config"]
 
 
 _MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
@@ -36,9 +36,14 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: b
     Raises ConfigError: the file is missing, not a regular file, not UTF-8, not valid YAML or beyond its limits
     (ziggurat.config.yaml_text); a key is unknown or ill-typed, or keys conflict.
     """
+    return parse_experiment(read_config(path, piped=piped), str(path), overrides)
+
+
+def read_config(path: str | Path, *, piped: bool = False) -> str:
+    """Return the text of a configuration file, which is not parsed yet; see load_experiment."""
     path = Path(path)
     try:
-        text = read_bounded(path, MAX_YAML_BYTES, error=ConfigError, piped=piped).decode("utf-8")
+        return read_bounded(path, MAX_YAML_BYTES, error=ConfigError, piped=piped).decode("utf-8")
     except FileNotFoundError:
         beside = [entry.name for entry in path.parent.glob("*.y*ml")] if path.parent.is_dir() else []
         near = [str(path.with_name(name)) for name in difflib.get_close_matches(path.name, beside, n=1, cutoff=0.7)]
@@ -46,7 +51,6 @@ def load_experiment(path: str | Path, overrides: Sequence[str] = (), *, piped: b
         raise ConfigError(f"{path}: no such configuration file; {hint}") from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"{path}: not UTF-8 at byte {error.start}") from None
-    return parse_experiment(text, str(path), overrides)
 
 
 def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Experiment:

@@ -7,13 +7,15 @@ from collections.abc import Iterator
 from pydantic import BaseModel
 
 from ziggurat.config.compatibility import unheeded
+from ziggurat.config.data import DataConfig
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.growth import cut_short
 from ziggurat.config.kinds import ATTENTIONS, INITIALISATIONS, RESIDUALS
+from ziggurat.config.languages import language_doubt
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 
-__all__ = ["notices"]
+__all__ = ["language_notices", "notices"]
 
 _HEEDED_BY_SCHEDULE = {
     "isqrt": {"peak", "warmup_updates", "initial", "floor"},
@@ -104,11 +106,18 @@ def _three_branches(model: ModelConfig) -> Iterator[str]:
             )
 
 
+def language_notices(data: DataConfig) -> list[str]:
+    """Return a sentence for each side whose language is told by anything but a code."""
+    sides = {"data.source_language": data.source_language, "data.target_language": data.target_language}
+    return [doubt for key, code in sides.items() if (doubt := language_doubt(code, key))]
+
+
 def notices(experiment: Experiment) -> list[str]:
     """Return a sentence on every choice of `experiment` that is allowed, but probably a mistake."""
     model, training = experiment.model, experiment.training
     unused = [*unheeded(model), *_unheeded_in_training(training)]
-    said = [f"`{key}` is set, but has no effect beside the other choices" for key in unused]
+    said = language_notices(experiment.data)
+    said += [f"`{key}` is set, but has no effect beside the other choices" for key in unused]
     if training.compile == "layers" and model.combination.unit == "sublayer":
         said.append("`training.compile: layers` compiles nothing: with `combination.unit: sublayer` no layer is called")
     for side, every, layers in (

@@ -6,13 +6,22 @@ import difflib
 from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
+from typing import NamedTuple
 
 from ziggurat.config.experiment import Experiment
-from ziggurat.config.load import load_experiment, parse_experiment
+from ziggurat.config.load import parse_experiment, read_config
 from ziggurat.config.papers import find_paper_recipe, paper_keys, paper_recipes
 from ziggurat.errors import ConfigError
 
-__all__ = ["load_named", "plain_recipe_names", "recipe_names", "recipe_summary", "recipe_text"]
+__all__ = [
+    "NamedText",
+    "load_named",
+    "plain_recipe_names",
+    "read_named",
+    "recipe_names",
+    "recipe_summary",
+    "recipe_text",
+]
 
 _FOLDER = resources.files("ziggurat") / "recipes"
 
@@ -53,11 +62,28 @@ def recipe_summary(name: str) -> str:
     return recipe.summary if recipe else recipe_text(name).splitlines()[0].removeprefix("#").strip()
 
 
+class NamedText(NamedTuple):
+    """The text of a configuration: that of the user's file, or of the built-in recipe `recipe`.
+
+    `label` is its name in errors.
+    """
+
+    text: str
+    label: str
+    recipe: str | None
+
+
 def load_named(name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Load the configuration file `name`, or the built-in recipe of that name where there is no such file."""
+    named = read_named(name)
+    return parse_experiment(named.text, named.label, overrides)
+
+
+def read_named(name: str) -> NamedText:
+    """Return the text that `load_named` loads; a pipe can be read only once. Raises ConfigError where there is none."""
     if not Path(name).is_file():
         if (text := _text(name)) is not None:
-            return parse_experiment(text, f"recipe {name}", overrides)
+            return NamedText(text, f"recipe {name}", name)
         if not Path(name).exists() and not Path(name).suffix and (near := _near(name, 0.7)):
             raise ConfigError(f"{name}: neither a file nor a recipe; did you mean the recipe `{near[0]}`?")
-    return load_experiment(name, overrides, piped=True)
+    return NamedText(read_config(name, piped=True), name, None)

@@ -7,15 +7,16 @@ follows from rates of this machine (machine).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
 
 from ziggurat.config import Experiment
+from ziggurat.cost.batches import Batches, expected_batches
 from ziggurat.cost.flops import TokenFlops, forward_flops, training_flops
 from ziggurat.cost.ledger import Work
-from ziggurat.cost.machine import Batches, Speed, expected_batches, measure_speed, shallow, slowness
+from ziggurat.cost.machine import Speed, measure_machine, shallow
 from ziggurat.cost.simulation import BatchShape, SimulatedUpdate, simulate_update
 from ziggurat.errors import ConfigError
 from ziggurat.models.tensors import usable_device
@@ -45,7 +46,7 @@ class MemoryCost:
 
 @dataclass(frozen=True)
 class TimeCost:
-    """Time of an average update in one process.
+    """Time of an average update in one process, on a machine that does nothing else.
 
     Attributes:
         seconds: time of an update.
@@ -53,6 +54,8 @@ class TimeCost:
         slowness: measured over estimated time of a shallow copy's layers (ziggurat.cost.machine).
         flops: operations of an update.
         target_tokens_per_second: target tokens, padding included.
+        others: share of the processors' time that other processes took while rates were measured.
+        delay: times as long as `seconds` that an update takes while they do; 1 where they are not in the way.
     """
 
     seconds: float
@@ -60,6 +63,8 @@ class TimeCost:
     slowness: float
     flops: float
     target_tokens_per_second: float
+    others: float = 0.0
+    delay: float = 1.0
 
 
 @dataclass(frozen=True)
@@ -107,10 +112,11 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     length = round(batches.source_length), round(batches.target_length)
     forward = forward_flops(experiment, sizes, *length)
     kinds = {kind for work in update.work.values() for kind in work.operations}
-    speed = measure_speed(kinds, widths, device, training.threads)
+    machine = measure_machine(experiment, kinds, device)
     copies = sum(update.at_peak.get(purpose, 0) for purpose in ("weights", "moments"))
-    factor = slowness(experiment, speed, device)
+    speed, factor = machine.speed, machine.slowness
     time = time_cost(update, shape, batches, speed, factor, training.batch.accumulate)
+    time = replace(time, others=machine.others, delay=machine.delay)
     if training.growth is not None:
         shallower = []
         for stage in range(len(training.growth.stages)):

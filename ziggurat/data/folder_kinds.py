@@ -15,6 +15,7 @@ _READ_BY = {
     'ziggurat.decoding.served.ServedTranslator("{0}"); its translations are scored by `ziggurat evaluate --hypothesis`',
     "huggingface": "an export for transformers, which AutoModelForSeq2SeqLM reads; `ziggurat import {0} --out FOLDER` "
     "makes a model directory of it",
+    "argos": "an export for Argos Translate and LibreTranslate, which install the .argosmodel file in it",
     "onnx": 'an export for onnxruntime; in Python, ziggurat.export.onnx_runtime.load_onnx("{0}") opens it',
 }
 

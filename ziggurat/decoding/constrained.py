@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.choice import Candidates, Choice, best_extensions
+from ziggurat.decoding.choice import BeamChoice, Candidates, Choice, DiverseChoice, SampleChoice, best_extensions
 from ziggurat.decoding.hypotheses import NEVER
-from ziggurat.decoding.request import Sentence
+from ziggurat.decoding.request import SearchSettings, Sentence
 
-__all__ = ["ConstrainedChoice"]
+__all__ = ["ConstrainedChoice", "choice_of"]
 
 
 class ConstrainedChoice(Choice):
@@ -117,3 +117,15 @@ class ConstrainedChoice(Choice):
         starts = starts & (starts.cumsum(2) == 1)
         held = torch.where(under_way & ~goes_on, 0, held)
         return torch.where(goes_on, held + 1, torch.where(starts, 1, held))
+
+
+def choice_of(sentences: Sequence[Sentence], settings: SearchSettings) -> Choice:
+    """Return the strategy that the settings ask for."""
+    if settings.sampling is not None:
+        return SampleChoice(settings.beam_size, settings.sampling, settings.device)
+    if settings.groups > 1:
+        return DiverseChoice(settings.beam_size, settings.groups, settings.strength, settings.eos)
+    if phrases := max((len(s.constraints) for s in sentences), default=0):
+        longest = max(len(phrase) for s in sentences for phrase in s.constraints)
+        return ConstrainedChoice(settings.beam_size, phrases, longest, settings.eos, settings.device)
+    return BeamChoice(settings.beam_size)

@@ -1,7 +1,7 @@
 """Beam search over any scorer, with sentences that enter and leave while it runs.
 
 The search knows token ids, and nothing of text, models or files. Each step extends every hypothesis (beam) of every
-live sentence by one token (`_Search.step`). Hypotheses that end join the sentence's finished ones, ranked by penalised
+live sentence by one token (`Search.step`). Hypotheses that end join the sentence's finished ones, ranked by penalised
 score.
 
 A sentence is settled once none of its beams can still beat its n-th best finished hypothesis. More tokens only lower a
@@ -21,8 +21,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ziggurat.decoding.choice import BeamChoice, Candidates, Choice, DiverseChoice, SampleChoice
-from ziggurat.decoding.constrained import ConstrainedChoice
+from ziggurat.decoding.choice import Candidates
+from ziggurat.decoding.constrained import choice_of
 from ziggurat.decoding.hypotheses import NEVER, IdHypothesis, RowTrack, Trellis, TrellisStep
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.rules import Rules
@@ -30,7 +30,7 @@ from ziggurat.decoding.scorers import Scorer
 from ziggurat.decoding.state import Admission, LiveSentence, SearchState, holes_filled, padded
 from ziggurat.errors import ConfigError, ZigguratError
 
-__all__ = ["NonFiniteScoreError", "search"]
+__all__ = ["NonFiniteScoreError", "Search", "search"]
 
 
 class NonFiniteScoreError(ZigguratError):
@@ -52,7 +52,7 @@ def search(
     """
     if not sentences:
         return []
-    running = _Search(scorer, sentences, settings)
+    running = Search(scorer, sentences, settings)
     found: dict[int, list[IdHypothesis]] = {}
     while len(found) < len(sentences):
         if settled := running.step():
@@ -61,33 +61,30 @@ def search(
     return [found[number] for number in range(len(sentences))]
 
 
-def _choice(sentences: Sequence[Sentence], settings: SearchSettings) -> Choice:
-    """Return the strategy that the settings ask for."""
-    if settings.sampling is not None:
-        return SampleChoice(settings.beam_size, settings.sampling, settings.device)
-    if settings.groups > 1:
-        return DiverseChoice(settings.beam_size, settings.groups, settings.strength, settings.eos)
-    if phrases := max(len(s.constraints) for s in sentences):
-        longest = max(len(phrase) for s in sentences for phrase in s.constraints)
-        return ConstrainedChoice(settings.beam_size, phrases, longest, settings.eos, settings.device)
-    return BeamChoice(settings.beam_size)
+class Search:
+    """A search under way. Row i of every tensor, and of the scorer, is `live[i]`.
 
+    Args:
+        scorer: the model.
+        sentences: those that wait first, numbered from 0.
+        settings: of all sentences.
+        slots: most sentences that are live at a time; None: as many as `sentences` can need.
+    """
 
-class _Search:
-    """A search under way. Row i of every tensor, and of the scorer, is the sentence `live[i]`."""
-
-    def __init__(self, scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings) -> None:
+    def __init__(
+        self, scorer: Scorer, sentences: Sequence[Sentence], settings: SearchSettings, slots: int | None = None
+    ) -> None:
         self.scorer = scorer
-        self.sentences = sentences
         self.settings = settings
-        self.choice = _choice(sentences, settings)
+        self.sentences = dict(enumerate(sentences))  # that wait
+        self.choice = choice_of(sentences, settings)
         self.rules = Rules(settings)
         self.live: list[LiveSentence] = []
         self.trellis = Trellis()
         self.state = SearchState.entering([], settings, self.choice.groups)
         self.attended: Tensor | None = None  # [N, K, S] attention summed over steps
         lengths = [len(s.source) for s in sentences]
-        self.waiting = Admission(lengths, settings.batch_tokens, settings.batch_sentences)
+        self.waiting = Admission(lengths, settings.batch_tokens, settings.batch_sentences, slots)
         keep_attention = settings.keep_attention or settings.penalty.coverage > 0
         scorer.start(settings.beam_size, self.waiting.slots, keep_attention=keep_attention)
 
@@ -161,7 +158,7 @@ class _Search:
         """Let the sentences `numbers` in, behind the live ones."""
         if not numbers:
             return
-        sentences = [self.sentences[number] for number in numbers]
+        sentences = [self.sentences.pop(number) for number in numbers]
         source, mask = padded([s.source for s in sentences], self.settings.pad, self.settings.device)
         self.scorer.admit(source, mask, max(s.max_length for s in sentences) + 1)
         for number, sentence in zip(numbers, sentences, strict=True):

@@ -9,7 +9,8 @@ Shapes: N live sentences, K beams, C candidates, G groups, R finished hypotheses
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import deque
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -99,32 +100,44 @@ class Admission:
         batch_tokens: most source tokens that are live at a time, padding counted: sentences x the longest of them.
             A sentence longer than that is live alone.
         batch_sentences: most sentences that are live at a time.
+        slots: the same where more sentences will come; None: no more than `lengths` can need.
     """
 
-    def __init__(self, lengths: Sequence[int], batch_tokens: int, batch_sentences: int) -> None:
-        self.lengths = lengths
+    def __init__(
+        self, lengths: Sequence[int], batch_tokens: int, batch_sentences: int, slots: int | None = None
+    ) -> None:
         self.batch_tokens = batch_tokens
-        self.slots = min(len(lengths), batch_sentences, max(1, batch_tokens // min(lengths)))
+        fit = max(1, batch_tokens // min(lengths, default=1))
+        self.slots = slots or max(1, min(len(lengths), batch_sentences, fit))
         """Sentences that can be live at a time."""
-        self._next = 0
+        self._waiting = deque(enumerate(lengths))
 
-    def group(self, live: Sequence[int]) -> range:
-        """Return the sentences that enter now, when sentences of the lengths `live` are in the search.
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, number: int, length: int) -> None:
+        """Let one more sentence wait behind the others."""
+        self._waiting.append((number, length))
+
+    def remove(self, numbers: Container[int]) -> None:
+        """Let the sentences with these numbers wait no longer."""
+        self._waiting = deque(pair for pair in self._waiting if pair[0] not in numbers)
+
+    def group(self, live: Sequence[int]) -> list[int]:
+        """Return the numbers of the sentences that enter now, when those of the lengths `live` are in the search.
 
         None enter until there is room for a group that is worth a pass of the encoder, or for all that wait.
         """
-        waiting = len(self.lengths) - self._next
         longest, count = max(live, default=0), 0
-        while count < waiting and len(live) + count < self.slots:
-            longest = max(longest, self.lengths[self._next + count])
+        for _, length in self._waiting:
             together = len(live) + count + 1
-            if together > 1 and together * longest > self.batch_tokens:
+            longest = max(longest, length)
+            if together > self.slots or (together > 1 and together * longest > self.batch_tokens):
                 break
             count += 1
-        if count < waiting and count * _GROUP_PART < len(live) + count:
+        if count < len(self._waiting) and count * _GROUP_PART < len(live) + count:
             count = 0
-        first, self._next = self._next, self._next + count
-        return range(first, self._next)
+        return [self._waiting.popleft()[0] for _ in range(count)]
 
 
 def length_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:

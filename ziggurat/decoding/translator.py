@@ -59,7 +59,7 @@ class Translator:
     (translated in parts), `unfinished` (cut at the length limit), `unmet` (constraints are missing). The first of each
     kind gives a warning, except for blank lines. `on_finished` is called with the number of sentences that a step of
     the search has finished, for a progress bar; a line in several parts is several sentences, a blank one is none.
-    `about_precision` returns what people should know of its precision; it may measure (ziggurat.nn.precision).
+    `about_precision` returns what `auto` has chosen and, if told to, what would be faster, for which it may measure.
     """
 
     def __init__(
@@ -87,10 +87,10 @@ class Translator:
         self.origin = origin
         self.target_language = target_language
         self.before_step = before_step
-        self._scorer = scorer or (lambda: scorer_of(self.models))
+        self.scorer = scorer or (lambda: scorer_of(self.models))
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
-        self.about_precision: Callable[[], str] = lambda: ""
+        self.about_precision: Callable[[bool], str] = lambda hints: ""
 
     @property
     def model(self) -> Seq2Seq:
@@ -130,7 +130,7 @@ class Translator:
         for name, given in (("prefixes", prefixes), ("constraints", constraints), ("longest", longest)):
             if given is not None and len(given) != len(texts):
                 raise DataError(f"{len(texts)} texts, but {len(given)} {name}; they must pair up")
-        call = self._call(tag, terminology, constraints is not None, **decoding)
+        call = self.call_of(tag, terminology, constraints is not None, **decoding)
         extras = LineExtras(first, list(prefixes or ()), list(constraints or ()), list(longest or ()))
         return self._translate_window(texts, call, extras)
 
@@ -153,7 +153,7 @@ class Translator:
         Other arguments are as in `translate`. If `lines` raises an error, every line before it is translated first.
         """
         refuse_single(lines=lines, prefixes=prefixes, constraints=constraints)
-        call = self._call(tag, terminology, constraints is not None, **decoding)
+        call = self.call_of(tag, terminology, constraints is not None, **decoding)
         pairs = line_extras(windows(lines, window), first, prefixes, constraints)
         return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
 
@@ -169,7 +169,7 @@ class Translator:
             )
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
-        call = self._call(tag)
+        call = self.call_of(tag)
         source_ids = [[*call.tag, *ids] for ids in self.source_tokenizer.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
@@ -198,7 +198,7 @@ class Translator:
             for ids, score in zip(target_ids, scores, strict=True)
         ]
 
-    def _call(
+    def call_of(
         self,
         tag: str | None,
         terminology: Mapping[str, str] | None = None,
@@ -213,7 +213,7 @@ class Translator:
             decoding,
             self.source_tokenizer,
             self.target_tokenizer,
-            vocabulary_size=self._scorer().vocabulary_size,
+            vocabulary_size=self.scorer().vocabulary_size,
             max_positions=self.max_positions,
             device=self.device,
             before_step=self.before_step,
@@ -229,7 +229,7 @@ class Translator:
         # (2) Search, longest first: little padding, and a batch that does not fit into memory fails at once, not after
         # an hour.
         order = sorted(range(len(sentences)), key=lambda i: -len(sentences[i].source))
-        results = search(self._scorer(), [sentences[i] for i in order], call.settings, self.on_finished)
+        results = search(self.scorer(), [sentences[i] for i in order], call.settings, self.on_finished)
         found = dict(zip(order, results, strict=True))
         # (3) Join the parts of each line.
         assembler = Assembler(self.source_tokenizer, self.target_tokenizer, call.decoding)
@@ -270,31 +270,31 @@ def load_translator(
     paths = [path] if isinstance(path, str | Path) else path
     members = open_members(paths, which=which, device=device, without_layers=without_layers)
     settings = change_section(members[0].experiment.decoding, decoding, "decoding")
-    first, shape = members[0], members[0].experiment.model
+    first, shape, here = members[0], members[0].experiment.model, members[0].model.device
     asked, widths = settings.precision, (shape.d_model, shape.d_ff)
-    precision = settled(asked, first.model.device, widths)
+    precision = settled(asked, here, widths)
     settings = settings.model_copy(update={"precision": precision})
     for member in members:
         make_fast(member.model, precision)
     origins = "; ".join(member.origin for member in members)
     models = [member.model for member in members]
     listed = settings.shortlist
-    shortlist = load_shortlist(listed, *first.tokenizers, first.model.device) if listed else None
+    shortlist = load_shortlist(listed, *first.tokenizers, here) if listed else None
     embeddings = [member.experiment.model.embedding for member in members]
     translator = Translator(
         models,
         *first.tokenizers,
         settings,
         max_positions=min((e.max_positions for e in embeddings if e.positions == "learned"), default=None),
-        device=first.model.device,
+        device=here,
         origin=origins if len(members) == 1 else f"ensemble of {len(members)}: {origins}",
         target_language=first.experiment.data.target_language,
         scorer=lambda: scorer_of(models, shortlist),
     )
 
-    def about_precision() -> str:
-        loops = compiled.notice() if first.model.device.type == "cpu" else ""
-        return "; ".join(filter(None, (decoding_notice(asked, precision, first.model.device, widths), loops)))
+    def about_precision(hints: bool) -> str:
+        loops = compiled.notice() if hints and here.type == "cpu" else ""
+        return "; ".join(filter(None, (decoding_notice(asked, precision, here, widths, hints=hints), loops)))
 
     translator.about_precision = about_precision
     return translator

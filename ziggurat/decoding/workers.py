@@ -49,7 +49,7 @@ class _ModelFacts(NamedTuple):
     decoding: DecodingConfig
     origin: str
     target_language: str
-    about_precision: str
+    about_precision: Mapping[bool, str]  # with hints or without
 
 
 class _TranslatedWindow(NamedTuple):
@@ -75,7 +75,7 @@ class WorkerTranslator:
         self._opening = replace(opening, decoding={**opening.decoding, "precision": model.decoding.precision})
         self.decoding = model.decoding
         self.origin = f"{model.origin}; {opening.workers} workers"
-        self.about_precision: Callable[[], str] = lambda: model.about_precision
+        self.about_precision: Callable[[bool], str] = model.about_precision.__getitem__
         self.target_language = model.target_language
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
@@ -166,7 +166,8 @@ def _opened(opening: _Opening) -> Translator:
 
 def _introduce(opening: _Opening) -> _ModelFacts:
     translator = _opened(opening)
-    return _ModelFacts(translator.decoding, translator.origin, translator.target_language, translator.about_precision())
+    about = {hints: translator.about_precision(hints) for hints in (False, True)}
+    return _ModelFacts(translator.decoding, translator.origin, translator.target_language, about)
 
 
 def _translate(opening: _Opening, texts: list[str], options: dict[str, Any]) -> _TranslatedWindow:

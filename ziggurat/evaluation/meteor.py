@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ziggurat.config.languages import main_language
 from ziggurat.errors import ConfigError
-from ziggurat.evaluation.languages import main_language
 from ziggurat.evaluation.scores import check_lines
 from ziggurat.evaluation.segments import MeanMetric, MeanSignature, Words
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, cast
 
+from ziggurat.config.languages import main_language
 from ziggurat.errors import ConfigError, DataError
-from ziggurat.evaluation.languages import main_language
 from ziggurat.evaluation.splitting import INSTALLED_BY, splitting
 
 __all__ = [

@@ -12,7 +12,7 @@ from itertools import islice
 
 import regex
 
-from ziggurat.evaluation.languages import language_name, main_language
+from ziggurat.config.languages import language_name, main_language
 
 __all__ = ["INSTALLED_BY", "Splitting", "splitting", "unspaced_script"]
 

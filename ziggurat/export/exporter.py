@@ -29,6 +29,7 @@ from ziggurat.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
 from ziggurat.export.huggingface import MAX_NEW_TOKENS
+from ziggurat.export.package import PackageChoices
 from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.export.verification import compare, search_settings
@@ -74,6 +75,7 @@ def export_model(
     lines: int = 1000,
     gate: Gate | None = None,
     force: bool = False,
+    package: PackageChoices | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Export a model; return the report, which is also `export.json` of the result.
@@ -84,21 +86,25 @@ def export_model(
         out: folder to write.
         which: checkpoint of a run; see ziggurat.models.directory.open_model.
         without_layers: layers to leave out; likewise.
-        quantization: type of the stored matrices; None: fp32. The fp32 form is verified in any case.
+        quantization: type of the stored matrices; None: the target's usual one, fp32 for most (`float32` everywhere).
+            The fp32 form is verified in any case.
         verify: text to verify with; None: the development set of the model's store, or embedded sentences.
         lines: number of its lines that are used.
         gate: a test set that can refuse the result.
         force: replace an earlier export, of whichever model, and nothing else.
+        package: metadata and sentence splitter of a package (`argos`).
         say: receives a message before each step that takes long.
 
     Raises ExportError: the target cannot be reached (with all reasons), the result is not the same model, or it is
     worse than the gate allows. ConfigError, DataError, CheckpointError: faults of the arguments.
     """
     # (1) Refuse what cannot succeed, before anything takes time.
-    target = target_named(to)
-    if quantization is not None and quantization not in target.quantizations:
+    target = target_named(to, package)
+    stored = quantization or target.usual
+    if stored not in (None, "float32", *target.quantizations):
         known = ", ".join(target.quantizations) or "none"
-        raise ConfigError(f"`--quantization {quantization}`: `--to {to}` has: {known}")
+        raise ConfigError(f"`--quantization {stored}`: `--to {to}` has: {known}")
+    stored = None if stored == "float32" else stored
     # The folder first: opening a model takes seconds.
     _refuse_other_folder(out, force)
     opened = open_model(path, which=which, without_layers=without_layers)
@@ -111,7 +117,7 @@ def export_model(
     # Now, to learn before the export that the files do not pair up, or that BLEU's tokenizer is not installed.
     judged = None if gate is None else (gate, *_test_set(gate, ours.target_language))
     texts, origin = _texts(opened.experiment, verify, lines)
-    report = _report_head(opened, model, to, quantization)
+    report = _report_head(opened, model, to, stored)
     with building(out) as folder, warnings.catch_warnings():
         warnings.simplefilter("ignore", TranslationWarning)  # the report counts translations that were cut
         # (3) Write and compare in fp32: only there must the translations be the same.
@@ -121,10 +127,10 @@ def export_model(
         say(f"comparing it with the model: both translate {len(texts):,} lines ({origin})")
         report["verification"] = {"text": origin, **_verified(checked, target, folder, model, texts)}
         # (4) Write once more, quantised, and count the translations that changed.
-        if quantization is not None:
-            say(f"{quantization}: writing and comparing again")
+        if stored is not None:
+            say(f"{stored}: writing and comparing again")
             _empty(folder)
-            target.write(folder, model, quantization)
+            target.write(folder, model, stored)
             _write_report(folder, report)
             report["quantized"] = _unchanged(ours, target.translator(folder), texts)
         # (5) Compare BLEU, and finish the folder; checksums come last, since they are of everything else.
@@ -133,7 +139,8 @@ def export_model(
         _write_report(folder, report)
         chosen = ["--which", which] if which is not None else []
         chosen += ["--without-layers", without_layers] if without_layers is not None else []
-        chosen += ["--quantization", quantization] if quantization is not None else []
+        chosen += ["--quantization", stored or "float32"] if stored != target.usual else []
+        chosen += package.words() if package is not None else []
         write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
     return report
 
@@ -220,7 +227,8 @@ def _verified(
     """Return the figures of the comparison, without lines too long for it. Raises ExportError: not the same model."""
     # All toolkits must have room for the same lengths.
     settings = search_settings(model.positions, ours.decoding.max_length.limit)
-    longest = min(MAX_NEW_TOKENS, model.positions) - 1
+    # Longer lines than these are translated in parts by ours, but not by every other toolkit.
+    longest = min(MAX_NEW_TOKENS - 1, model.positions - 1, ours.decoding.max_source_pieces + 1)
     lengths = [len(ids) for ids in model.source.encode(list(texts))]
     short = [text for text, length in zip(texts, lengths, strict=True) if length < longest]
     if not short:

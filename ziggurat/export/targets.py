@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,11 +16,14 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError
+from ziggurat.export.argos import argos_reasons, write_argos
+from ziggurat.export.argos_translator import ArgosTranslator
 from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2
 from ziggurat.export.huggingface import huggingface_reasons, write_huggingface
 from ziggurat.export.huggingface_translator import HuggingFaceTranslator
 from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import load_onnx
+from ziggurat.export.package import PackageChoices
 from ziggurat.export.plain import ExportedModel, not_plain, unlike_plain
 from ziggurat.models.directory import CONFIG_FILE, fill_model_directory
 
@@ -42,6 +47,7 @@ class ExportTarget:
         translator: folder -> a translator that uses the result, for the check.
         quantizations: types besides fp32 in which matrices may be stored.
         own_search: the result is searched with its toolkit's search, not with ours.
+        usual: type of the matrices where none is asked for; None: fp32.
     """
 
     reasons: Callable[[Experiment], list[str]]
@@ -49,6 +55,7 @@ class ExportTarget:
     translator: Callable[[Path], ExportTranslator]
     quantizations: tuple[str, ...] = ()
     own_search: bool = False
+    usual: str | None = None
 
 
 def _ctranslate2_reasons(experiment: Experiment) -> list[str]:
@@ -95,6 +102,10 @@ def _write_onnx(folder: Path, model: ExportedModel, quantization: str | None) ->
     write_onnx(folder, model.seq2seq(), model.experiment.model, positions=model.positions)
 
 
+def _argos_reasons(experiment: Experiment) -> list[str]:
+    return [*_ctranslate2_reasons(experiment), *argos_reasons(experiment)]
+
+
 TARGETS: dict[str, ExportTarget] = {
     "ziggurat": ExportTarget(lambda _: [], _write_ziggurat, load_translator),
     "plain": ExportTarget(
@@ -109,13 +120,21 @@ TARGETS: dict[str, ExportTarget] = {
         HuggingFaceTranslator,
         own_search=True,
     ),
+    "argos": ExportTarget(_argos_reasons, write_argos, ArgosTranslator, QUANTIZATIONS, True, usual="int8"),
     "onnx": ExportTarget(lambda _: [], _write_onnx, load_onnx),
 }
 """Targets by name."""
 
 
-def target_named(name: str) -> ExportTarget:
-    """Return the target. Raises ConfigError for an unknown name."""
+def target_named(name: str, package: PackageChoices | None = None) -> ExportTarget:
+    """Return the target; `package` is what a user says of a package.
+
+    Raises ConfigError for an unknown name, or choices for a package where the target is none.
+    """
     if name not in TARGETS:
         raise ConfigError(f"`--to {name}`: choose one of {', '.join(TARGETS)}")
-    return TARGETS[name]
+    if package is None:
+        return TARGETS[name]
+    if name != "argos":
+        raise ConfigError(f"`--metadata` and `--splitter` are for packages (`--to argos`), not for `--to {name}`")
+    return dataclasses.replace(TARGETS[name], write=partial(write_argos, choices=package))

@@ -96,11 +96,16 @@ def settled(asked: Precision | Literal["auto"], device: torch.device, widths: Wi
     return "bfloat16" if narrow else "float32"
 
 
-def decoding_notice(asked: Precision | Literal["auto"], chosen: Precision, device: torch.device, widths: Widths) -> str:
-    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this CPU; else ""."""
+def decoding_notice(
+    asked: Precision | Literal["auto"], chosen: Precision, device: torch.device, widths: Widths, *, hints: bool = True
+) -> str:
+    """Return what `auto` has chosen, or that another precision, int8 apart, is faster on this CPU; else "".
+
+    `hints`: False where nobody would win by another precision; then nothing is measured for a hint.
+    """
     if asked == "auto":
         return f"precision: {chosen}, chosen by `auto`"
-    if device.type != "cpu" or (other := faster(rates := decoding_rates(widths), chosen)) is None:
+    if not hints or device.type != "cpu" or (other := faster(rates := decoding_rates(widths), chosen)) is None:
         return ""
     times = rates[other] / rates[chosen]
     return (

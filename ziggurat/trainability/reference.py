@@ -53,7 +53,8 @@ def reference_of(
         key = sha256(repr(facts).encode()).hexdigest()[:16]
         kept = _kept(store)
         if key not in kept:
-            trial = run_trial(shallow, store, unigram, options, begun("a shallow model", options.updates))
+            tick = begun("a shallow model", options.updates)
+            trial = run_trial(shallow, store, unigram, options, tick, loss_only=True)
             kept[key] = 0.0 if trial.failed else round(unigram - float(trial.points[trial.updates]["nll"]), 4)
             with suppress(OSError):  # a store that may not be written to is measured again each time
                 write_atomically(store.path / REFERENCES_FILE, (json.dumps(kept, indent=1) + "\n").encode())

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,8 +46,10 @@ __all__ = [
 ]
 
 
-MEASURES = ("nll", "source_dependence", "gradient_norm", "beta", "variance")
-"""Measures taken at the points of a trial."""
+_PROFILE = ("nll", "gradient_norm", "beta", "variance")
+MEASURES = ("nll", "source_dependence", *_PROFILE[1:])
+"""Measures taken at the end of a trial. Before it there are fewer, since all of them take as long as six updates:
+all but the second at the beginning, when nothing reads the source yet, and halfway the loss alone, for its pace."""
 
 _SMALLEST_HEAD = 16  # width
 _WARMUP_SHARE = 0.4  # of the updates
@@ -81,7 +83,8 @@ class Trial:
         width: `d_model` of the model that was tried.
         peak: highest learning rate.
         unigram: entropy of the target tokens' frequencies in nats: the loss of a model that learns nothing else.
-        points: update -> measures (docs/diagnosis.md), without dropout, on one batch drawn apart from the training.
+        points: update -> measures (docs/diagnosis.md), without dropout, on one batch drawn apart from the training:
+            those of MEASURES at the end, fewer before.
         losses: training cross-entropy of each update, nats per token.
         failed: first update with a loss or gradient that was not finite, or None.
     """
@@ -148,8 +151,12 @@ def run_trial(
     unigram: float,
     settings: TrialOptions,
     tick: Callable[[int], None] | None = None,
+    *,
+    loss_only: bool = False,
 ) -> Trial:
     """Try `experiment` on the pairs of `store`; `tick` takes the number of each update.
+
+    With `loss_only` nothing is measured but the loss at the end.
 
     Raises ConfigError where the device cannot be used, or a pair of the store does not fit into a batch.
     """
@@ -160,8 +167,11 @@ def run_trial(
     learner.profile()  # sets ADMIN's omegas; other kinds need nothing
     loader = loader_of(small, store)
     batch = profile_batch(store, settings.measured_tokens, seed=settings.seed + 1)
-    points, losses, failed = {0: _measured(learner, batch)}, list[float](), None
-    look = {math.ceil(settings.updates / 2), settings.updates}
+    looks: dict[int, Collection[str]] = {settings.updates: ("nll",)}
+    if not loss_only:
+        looks = {0: _PROFILE, math.ceil(settings.updates / 2): ("nll",), settings.updates: MEASURES}
+    points = {0: _measured(learner, batch, looks[0])} if 0 in looks else {}
+    losses, failed = list[float](), None
     with random_state_kept(learner.device):
         for group in loader.groups(LoaderState()):
             update = len(losses) + 1
@@ -174,8 +184,8 @@ def run_trial(
                 break
             if tick is not None:
                 tick(update)
-            if update in look:
-                points[update] = _measured(learner, batch)
+            if update in looks:
+                points[update] = _measured(learner, batch, looks[update])
             if update == settings.updates:
                 break
     return Trial(
@@ -189,11 +199,11 @@ def run_trial(
     )
 
 
-def _measured(learner: Learner, batch: Batch) -> dict[str, Any]:
+def _measured(learner: Learner, batch: Batch, which: Collection[str]) -> dict[str, Any]:
     """Return measures of the present model, without dropout."""
     training = learner.experiment.training
     learner.model.eval()
-    return measure(learner.model, batch, probe_loss(training.loss, training.precision), MEASURES)
+    return measure(learner.model, batch, probe_loss(training.loss, training.precision), which)
 
 
 # Data

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -21,6 +22,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.init.transfer import output_factor
 from ziggurat.models.tensors import random_state_kept, usable_device
 from ziggurat.threads import share_cores
+from ziggurat.trainability.kept import KeptTrials
 from ziggurat.trainability.trial import TrialOptions, run_trial, trial_experiment
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.learner import Learner
@@ -70,11 +72,13 @@ class Tried:
         size: of the model.
         rate: highest learning rate.
         loss: nats per token without dropout, on pairs drawn apart from the training; infinite where it failed.
+        kept: whether an earlier sweep has trained it.
     """
 
     size: Size
     rate: float
     loss: float
+    kept: bool = field(default=False, compare=False)
 
 
 def resized(model: ModelConfig, size: Size) -> ModelConfig:
@@ -124,6 +128,7 @@ def sweep(
     updates: int = 200,
     tokens: int = 512,
     seeds: Sequence[int] = (1,),
+    kept: KeptTrials | None = None,
     told: Callable[[Tried], object] = lambda tried: None,
 ) -> list[Tried]:
     """Train at each size with each rate, for a few updates; return what was tried, rates ascending at each size.
@@ -138,17 +143,22 @@ def sweep(
         updates: of each training.
         tokens: of a batch, padding included.
         seeds: of data and weights; the loss is the mean over them.
+        kept: what an earlier sweep has finished, and what this one finishes; None: nothing is kept.
         told: called with each result.
     """
-    found = []
+    found, finished = [], kept or KeptTrials()
     for size in sizes:
         model = resized(experiment.model, size)
 
         def tried(rate: float, model: ModelConfig = model, size: Size = size) -> Tried:
             training = change_section(experiment.training, {"schedule": {"peak": rate}}, "training")
             sized = experiment.model_copy(update={"model": model, "training": training})
-            losses = [_loss(sized, store, TrialOptions(updates, tokens, 4096, None, seed)) for seed in seeds]
-            result = Tried(size, rate, math.fsum(losses) / len(losses))
+            before, losses = finished.found, []
+            for seed in seeds:
+                options = TrialOptions(updates, tokens, 4096, None, seed)
+                losses.append(finished.loss(sized, store, options, partial(_loss, sized, store, options)))
+            all_kept = finished.found - before == len(losses)
+            result = Tried(size, rate, math.fsum(losses) / len(losses), kept=all_kept)
             told(result)
             return result
 
@@ -163,7 +173,7 @@ def sweep(
 
 
 def _loss(experiment: Experiment, store: Store, options: TrialOptions) -> float:
-    trial = run_trial(experiment, store, 0.0, options)
+    trial = run_trial(experiment, store, 0.0, options, loss_only=True)
     loss = math.inf if trial.failed else float(trial.points[trial.updates]["nll"])
     return loss if math.isfinite(loss) else math.inf
 

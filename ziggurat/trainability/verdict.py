@@ -116,7 +116,7 @@ def judge(trial: Trial, reference: Reference) -> Verdict:
     - `will not train`: neither, and gradients die out on their way down both stacks, as in plain deep post-norm; or a
       number is not finite.
     - `too early to tell`: neither, and the reference has hardly learnt anything either.
-    - `risky`: anything else. Such runs learn, but late and slowly.
+    - `risky`: anything else. Most such runs learn, but late and slowly.
 
     experiments/depth-check tells how the bands were chosen, and how often they are right.
     """

@@ -9,7 +9,7 @@ import difflib
 
 from ziggurat.errors import ConfigError, printable
 
-__all__ = ["check_language_code", "language_name", "main_language"]
+__all__ = ["check_language_code", "language_doubt", "language_name", "main_language"]
 
 _TABLE = """
 aa aar Afar; ab abk Abkhazian; ae ave Avestan; af afr Afrikaans; ak aka Akan; am amh Amharic; an arg
@@ -54,7 +54,7 @@ for _entry in _TABLE.replace("\n", " ").split(";"):
 
 def main_language(code: str) -> str:
     """Return the code of two letters for `ja`, `jpn`, `ja-JP`, `zh_Hant` and the like; an unknown code as it is."""
-    first = code.replace("_", "-").partition("-")[0].lower()
+    first = _first(code)
     if first in _NAMES:
         return first
     return _SHORT.get(first, code) if len(first) == 3 else code
@@ -68,15 +68,35 @@ def check_language_code(code: str, option: str) -> None:
     first = main_language(code)
     if first in _NAMES or (len(first) == 3 and "qaa" <= first.lower() <= "qtz"):
         return
+    raise ConfigError(
+        f"`{option} {printable(code)}`: not a language that a score depends on{_meant(code)} It takes codes such as "
+        "en, ja or zh-CN; for a language without a code of two letters leave it out"
+    )
+
+
+def language_doubt(code: str, key: str) -> str:
+    """Return a sentence where `code`, the value of `key`, looks like no code of ISO 639, such as a name; else "".
+
+    A code of three letters is never doubted: there are thousands.
+    """
+    first = _first(code)
+    if main_language(code) in _NAMES or (len(first) == 3 and first.isascii() and first.isalpha()):
+        return ""
+    doubt = f"`{key}: {printable(code)}` is not an ISO 639 language code{_meant(first)}"
+    return f"{doubt} Scores and default columns of corpora depend on it"
+
+
+def _first(code: str) -> str:
+    return code.replace("_", "-").partition("-")[0].lower()
+
+
+def _meant(code: str) -> str:
+    """Return the end of a sentence: the codes that may be meant by `code`, if any are near."""
     wanted = code.lower()
     near = [wanted[:2]] if len(wanted) == 3 and wanted[:2] in _NAMES else []
     near += [_SHORT[name] for name in difflib.get_close_matches(wanted, _SHORT, n=1, cutoff=0.8)]
     known = list(dict.fromkeys(near))[:2]
-    meant = f"; did you mean {' or '.join(f'`{c}` ({_NAMES[c]})' for c in known)}?" if known else "."
-    raise ConfigError(
-        f"`{option} {printable(code)}`: not a language that a score depends on{meant} It takes codes such as en, ja or "
-        "zh-CN; for a language without a code of two letters leave it out"
-    )
+    return f"; did you mean {' or '.join(f'`{c}` ({_NAMES[c]})' for c in known)}?" if known else "."
 
 
 def language_name(code: str) -> str:

@@ -1,0 +1,118 @@
+"""`translate --document`: a document in, a document out, with the engine of the verb."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat
+from tests.text.files import docx, members, odt
+from ziggurat.decoding.translator import load_translator
+from ziggurat.text.alignment import control_pieces, rendered
+from ziggurat.text.documents.kinds import Settings, document
+from ziggurat.text.sentences import Options
+from ziggurat.text.splitting import sentencex_splitter
+from ziggurat.text.work import Rendered, Sentence, run
+
+SHORT = ["max_length.limit=6", "beam_size=2"]
+
+
+@pytest.fixture
+def page(tmp_path: Path) -> Path:
+    path = tmp_path / "page.html"
+    path.write_text("<p>Su <b>divusim</b> ne gokun.</p>\n<p>Madona {0} dogun 😀</p>\n", encoding="utf-8")
+    return path
+
+
+def test_a_document_is_what_the_library_makes_of_it(
+    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out.html"
+    status, said, errors = ziggurat("translate", trained, *SHORT, "--document", page, "--output", out)
+    assert (status, said) == (0, "")
+    assert re.search(r"out\.html: \d+ sentences in ", errors)
+    translator = load_translator(trained, device="cpu", max_length={"limit": 6}, beam_size=2, alignments=True)
+    control = control_pieces(translator.source_tokenizer)
+
+    def translate(sentences: list[Sentence]) -> list[Rendered]:
+        return [rendered(t, control) for t in translator.translate([s.text for s in sentences])]
+
+    settings = Settings(Options(sentencex_splitter("qlo")), "qlo", "qhi")
+    outcome = run(document(page.read_bytes(), "page.html", settings), translate)
+    assert out.read_bytes() == outcome.value
+    text = out.read_text(encoding="utf-8")
+    assert [text.count(part) for part in ("<b>", "</b>", "<p>", "{0}", "😀")] == [1, 1, 2, 1, 1]
+    assert "Madona" not in text
+
+
+def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
+    (tmp_path / "a.docx").write_bytes(docx())
+    (tmp_path / "b.odt").write_bytes(odt())
+    out = tmp_path / "out"
+    names = ["--document", tmp_path / "a.docx", "--document", tmp_path / "b.odt", "--output", out]
+    status, _, errors = ziggurat("translate", trained, *SHORT, *names)
+    assert status == 2
+    assert "is not a folder" in errors
+    out.mkdir()
+    assert ziggurat("translate", trained, *SHORT, *names).status == 0
+    assert list(members((out / "a.docx").read_bytes())) == list(members(docx()))
+    assert list(members((out / "b.odt").read_bytes())) == list(members(odt()))
+    assert ziggurat("translate", trained, *SHORT, *names).status == 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--json"], "`--json` is for lines of text"),
+        (["--workers", "2"], "`--workers` is for lines of text"),
+        (["--quality"], "`--quality` is for lines of text"),
+        (["--output", "-"], "needs `--output`"),
+        (["--document", "-"], "a document's kind is known from its name"),
+        (["--document", "missing.docx"], "missing.docx: no such file"),
+    ],
+)
+def test_what_cannot_be_is_one_message(
+    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, arguments: list[str], said: str
+) -> None:
+    given = ["--document", page, "--output", tmp_path / "out.html"]
+    status, out, errors = ziggurat("translate", trained, *given, *arguments)
+    assert (status, out) == (2, "")
+    assert said in errors
+    assert not (tmp_path / "out.html").exists()
+
+
+def test_a_damaged_document_leaves_nothing(ziggurat: Ziggurat, trained: Path, tmp_path: Path) -> None:
+    for name, content in (("a.docx", b"PK nothing"), ("a.pdf", b"%PDF"), ("a.xlf", b"<a>")):
+        (tmp_path / name).write_bytes(content)
+        status, _, errors = ziggurat("translate", trained, "--document", tmp_path / name, "-o", tmp_path / "out")
+        assert status == 2
+        assert name in errors
+        assert "Traceback" not in errors
+        assert not (tmp_path / "out").exists()
+    status, _, errors = ziggurat("translate", trained, "--document", tmp_path / "a.xlf", "-o", tmp_path / "a.xlf")
+    assert "is an input" in errors
+
+
+def test_without_sentencex_the_way_out_is_named(
+    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sentencex_splitter.cache_clear()
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    status, _, errors = ziggurat("translate", trained, "--document", page, "-o", tmp_path / "out.html")
+    assert status == 2
+    assert "pip install 'ziggurat-mt[serve]'" in errors
+
+
+def test_a_model_without_attention_weights_goes_by_segments(
+    ziggurat: Ziggurat, trained: Path, page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ziggurat.cli.documents._is_aligned", lambda translator: False)
+    out = tmp_path / "out.html"
+    status, _, errors = ziggurat("translate", trained, *SHORT, "--document", page, "--output", out)
+    assert status == 0
+    assert "no alignments from this model" in errors
+    assert "translated by segments" in errors
+    assert out.read_text(encoding="utf-8").count("<b>") == 1

@@ -1,0 +1,68 @@
+"""Tiny untrained models in two directions and on to a third language, and a server over them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("starlette")
+
+from starlette.testclient import TestClient
+
+from tests.export.examples import SMALL, random_model
+from tests.small import merged
+from tests.vocabulary import SENTENCES, trained_tokenizer
+from ziggurat.config import Experiment
+from ziggurat.data.subword import save_tokenizers
+from ziggurat.models.directory import weights, write_model_directory
+from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.server import app_of
+
+PAIRS = (("de", "en"), ("en", "de"), ("en", "qlo"))
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+    """A model directory for each pair."""
+    base = tmp_path_factory.mktemp("served")
+    tokenizer = trained_tokenizer(SENTENCES, 340, ["<bt>"])
+    vocabularies = base / "vocabularies"
+    vocabularies.mkdir()
+    save_tokenizers(vocabularies, tokenizer, tokenizer)
+    found = {}
+    for seed, (source, target) in enumerate(PAIRS, start=4):
+        experiment = Experiment.model_validate(
+            {
+                "data": {"source_language": source, "target_language": target, "store": str(base / "none")},
+                "model": merged(SMALL, {}),
+                "decoding": {"max_length": {"ratio": 0.0, "extra": 8, "limit": 8}},
+            }
+        )
+        model = random_model(experiment.model, tokenizer, seed)
+        found[source, target] = base / f"{source}-{target}"
+        write_model_directory(found[source, target], weights(model), experiment, vocabularies)
+    return found
+
+
+Serve = Callable[..., TestClient]
+
+
+@pytest.fixture
+def serve(folders: dict[tuple[str, str], Path]) -> Iterator[Serve]:
+    """Open a server over the models with these settings."""
+    opened: list[TestClient] = []
+
+    def start(**settings: Any) -> TestClient:
+        models = settings.pop("models", [{"path": str(path), "threads": 1} for path in folders.values()])
+        config = ServeConfig.model_validate({"models": models, "names": {"qlo": "Qlo"}, **settings})
+        client = TestClient(app_of(config, lambda text: None), raise_server_exceptions=False)
+        client.__enter__()
+        opened.append(client)
+        return client
+
+    yield start
+    for client in opened:
+        client.__exit__(None, None, None)

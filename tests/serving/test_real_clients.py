@@ -1,0 +1,136 @@
+"""Other people's client libraries against a running server, each in an environment of its own.
+
+$ZIGGURAT_CLIENTS_PYTHON is a Python with libretranslatepy, deep-translator, deepl and openai; $ZIGGURAT_CLIENTS_NODE a
+folder in which deepl-node is installed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.vocabulary import SENTENCES
+from ziggurat.decoding.translator import load_translator
+from ziggurat.serving.access import new_key
+
+pytestmark = pytest.mark.slow
+
+LINES = [SENTENCES[0], SENTENCES[1]]
+PROGRAMS = {
+    "libretranslatepy": """
+from libretranslatepy import LibreTranslateAPI
+api = LibreTranslateAPI(url + "/", api_key=key)
+found = [api.translate(line, "en", "de") for line in lines]
+result = [found, api.languages()[0]["code"], api.detect(german)[0]["language"]]
+expected = [wanted, "de", "de"]
+""",
+    "deep-translator": """
+from deep_translator import LibreTranslator
+LibreTranslator._BASE_URLS = {}
+translator = LibreTranslator(source="en", target="de", api_key=key, custom_url=url + "/")
+result, expected = [translator.translate(line) for line in lines], wanted
+""",
+    "deepl": """
+import deepl
+translator = deepl.Translator(key, server_url=url)
+found = translator.translate_text(lines, source_lang="EN", target_lang="DE")
+detected = translator.translate_text(german, target_lang="EN-US")
+used = translator.get_usage()
+result = [[each.text for each in found], detected.detected_source_lang, used.character.valid,
+          "DE" in [language.code for language in translator.get_target_languages()]]
+expected = [wanted, "DE", True, True]
+try:
+    deepl.Translator("wrong", server_url=url).translate_text("a", target_lang="DE")
+    result.append("no error")
+except deepl.AuthorizationException:
+    result.append("refused")
+expected.append("refused")
+""",
+    "openai": """
+import openai
+client = openai.OpenAI(base_url=url + "/v1", api_key=key)
+ask = lambda text: client.chat.completions.create(model="en-de", messages=[{"role": "user", "content": text}])
+stream = client.chat.completions.create(model="en-de", messages=[{"role": "user", "content": lines[0]}], stream=True)
+result = [[ask(line).choices[0].message.content for line in lines],
+          "".join(event.choices[0].delta.content or "" for event in stream), [m.id for m in client.models.list()]]
+expected = [wanted, wanted[0], ["de-en", "en-de", "en-qlo"]]
+""",
+}
+NODE = """
+const deepl = require("deepl-node");
+const [url, key, lines] = JSON.parse(process.argv[1]);
+const client = new deepl.Translator(key, {serverUrl: url});
+(async () => {
+  const found = await client.translateText(lines, "en", "de");
+  const marked = await client.translateText("A <b>dog</b> runs.", "en", "de", {tagHandling: "html"});
+  const usage = await client.getUsage();
+  const tags = marked.text.replace(/[^<>b/]/g, "");
+  console.log(JSON.stringify([found.map(each => each.text), tags, usage.anyLimitReached()]));
+})();
+"""
+
+
+@pytest.fixture(scope="module")
+def server(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
+    """A server in a process of its own: its address, and a key."""
+    keys = tmp_path_factory.mktemp("clients") / "keys"
+    key = new_key(keys, "client")
+    command = [
+        sys.executable,
+        "-m",
+        "ziggurat",
+        "serve",
+        *map(str, folders.values()),
+        "--port",
+        "0",
+        "--keys",
+        str(keys),
+    ]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = re.search(r"http://\S+", process.stderr.readline())
+        assert found is not None
+        yield found[0], key
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(60) in (0, 143)
+
+
+@pytest.fixture(scope="module")
+def wanted(folders: dict[tuple[str, str], Path]) -> list[str]:
+    return [translation.text for translation in load_translator(folders["en", "de"]).translate(LINES)]
+
+
+@pytest.mark.parametrize("client", PROGRAMS)
+def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[str]) -> None:
+    python = os.environ.get("ZIGGURAT_CLIENTS_PYTHON")
+    if python is None:
+        pytest.skip(
+            "$ZIGGURAT_CLIENTS_PYTHON is not set to a Python with libretranslatepy, deep-translator, deepl, openai"
+        )
+    given: dict[str, Any] = {"url": server[0], "key": server[1], "lines": LINES, "wanted": wanted}
+    given["german"] = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
+    program = f"import json, sys\nglobals().update(json.loads(sys.argv[1]))\n{PROGRAMS[client]}\n"
+    program += "print(json.dumps([result, expected]))\n"
+    done = subprocess.run([python, "-c", program, json.dumps(given)], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result, expected = json.loads(done.stdout)
+    assert result == expected
+
+
+def test_deepl_for_node(server: tuple[str, str], wanted: list[str]) -> None:
+    folder = os.environ.get("ZIGGURAT_CLIENTS_NODE")
+    if folder is None:
+        pytest.skip("$ZIGGURAT_CLIENTS_NODE is not set to a folder in which deepl-node is installed")
+    given = json.dumps([*server, LINES])
+    done = subprocess.run(["node", "-e", NODE, given], cwd=folder, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == [wanted, "<b></b>", False]

@@ -1,0 +1,251 @@
+"""Documents: what is not text keeps its bytes, text is translated whole, and files are well formed."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.text.fakes import Translate, identity, permuting, swapped
+from tests.text.files import FILES, PICTURE, TEXTS, docx, members
+from tests.text.files import run as word_run
+from ziggurat.errors import DataError
+from ziggurat.text.documents.kinds import KINDS, Settings, document, document_kind
+from ziggurat.text.sentences import Options
+from ziggurat.text.splitting import sentencex_splitter
+from ziggurat.text.work import Rendered, Sentence, run
+
+SETTINGS = Settings(Options(sentencex_splitter("en")), "en", "de")
+W = "{http://schemas.openxmlformats.org/wordprocessingml/2006/main}"
+
+
+def translated(name: str, translate: Translate, content: bytes | None = None, settings: Settings = SETTINGS) -> bytes:
+    return run(document(FILES[name] if content is None else content, name, settings), translate).value
+
+
+def test_every_kind_has_a_file_here() -> None:
+    assert {document_kind(name).name for name in FILES} == {k.name for k in KINDS} - {"OpenDocument presentation"}
+    assert document_kind("A.B.DOCX").name == "Word"
+    with pytest.raises(DataError, match=r"a\.pdf: not a kind .* \.txt \.md"):
+        document_kind("a.pdf")
+
+
+ADDS = (".xlf", ".tmx", ".po", ".epub")  # a target or language is filled in
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if not name.endswith(ADDS)])
+def test_a_document_of_which_nothing_changes_keeps_its_bytes(name: str) -> None:
+    assert translated(name, identity) == FILES[name]
+
+
+def test_an_archive_keeps_order_dates_and_methods() -> None:
+    import io
+    import zipfile
+
+    for name in ("a.docx", "a.odt", "a.epub"):
+        said = translated(name, permuting(1))
+        before, after = (zipfile.ZipFile(io.BytesIO(content)).infolist() for content in (FILES[name], said))
+        for one, other in zip(before, after, strict=True):
+            assert (one.filename, one.date_time, one.compress_type) == (
+                other.filename,
+                other.date_time,
+                other.compress_type,
+            )
+            assert one.external_attr == other.external_attr
+        untouched = [
+            n for n in members(said) if n.endswith((".png", "mimetype", ".rels", "container.xml", "word/styles.xml"))
+        ]
+        assert len(untouched) >= 2
+        assert all(members(said)[n] == members(FILES[name])[n] for n in untouched)
+    assert members(said)["OPS/a.png"] == PICTURE
+
+
+@pytest.mark.parametrize("name", [name for name in FILES if name.endswith((".docx", ".pptx", ".odt", ".epub"))])
+@pytest.mark.parametrize("seed", range(4))
+def test_parts_stay_well_formed_with_the_same_elements(name: str, seed: int) -> None:
+    said = members(translated(name, permuting(seed, change=swapped), settings=Settings(SETTINGS.options)))
+    for part, content in members(FILES[name]).items():
+        if not part.endswith((".xml", ".xhtml", ".ncx", ".opf")):
+            continue
+        text, before = said[part].replace(b"&nbsp;", b" "), content.replace(b"&nbsp;", b" ")
+        elements, earlier = (Counter(e.tag for e in ElementTree.fromstring(t).iter()) for t in (text, before))
+        for runs in ("r", "t", "rPr"):  # of which there are fewer or more
+            for space in (W, "{http://schemas.openxmlformats.org/drawingml/2006/main}"):
+                elements.pop(space + runs, None)
+                earlier.pop(space + runs, None)
+        elements.pop(f"{W}b", None), earlier.pop(f"{W}b", None)
+        assert elements == earlier, part
+        said_text, text_before = ("".join(ElementTree.fromstring(t).itertext()) for t in (text, before))
+        assert letters(said_text) == letters(text_before), part
+
+
+def letters(text: str) -> Counter[str]:
+    return Counter("".join(text.split()).casefold())
+
+
+def word_text(content: bytes, part: str = "word/document.xml") -> list[list[tuple[str, str]]]:
+    """For each paragraph its runs: the text, and the names of the properties."""
+    root = ElementTree.fromstring(members(content)[part])
+    return [
+        [
+            (
+                "".join(t.text or "" for t in r.iter(f"{W}t")),
+                " ".join(p.tag.removeprefix(W) for p in r.findall(f"{W}rPr/*")),
+            )
+            for r in p.iter(f"{W}r")
+            if list(r.iter(f"{W}t"))
+        ]
+        for p in root.iter(f"{W}p")
+    ]
+
+
+def test_a_word_that_runs_divide_is_one_word_and_properties_follow_their_words() -> None:
+    asked: list[str] = []
+
+    def watch(sentences: list[Sentence]) -> list[Rendered]:
+        asked.extend(s.text for s in sentences)
+        return permuting(2, change=swapped)(sentences)
+
+    said = word_text(translated("a.docx", watch))
+    assert "One little house and bold words." in asked
+    assert "Then a link & the end." in asked
+    assert ("BOLD", "b") in said[1]
+    assert sum(properties == "rStyle" for _, properties in said[1]) == 1
+    assert said[2] == [(swapped("Left cell"), "")] or said[2] == [(swapped("cell Left"), "")]
+    assert {properties for _, properties in said[3]} == {"i"}
+    # The reference keeps its place behind the word that it was behind.
+    body = members(translated("a.docx", permuting(2)))["word/document.xml"].decode()
+    assert body.count("footnoteReference w:id") == 1
+    assert body.count("<w:delText>gone</w:delText>") == 1
+    assert word_text(translated("a.docx", identity), "word/footnotes.xml") == [[(" The note itself.", "")]]
+
+
+def test_a_field_keeps_its_result_between_its_marks() -> None:
+    for seed in range(8):
+        body = members(translated("a.docx", permuting(seed)))["word/document.xml"].decode()
+        order = [body.index(mark) for mark in ('"begin"', "instrText", '"separate"', '"end"')]
+        assert order == sorted(order)
+        assert re.search(r'"separate"/></w:r>(?:(?!fldChar).)*(?:see|there)', body)
+
+
+PARTS = st.tuples(st.sampled_from(["one ", "two", " three", "."]), st.sampled_from(["", "<w:b/>", "<w:i/>"]))
+
+
+@given(st.lists(PARTS, max_size=6), st.integers(0, 9))
+@settings(max_examples=60, deadline=None)
+def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: int) -> None:
+    content = docx("<w:p>" + "".join(word_run(text, properties) for text, properties in parts) + "</w:p>")
+    assert translated("a.docx", identity, content) == content
+    (runs,) = word_text(translated("a.docx", permuting(seed), content))
+    assert letters("".join(text for text, _ in runs)) == letters("".join(text for text, _ in parts))
+
+
+def test_the_language_of_a_book_becomes_the_targets() -> None:
+    book = members(translated("a.epub", identity))
+    assert b"<dc:language>de</dc:language>" in book["OPS/book.opf"]
+    unnamed = Settings(SETTINGS.options)
+    assert translated("a.epub", identity, settings=unnamed) == FILES["a.epub"]
+
+
+def upper(sentences: list[Sentence]) -> list[Rendered]:
+    """Capitals, except for what must come through, with each word linked to itself."""
+    from tests.text.fakes import PART
+    from ziggurat.text.work import Link
+
+    def one(text: str) -> str:
+        return re.sub(r"(%\w|\{\w*\})|(\w)", lambda m: m[1] or m[2].upper(), text)
+
+    return [Rendered(one(s.text), [Link(*m.span(), *m.span()) for m in PART.finditer(s.text)]) for s in sentences]
+
+
+def test_markdown() -> None:
+    assert translated("a.md", upper).decode() == (
+        "---\ntitle: x\n---\n# THE **BIG** HEADING\n\n"
+        'SOME TEXT WITH `code()` AND [A LINK](http://x.y "t"),\n'
+        "WRAPPED _HERE_.  \nHARD BREAK.\n\n* ITEM ONE\n* [ ] ITEM TWO\n\n> QUOTED WORDS\n\n"
+        "```python\nx = 'text'\n```\n\n"
+        "    indented code\n\n| HEAD | CELL |\n|---|:--|\n| ONE | `two` |\n\n[ref]: http://x.y\n"
+        "![picture](a.png) AND <b>HTML</b> END[^1].\n"
+    )
+
+
+def test_subtitles() -> None:
+    said = translated("a.srt", upper).decode()
+    assert said == TEXTS["a.srt"].replace("Hello there", "HELLO THERE").replace("my friend", "MY FRIEND").replace(
+        "Who", "WHO"
+    ).replace("Nobody", "NOBODY")
+    asked: list[str] = []
+
+    def watch(sentences: list[Sentence]) -> list[Rendered]:
+        asked.extend(s.text for s in sentences)
+        return identity(sentences)
+
+    translated("a.srt", watch)
+    assert asked == ["Hello there,\nmy friend.", "Who?", "Nobody."]
+    cue = b"1\n00:00:01,000 --> 00:00:02,000\nFish &amp; <b>chips</b> & co < x\n"
+    assert translated("a.srt", upper, cue) == cue.upper().replace(b"B>", b"b>")
+    web = translated("a.vtt", upper).decode()
+    assert web == TEXTS["a.vtt"].replace("Hello", "HELLO").replace("you", "YOU").replace("me <", "ME <").replace(
+        "now", "NOW"
+    )
+
+
+def test_xliff_fills_in_what_has_no_target() -> None:
+    said = translated("a.xlf", upper).decode()
+    marked = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
+    assert f'\n    <target{marked}>PRESS <g id="1">THE BUTTON</g><x id="2"/> NOW</target>\n' in said
+    assert "<target>Fertig</target>" in said
+    assert said.count("Keep words") == 1
+    assert f'<target{marked}>NEW <mrk mtype="protected">Brand</mrk> WORDS</target>' in said
+    assert 'target-language="de"' in said
+    second = translated("b.xlf", upper).decode()
+    assert '<target>PRESS <pc id="1">THE BUTTON</pc><ph id="2"/> NOW</target>' in second
+    assert 'trgLang="de"' in second
+
+
+def test_tmx_adds_a_variant() -> None:
+    said = translated("a.tmx", upper).decode()
+    assert '<tuv xml:lang="de"><seg>HELLO <bpt i="1">&lt;b></bpt>YOU<ept i="1">&lt;/b></ept></seg></tuv>' in said
+    assert said.count("<tuv") == 4
+    moved = translated("a.tmx", permuting(2)).decode()
+    assert '<bpt i="1">&lt;b></bpt>you<ept i="1">&lt;/b></ept> Hello' in moved
+    with pytest.raises(DataError, match="language of the translation is not known"):
+        translated("a.tmx", identity, settings=Settings(SETTINGS.options))
+
+
+def test_gettext_fills_in_what_has_no_translation() -> None:
+    assert translated("a.po", upper).decode() == TEXTS["a.po"].replace(
+        'file\\n"\nmsgstr ""', 'file\\n"\nmsgstr "OPEN %s FILE\\n"'
+    ).replace('msgstr[0] ""', 'msgstr[0] "ONE \\"FILE\\""').replace('msgstr[1] ""', 'msgstr[1] "%d FILES"')
+    crlf = TEXTS["a.po"].replace("\n", "\r\n").encode()
+    assert translated("a.po", upper, crlf) == translated("a.po", upper).replace(b"\n", b"\r\n")
+
+
+def test_json_values_and_nothing_else() -> None:
+    said = json.loads(translated("a.json", upper))
+    listed = ["TWO WORDS", None, {"key words": 'A <b>BOLD</b> Ü " THING'}]
+    assert said == {"title": "HELLO {name}", "n": 1.5, "list": listed, "url": "http://x.y"}
+    assert '"n": 1.50' in translated("a.json", upper).decode()
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=12),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(VALUES, st.booleans())
+@settings(max_examples=100, deadline=None)
+def test_any_json_comes_back(value: object, ascii_only: bool) -> None:
+    content = json.dumps(value, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
+    try:
+        content.decode()
+    except UnicodeDecodeError:
+        return
+    assert translated("a.json", identity, content) == content

@@ -1,0 +1,79 @@
+"""The verb that answers over HTTP: serve."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from ziggurat.cli import importing
+from ziggurat.cli.options import decoding_settings, is_setting
+from ziggurat.cli.output import say
+from ziggurat.config.load import change_section, read_config
+from ziggurat.config.yaml_text import parse_yaml
+from ziggurat.errors import ConfigError
+
+__all__ = ["serve"]
+
+
+def serve(
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(help="Runs, model directories or exported CTranslate2 folders; decoding settings for all."),
+    ] = None,
+    config: Annotated[Path | None, typer.Option("--config", help="YAML file for what options cannot say.")] = None,
+    host: Annotated[
+        str | None, typer.Option("--host", help="Address to listen at; default: this machine alone.")
+    ] = None,
+    port: Annotated[
+        int | None, typer.Option("--port", min=0, max=65535, help="Port; default 5000; 0: a free one.")
+    ] = None,
+    keys: Annotated[Path | None, typer.Option("--keys", help="File of API keys, without which nobody may ask.")] = None,
+    new_key: Annotated[
+        str | None,
+        typer.Option("--new-key", metavar="NAME", help="Add a key to the file of --keys, print it, and end."),
+    ] = None,
+    threads: Annotated[
+        int | None, typer.Option("--threads", min=1, max=1024, help="CPU threads of each model.")
+    ] = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+) -> None:
+    """Serve translations over HTTP, to programs written for LibreTranslate.
+
+    Example: `ziggurat serve runs/de-en runs/en-de --port 5000`
+    """
+    try:
+        with importing():
+            from ziggurat.serving.access import new_key as make_key
+            from ziggurat.serving.config import ServeConfig
+            from ziggurat.serving.server import run_server
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"`{error.name}` is not installed: pip install 'ziggurat-mt[serve]'") from None
+
+    if new_key is not None:
+        if keys is None:
+            raise ConfigError("`--new-key NAME` goes with `--keys FILE`")
+        print(make_key(keys, new_key))
+        return
+    settings = decoding_settings([text for text in models or [] if is_setting(text)], "--input")
+    named = [
+        {"path": path, "threads": threads, "device": device, "decoding": settings}
+        for path in models or []
+        if not is_setting(path)
+    ]
+    found = ServeConfig()
+    if config is not None:
+        found = change_section(found, parse_yaml(read_config(config), str(config))[0], str(config))
+    changes = {"host": host, "port": port, "keys": None if keys is None else str(keys)}
+    given: dict[str, Any] = {key: value for key, value in changes.items() if value is not None}
+    shared = {"threads": threads, "device": device} if threads is not None or device != "auto" else {}
+    of_file = [entry.model_dump() for entry in found.models]
+    for entry in of_file:  # what is typed goes before what is written
+        entry |= {key: value for key, value in shared.items() if value is not None}
+        entry["decoding"] = {**entry["decoding"], **settings}
+    given["models"] = [*named, *of_file]
+    found = change_section(found, given, "serve")
+    if not found.models:
+        raise ConfigError("name at least one model: `ziggurat serve RUN`")
+    run_server(found, say)

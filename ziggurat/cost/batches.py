@@ -1,0 +1,113 @@
+"""The batches of an update: those of the store, or of sentences of an assumed length."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ziggurat.config import Experiment
+from ziggurat.cost.simulation import BatchShape
+from ziggurat.data.batching import epoch_indices, make_batches, round_up
+from ziggurat.data.corpus import MANIFEST, Store, read_manifest
+from ziggurat.data.store_checks import unlike_store
+from ziggurat.data.table import PairTable
+
+__all__ = ["ASSUMED_LENGTH", "Batches", "expected_batches"]
+
+ASSUMED_LENGTH = 30
+"""Tokens of a sentence, end-of-sentence included, where there is no store."""
+_SAMPLE = 1_000_000
+"""Number of pairs read of a larger store."""
+_LONGEST = 4096
+"""Number of its longest pairs that are read in addition; they make a batch or more."""
+
+
+@dataclass(frozen=True)
+class Batches:
+    """The batches of training.
+
+    Attributes:
+        largest: candidates for the most memory: with most padded tokens, and with most pairs of source and target
+            positions.
+        source_length: mean length of a source sentence in tokens, end-of-sentence included.
+        target_length: likewise of a target sentence.
+        source_tokens: mean number of padded source tokens of a batch.
+        target_tokens: likewise of target tokens.
+        origin: a description of their origin.
+    """
+
+    largest: tuple[BatchShape, ...]
+    source_length: float
+    target_length: float
+    source_tokens: float
+    target_tokens: float
+    origin: str
+
+
+def expected_batches(experiment: Experiment) -> Batches:
+    """Return the batches of the store if it was prepared as section `data` says; otherwise assumed ones.
+
+    Raises DataError where the store is damaged, or has a pair that does not fit into a batch.
+    """
+    store = Path(experiment.data.store).expanduser()
+    if not (store / MANIFEST).is_file():
+        return _assumed(experiment, f"there is no store {store}")
+    if unlike_store(experiment.data, read_manifest(store)):
+        return _assumed(experiment, f"{store} was prepared with other settings")
+    table = Store.open(store).train
+    return _assumed(experiment, f"{store} is empty") if len(table) == 0 else _planned(experiment, table, store)
+
+
+def _assumed(experiment: Experiment, reason: str) -> Batches:
+    """Return batches of sentences of ASSUMED_LENGTH, and of the longest that `data.filters` allows."""
+    batch = experiment.training.batch
+    longest = min((experiment.data.filters.max_pieces or batch.max_tokens) + 1, batch.max_tokens)
+
+    def of_length(length: int) -> BatchShape:
+        padded = int(round_up(np.array([min(length, longest)]), batch.length_multiple)[0])
+        sentences = max(1, batch.max_tokens // padded)
+        return BatchShape(min(sentences, batch.max_sentences or sentences), padded, padded)
+
+    usual = of_length(ASSUMED_LENGTH)
+    length, tokens = min(ASSUMED_LENGTH, longest), usual.sentences * usual.source
+    origin = f"assumed: {reason}"
+    return Batches(tuple(dict.fromkeys([usual, of_length(longest)])), length, length, tokens, tokens, origin)
+
+
+def _planned(experiment: Experiment, table: PairTable, store: Path) -> Batches:
+    """Return the batches of the first epoch, or of a sample of its pairs."""
+    batch, seed = experiment.training.batch, experiment.training.seed
+    pairs = epoch_indices(table.corpora, table.corpus_weights, experiment.data.sampling_temperature, seed, epoch=0)
+    step = -(-len(pairs) // _SAMPLE)  # rounded up
+    if step > 1:
+        # Every n-th pair gives the mean; the longest pairs, which make the largest batches, would be missing from it.
+        cost = np.maximum(table.source_lengths[pairs], table.target_lengths[pairs])
+        pairs = np.concatenate([pairs[::step], pairs[np.argpartition(cost, -_LONGEST)[-_LONGEST:]]])
+    plan = make_batches(
+        pairs,
+        table.source_lengths,
+        table.target_lengths,
+        max_tokens=batch.max_tokens,
+        max_sentences=batch.max_sentences,
+        length_multiple=batch.length_multiple,
+        seed=seed,
+        epoch=0,
+    )
+    sentences = np.fromiter(map(len, plan), dtype=np.int64, count=len(plan))
+    ordered, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
+    # Stored lengths are without end-of-sentence.
+    lengths = [side[ordered].astype(np.int64) + 1 for side in (table.source_lengths, table.target_lengths)]
+    source, target = (
+        round_up(np.maximum.reduceat(side, starts), batch.length_multiple).astype(np.int64) for side in lengths
+    )
+    candidates = (sentences * (source + target)).argmax(), (sentences * source * target).argmax()
+    return Batches(
+        tuple(dict.fromkeys(BatchShape(int(sentences[n]), int(source[n]), int(target[n])) for n in candidates)),
+        float(lengths[0].mean()),
+        float(lengths[1].mean()),
+        float((sentences * source).mean()),
+        float((sentences * target).mean()),
+        str(store) + (f", one pair in {step}" if step > 1 else ""),
+    )

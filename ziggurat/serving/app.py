@@ -1,0 +1,188 @@
+"""The server as an ASGI application: paths, errors as answers, figures, and what browsers are told."""
+
+from __future__ import annotations
+
+import hmac
+import time
+import uuid
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from html import escape
+from http import HTTPStatus
+
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, JSONResponse, Response
+from starlette.routing import Match, Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from ziggurat import __version__
+from ziggurat.errors import ZigguratError
+from ziggurat.serving.deepl import DeepL
+from ziggurat.serving.engine import ModelFailed
+from ziggurat.serving.libretranslate import LibreTranslate
+from ziggurat.serving.metrics import Metrics
+from ziggurat.serving.openai import OpenAI
+from ziggurat.serving.queue import Late, QueueFull
+from ziggurat.serving.requests import BodyLimit, Refused
+from ziggurat.serving.translations import Translations
+
+__all__ = ["build_app"]
+
+
+def build_app(
+    translations: Translations, *, metrics_token: str | None = None, drain_seconds: float = 30.0
+) -> Starlette:
+    """Return the application over what a server can do.
+
+    Args:
+        translations: the models, with keys and limits.
+        metrics_token: without which /metrics answers nobody; None: it answers everybody.
+        drain_seconds: in which what waits is translated at the end.
+    """
+    metrics = Metrics(translations.pool)
+
+    @asynccontextmanager
+    async def lifespan(app: Starlette) -> AsyncIterator[None]:
+        yield
+        await run_in_threadpool(translations.pool.close, drain_seconds)
+
+    async def health(request: Request) -> Response:
+        """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
+        states = {name: model.engine.state for name, model in translations.pool.models.items()}
+        models = {
+            name: {"status": s.status, "reason": s.reason} if s.reason else {"status": s.status}
+            for name, s in states.items()
+        }
+        failed = all(state.status == "failed" for state in states.values())
+        return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
+
+    async def figures(request: Request) -> Response:
+        given = request.headers.get("authorization", "").removeprefix("Bearer ").encode()
+        if metrics_token is not None and not hmac.compare_digest(given, metrics_token.encode()):
+            raise Refused(401, "Unauthorized", {"WWW-Authenticate": "Bearer"})
+        return Response(metrics.text(), media_type="text/plain; version=0.0.4")
+
+    async def spec(request: Request) -> Response:
+        return JSONResponse(_spec(routes))
+
+    routes = [
+        *LibreTranslate(translations).routes(),
+        *DeepL(translations).routes(),
+        *OpenAI(translations).routes(),
+        Route("/health", health),
+        Route("/metrics", figures),
+        Route("/spec", spec),
+    ]
+    return Starlette(
+        routes=routes,
+        lifespan=lifespan,
+        exception_handlers={Refused: _refused, ZigguratError: _failed, HTTPException: _page, Exception: _broken},
+        middleware=[
+            Middleware(_Seen, metrics=metrics, routes=routes),
+            Middleware(
+                CORSMiddleware,
+                allow_origins=["*"],
+                allow_methods=["GET", "POST"],
+                allow_headers=["Authorization", "Content-Type"],
+                expose_headers=["Authorization", "X-Request-ID"],
+            ),
+            Middleware(BodyLimit, most=translations.limits.body_bytes, of_path={}),
+        ],
+    )
+
+
+class _Seen:
+    """Middleware that counts requests, names each, and forbids browsers to guess types of content."""
+
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: list[Route]) -> None:
+        self._app, self._metrics, self._routes = app, metrics, routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        began, status = time.perf_counter(), 500
+
+        async def noted(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [
+                    *message.get("headers", []),
+                    (b"x-request-id", uuid.uuid4().hex.encode()),
+                    (b"x-content-type-options", b"nosniff"),
+                    (b"cache-control", b"no-store"),
+                ]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noted)
+        finally:
+            known = (route.path for route in self._routes if route.matches(scope)[0] != Match.NONE)
+            self._metrics.seen(next(known, "other"), status, time.perf_counter() - began)
+
+
+def _answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+    """Return an error in the form of the interface whose path was asked for."""
+    content: dict[str, object] = {"error": text}
+    if request.url.path.startswith("/v2/"):
+        content = {"message": text}
+    elif request.url.path.startswith("/v1/"):
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        content = {"error": {"message": text, "type": kind, "param": None, "code": None}}
+    return JSONResponse(content, status, headers=dict(headers or {}))
+
+
+async def _refused(request: Request, error: Exception) -> Response:
+    assert isinstance(error, Refused)
+    return _answer(request, error.status, error.text, error.headers)
+
+
+async def _failed(request: Request, error: Exception) -> Response:
+    """Answer for what a translation ran into; a client learns what it can do about it."""
+    if isinstance(error, QueueFull):
+        return _answer(request, 429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
+    if isinstance(error, Late):
+        return _answer(request, 504, str(error))
+    if isinstance(error, ModelFailed):
+        return _answer(request, 503, str(error), {"Retry-After": "10"})
+    return _answer(request, 400, str(error))
+
+
+async def _page(request: Request, error: Exception) -> Response:
+    """Answer for paths and methods that there are not, as a page: no program asks for these."""
+    assert isinstance(error, HTTPException)
+    title = f"{error.status_code} {HTTPStatus(error.status_code).phrase}"
+    page = f"<!doctype html>\n<html lang=en>\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{escape(error.detail)}</p>\n"
+    return HTMLResponse(page, error.status_code, headers=dict(error.headers or {}))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Answer for a fault of ours; what it was is in the log and not told."""
+    return _answer(request, 500, "an internal error; the server's log has more")
+
+
+def _spec(routes: list[Route]) -> dict[str, object]:
+    """Return a description of the paths (Swagger 2). Some programs recognise a server by the title."""
+    paths = {
+        route.path: {
+            method.lower(): {
+                "summary": (route.endpoint.__doc__ or route.name).split("\n")[0],
+                "responses": {"200": {"description": "the answer"}, "400": {"description": "`error` says why"}},
+            }
+            for method in sorted(route.methods or ())
+            if method != "HEAD"
+        }
+        for route in routes
+    }
+    about = f"An interface compatible with LibreTranslate, by Ziggurat {__version__}."
+    return {
+        "swagger": "2.0",
+        "info": {"title": "LibreTranslate", "version": "1.9.6", "description": about},
+        "paths": paths,
+    }

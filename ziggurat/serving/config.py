@@ -1,0 +1,74 @@
+"""Configuration of a server: what the options of `ziggurat serve` cannot say (docs/serve.md)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from ziggurat.config.base import PathText, Section, Size, Threads
+
+__all__ = ["LimitsConfig", "ModelConfigEntry", "ServeConfig"]
+
+
+class ModelConfigEntry(Section):
+    """A model that is served."""
+
+    path: PathText = Field(min_length=1)
+    """Run, model directory, or exported CTranslate2 directory."""
+    name: str = Field(default="", max_length=100)
+    """Name in the API; default: `source-target`."""
+    which: str | None = None
+    """Checkpoint of a run: `averaged`, `best`, `last` or an update's number."""
+    threads: Threads | None = Field(default=None, ge=1)
+    """CPU threads; null: as many as there are cores."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, `cuda:1`, ..."""
+    decoding: dict[str, Any] = Field(default_factory=dict)
+    """Keys of the `decoding` section that replace the model's own."""
+
+
+class LimitsConfig(Section):
+    """What one request may ask for, and one client in a minute."""
+
+    characters: Size = Field(default=20_000, ge=1)
+    """Most characters of all texts of a request together."""
+    texts: Size = Field(default=500, ge=1)
+    """Most texts of a request."""
+    alternatives: int = Field(default=3, ge=0, le=20)
+    """Most further translations of a text."""
+    body_bytes: Size = Field(default=1 << 20, ge=1000)
+    """Most bytes of a request without files."""
+    file_bytes: Size = Field(default=20 << 20, ge=1000)
+    """Most bytes of a document."""
+    seconds: float = Field(default=60.0, gt=0, le=86_400)
+    """Seconds after which a request is given up."""
+    requests_per_minute: Size | None = Field(default=None, ge=1)
+    """Requests of one client (its key, or its address) in a minute; null: no limit."""
+    characters_per_minute: Size | None = Field(default=None, ge=1)
+    """Characters of one client in a minute; null: no limit."""
+    waiting: Size = Field(default=2000, ge=1)
+    """Sentences that may wait for each model; beyond that requests are told to come back later (429)."""
+
+
+class ServeConfig(Section):
+    """A server."""
+
+    models: list[ModelConfigEntry] = Field(default_factory=list)
+    """The models; those of the command line come first."""
+    host: str = "127.0.0.1"
+    """Address to listen at. The default is this machine alone; `0.0.0.0` is every one that reaches it."""
+    port: int = Field(default=5000, ge=0, le=65_535)
+    """Port; 0: a free one, which the first message names."""
+    memory: int | None = Field(default=None, ge=1, le=1 << 50)
+    """Bytes that open models may take, by their size; null: no limit. A model is opened when it is first asked for."""
+    names: dict[str, str] = Field(default_factory=dict)
+    """Names of languages by code, where ISO 639-1 has none."""
+    limits: LimitsConfig = LimitsConfig()
+    """Limits of requests and clients."""
+    keys: PathText | None = None
+    """File of API keys, as `ziggurat serve --new-key NAME` writes it; null: everybody may ask."""
+    metrics_token: str | None = Field(default=None, min_length=8, max_length=200)
+    """Token without which /metrics answers nobody; null: everybody who reaches the port."""
+    drain_seconds: float = Field(default=30.0, ge=0, le=3600)
+    """Seconds in which requests under way are finished when the server is told to end."""

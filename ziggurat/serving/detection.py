@@ -1,0 +1,56 @@
+"""Detection of the language of a text, among those that a server translates."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from typing import Any
+
+from ziggurat.config.languages import main_language
+
+__all__ = ["Detector"]
+
+_MOST = 2000  # characters that are looked at
+
+
+class Detector:
+    """A detector of languages, by py3langid.
+
+    Args:
+        codes: the languages that it may find, as the models call them. One that py3langid does not know is found only
+            where no other is left.
+    """
+
+    def __init__(self, codes: Iterable[str]) -> None:
+        self._codes = list(codes)
+        known = _identifier(None).labels
+        self._of: dict[str, list[str]] = {}  # code of py3langid -> those of the models
+        for code in self._codes:
+            if main_language(code) in known:
+                self._of.setdefault(main_language(code), []).append(code)
+
+    def rank(self, text: str, among: Sequence[str] | None = None) -> list[tuple[str, float]]:
+        """Return the languages that `text` may have, the likeliest first, each with its confidence from 0 to 100.
+
+        Only those of `among`, where it is given. A text without letters, or in none of the languages that py3langid
+        knows, gives all languages with confidence 0, in the order of the models.
+        """
+        wanted = [code for code in self._codes if among is None or code in among]
+        names = {name: [code for code in codes if code in wanted] for name, codes in self._of.items()}
+        names = {name: codes for name, codes in names.items() if codes}
+        found: list[tuple[str, float]] = []
+        if names and any(map(str.isalpha, text)):
+            ranked = _identifier(tuple(sorted(names))).rank(text[:_MOST])
+            found = [(code, round(100 * float(share), 1)) for name, share in ranked for code in names[name]]
+        return found + [(code, 0.0) for code in wanted if code not in {code for code, _ in found}]
+
+
+@lru_cache(maxsize=64)
+def _identifier(names: tuple[str, ...] | None) -> Any:
+    """Return py3langid's identifier for these languages; None: all."""
+    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # here: its model takes half a second
+
+    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+    if names is not None:
+        identifier.set_languages(list(names))
+    return identifier

@@ -1,0 +1,184 @@
+"""The models of a server: which languages each translates, and by which of them a text gets from one to another."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config import load_experiment
+from ziggurat.config.languages import language_name
+from ziggurat.decoding.engines import SERVED_FILE, is_served
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.serving.engine import Engine, Opened
+from ziggurat.serving.queue import FairQueue
+
+__all__ = ["Model", "ModelPool", "ModelSource"]
+
+_COPIES = 3
+"""Times the size of its weights that a model takes with PyTorch: as it is read, and packed for inference."""
+_POLL = 0.05  # seconds between two looks at whether another model has been closed
+_UNLOADING = 10.0  # seconds that a model waits for the memory of others
+
+
+@dataclass(frozen=True)
+class ModelSource:
+    """A model that is served.
+
+    Attributes:
+        path: a run, a model directory, or an exported CTranslate2 directory.
+        name: in the API; empty: `source-target`.
+        which: checkpoint of a run; None: as `translate` chooses.
+        threads: CPU threads; None: as many as the library takes.
+        device: `auto`, `cpu`, `cuda`, ...
+        decoding: keys of the `decoding` section that replace the saved ones.
+    """
+
+    path: Path
+    name: str = ""
+    which: str | None = None
+    threads: int | None = None
+    device: str = "auto"
+    decoding: Mapping[str, Any] = field(default_factory=dict)
+
+    def weights(self) -> Path:
+        """Return the file with the weights. Raises CheckpointError where there is none."""
+        if is_served(self.path):
+            if self.which is not None:
+                raise ConfigError(f"{self.path}: an exported model has one set of weights; leave out `which`")
+            return self.path / SERVED_FILE
+        from ziggurat.models.directory import locate_weights
+
+        return locate_weights(self.path, self.which)[0]
+
+    def version(self) -> tuple[str, int, int, int]:
+        """Return what changes whenever the weights do: where they are, and the file's identity, time and size."""
+        weights = self.weights()
+        try:
+            found = weights.stat()
+        except OSError as error:
+            raise CheckpointError(f"{weights}: {error.strerror}") from None
+        return str(weights.resolve()), found.st_ino, found.st_mtime_ns, found.st_size
+
+    def size(self) -> int:
+        """Return the bytes of memory that the open model takes, as an estimate."""
+        return self.version()[3] * (1 if is_served(self.path) else _COPIES)
+
+    def open(self) -> Opened:
+        """Open the model, in the thread that will use it."""
+        version = self.version()
+        if is_served(self.path):
+            from ziggurat.decoding.served import ServedTranslator
+
+            served = ServedTranslator(self.path, device=self.device, threads=self.threads, **self.decoding)
+            return Opened(served, version)
+        import torch
+
+        from ziggurat.decoding.translator import load_translator
+
+        if self.threads is not None:
+            torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
+        return Opened(load_translator(self.path, device=self.device, which=self.which, **self.decoding), version)
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model with its languages and its engine."""
+
+    name: str
+    source: str
+    target: str
+    origin: ModelSource
+    engine: Engine
+
+
+class ModelPool:
+    """All models of a server.
+
+    Args:
+        sources: the models, several of one pair of languages only under different names: the first serves the pair.
+        waiting: lines that may wait for each model.
+        memory: bytes that the open models may take by their estimate; others are closed for a new one, the longest
+            unused first. None: no limit.
+        names: names of languages by code, beside those of ISO 639-1.
+        say: receives messages for the operator.
+
+    Raises ConfigError and CheckpointError for a folder that is no model, or two models of one name.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[ModelSource],
+        *,
+        waiting: int = 2000,
+        memory: int | None = None,
+        names: Mapping[str, str] | None = None,
+        say: Callable[[str], object] = lambda text: None,
+    ) -> None:
+        self._memory, self._names, self._say = memory, dict(names or {}), say
+        self.models: dict[str, Model] = {}
+        self.pairs: dict[tuple[str, str], Model] = {}
+        for source in sources:
+            source.weights()  # a folder that is none is refused now, not at the first request
+            data = load_experiment(source.path / "config.yaml").data
+            pair = data.source_language, data.target_language
+            name = source.name or "-".join(pair)
+            if name in self.models:
+                raise ConfigError(f"two models are called {name!r}: {self.models[name].origin.path}, {source.path}")
+            engine = Engine(
+                name, self._opening(source, name), source.version, FairQueue(waiting, max(1, waiting // 2)), say
+            )
+            self.models[name] = Model(name, *pair, source, engine)
+            self.pairs.setdefault(pair, self.models[name])
+
+    def route(self, source: str, target: str) -> list[Model] | None:
+        """Return the models that lead from one language to the other, at most two; None: there is no way."""
+        if (direct := self.pairs.get((source, target))) is not None:
+            return [direct]
+        # In the order in which the models were named: whoever lists a better pivot first gets it.
+        for (first, middle), model in self.pairs.items():
+            if first == source and (second := self.pairs.get((middle, target))) is not None:
+                return [model, second]
+        return None
+
+    @property
+    def languages(self) -> dict[str, list[str]]:
+        """The languages that can be translated from, each with those that it can be translated into, sorted."""
+        codes = sorted({code for pair in self.pairs for code in pair})
+        found = {code: [other for other in codes if code != other and self.route(code, other)] for code in codes}
+        return {code: targets for code, targets in found.items() if targets}
+
+    def language_name(self, code: str) -> str:
+        """Return the name of a language; the code where none is known."""
+        return self._names.get(code) or language_name(code)
+
+    def close(self, seconds: float) -> bool:
+        """Let all models finish what waits; return whether all did within `seconds`."""
+        end = time.monotonic() + seconds
+        ended = [model.engine.close(max(0.0, end - time.monotonic())) for model in self.models.values()]
+        return all(ended)
+
+    def _opening(self, source: ModelSource, name: str) -> Callable[[], Opened]:
+        def opening() -> Opened:
+            if self._memory is not None:
+                self._make_room(name, source.size(), self._memory)
+            return source.open()
+
+        return opening
+
+    def _make_room(self, name: str, needed: int, limit: int) -> None:
+        """Close models that nobody uses until one more fits; one that is too large alone is opened nevertheless."""
+        end = time.monotonic() + _UNLOADING
+        while time.monotonic() < end:
+            others = [m for m in self.models.values() if m.name != name and m.engine.state.status == "ready"]
+            if needed + sum(model.origin.size() for model in others) <= limit:
+                return
+            idle = [model for model in others if not model.engine.busy]
+            if not others:
+                break
+            if idle:
+                min(idle, key=lambda model: model.engine.state.last_used).engine.unload()
+            time.sleep(_POLL)
+        self._say(f"{name}: opened beyond the limit of memory: nothing else could be closed")

@@ -1,0 +1,186 @@
+"""The lines that wait for a model: bounded, fair to clients, and left by whoever does not want them any more."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import Counter, OrderedDict, deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ziggurat.decoding.results import Translation
+from ziggurat.errors import ZigguratError
+
+__all__ = ["FairQueue", "Job", "Late", "Options", "QueueFull"]
+
+
+_MEMORY = 0.999  # of a step: a few hundred steps count
+
+
+class QueueFull(ZigguratError):  # noqa: N818 - a state, not a fault
+    """More lines wait than the queue takes; `seconds` is how long they may take."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__(f"too many lines wait for this model; try again in {seconds:.0f} s")
+        self.seconds = seconds
+
+
+class Late(ZigguratError):  # noqa: N818 - likewise
+    """A line was not translated before its deadline."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What lines must have in common to be translated together.
+
+    Attributes:
+        n_best: translations of a line.
+        alignments: with the alignment of tokens.
+        constrained: lines have phrases that their translations must contain.
+        tag: put before every source sentence; None: no tag.
+    """
+
+    n_best: int = 1
+    alignments: bool = False
+    constrained: bool = False
+    tag: str | None = None
+
+
+@dataclass(eq=False)
+class Job:
+    """A line that waits or is translated.
+
+    Attributes:
+        text: the line.
+        client: who asked; clients take turns.
+        options: see Options.
+        deadline: `time.monotonic()` after which nobody wants the translation.
+        done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
+        constraints: phrases that the translation must contain.
+    """
+
+    text: str
+    client: str
+    options: Options
+    deadline: float
+    done: Callable[[Translation | Exception], Any]
+    constraints: tuple[str, ...] = ()
+    came: float = field(default_factory=time.monotonic)
+    cancelled: bool = False
+
+    def cancel(self) -> None:
+        """Give the translation up; the engine takes the line out of its search at the next step."""
+        self.cancelled = True
+
+    def finish(self, result: Translation | Exception) -> None:
+        """Hand over what came of it."""
+        if not self.cancelled:
+            with contextlib.suppress(RuntimeError):  # of an event loop that has ended: nobody is there any more
+                self.done(result)
+
+
+class FairQueue:
+    """Lines by client; the clients take turns, so that a long request does not keep out a short one.
+
+    Args:
+        most: lines that may wait. A request is taken whole or not at all; one alone may be longer.
+        most_of_client: lines of one client that may wait beside those of others; None: no limit of its own.
+
+    Safe between threads. `changed` is notified when lines come.
+    """
+
+    def __init__(self, most: int, most_of_client: int | None = None) -> None:
+        self.most = most
+        self.most_of_client = most_of_client
+        self.changed = threading.Condition()
+        self._clients: OrderedDict[str, deque[Job]] = OrderedDict()
+        self._lately = [0.0, 0.0]  # lines and seconds, the older the less they count
+        self._size = 0
+        self.closed: Exception | None = None
+        """Why no more lines are taken."""
+
+    def __len__(self) -> int:
+        return self._size
+
+    def put(self, jobs: Sequence[Job]) -> None:
+        """Let the lines of a request wait. Raises QueueFull: there is no room."""
+        with self.changed:
+            if self.closed is not None:
+                raise self.closed
+            of_client = Counter(job.client for job in jobs)
+            for client, count in of_client.items():
+                waiting = len(self._clients.get(client, ()))
+                limit = self.most if self.most_of_client is None else self.most_of_client
+                if waiting and waiting + count > limit:
+                    raise QueueFull(self.wait())
+            if self._size and self._size + len(jobs) > self.most:
+                raise QueueFull(self.wait())
+            for job in jobs:
+                self._clients.setdefault(job.client, deque()).append(job)
+            self._size += len(jobs)
+            self.changed.notify_all()
+
+    def wait(self) -> float:
+        """Return the seconds that the lines that wait now may take, at least 1."""
+        lines, seconds = self._lately
+        return max(1.0, self._size * seconds / lines) if lines else 1.0
+
+    def measured(self, lines: int, seconds: float) -> None:
+        """Take note that `lines` took `seconds`, for `wait`."""
+        self._lately = [_MEMORY * old + new for old, new in zip(self._lately, (lines, seconds), strict=True)]
+
+    def first(self) -> Job | None:
+        """Return the line whose turn it is, without taking it; None: none waits. Lines nobody wants are dropped."""
+        with self.changed:
+            while self._clients:
+                client, jobs = next(iter(self._clients.items()))
+                if self._wanted(jobs[0]):
+                    return jobs[0]
+                self._pop(client)
+            return None
+
+    def take(self, options: Options) -> Job | None:
+        """Take the next line with these options, the client after the last one first; None: there is none."""
+        with self.changed:
+            for client in list(self._clients):
+                jobs = self._clients[client]
+                while jobs and not self._wanted(jobs[0]):
+                    self._pop(client)
+                if jobs and jobs[0].options == options:
+                    job = self._pop(client)
+                    if client in self._clients:
+                        self._clients.move_to_end(client)
+                    return job
+            return None
+
+    def oldest(self, other_than: Options) -> float | None:
+        """Return when the oldest of the lines whose turn it is came, of those with other options; None: none waits."""
+        with self.changed:
+            came = [jobs[0].came for jobs in self._clients.values() if jobs and jobs[0].options != other_than]
+            return min(came, default=None)
+
+    def clear(self, why: Exception) -> None:
+        """Let all lines fail."""
+        with self.changed:
+            jobs = [job for of_client in self._clients.values() for job in of_client]
+            self._clients.clear()
+            self._size = 0
+        for job in jobs:
+            job.finish(why)
+
+    def _pop(self, client: str) -> Job:
+        jobs = self._clients[client]
+        job = jobs.popleft()
+        self._size -= 1
+        if not jobs:
+            del self._clients[client]
+        return job
+
+    def _wanted(self, job: Job) -> bool:
+        """Return whether somebody still waits for it; a late one fails now."""
+        if not job.cancelled and time.monotonic() > job.deadline:
+            job.finish(Late("the deadline passed while the request waited for its turn"))
+            job.cancel()
+        return not job.cancelled

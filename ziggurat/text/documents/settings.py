@@ -1,0 +1,61 @@
+"""What every kind of document needs to be told: how text is cut, its languages, the limits for files of strangers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ziggurat.errors import DataError
+from ziggurat.text.sentences import Options
+
+__all__ = ["Limits", "Settings", "decoded"]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a document.
+
+    Attributes:
+        size: most bytes of the file.
+        unpacked: most bytes of all members of an archive, unpacked.
+        ratio: most bytes that one byte of an archive may expand to, checked from 16 MiB on.
+        members: most members of an archive.
+    """
+
+    size: int = 64 << 20
+    unpacked: int = 256 << 20
+    ratio: int = 200
+    members: int = 10_000
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Settings of the translation of a document.
+
+    Attributes:
+        options: how text is cut and put together again.
+        source, target: language codes, for formats that hold them; empty: not known.
+        attributes: whether attributes of HTML that people read are translated (`alt`, `title`, ...).
+        limits: limits of the file.
+    """
+
+    options: Options
+    source: str = ""
+    target: str = ""
+    attributes: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+
+def decoded(content: bytes, name: str) -> tuple[str, str]:
+    """Return the text of a UTF-8 or (with its mark) UTF-16 file and its encoding; a mark stays in the text.
+
+    Raises DataError for other encodings.
+    """
+    encoding = "utf-8"
+    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16-le" if content.startswith(b"\xff\xfe") else "utf-16-be"
+    try:
+        return content.decode(encoding), encoding
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{name}: not valid {encoding.upper()} (byte {error.start}, from 0); convert it to UTF-8"
+        ) from None

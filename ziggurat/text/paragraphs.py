@@ -1,0 +1,170 @@
+"""Works on paragraphs: their sentences are asked for all at once, and each paragraph is put together with its marks."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Sequence
+
+import regex
+
+from ziggurat.decoding.lines import join_parts
+from ziggurat.text.marked import Close, Copied, Mark, Marked, Open, Piece
+from ziggurat.text.projection import MAX_STEPS, MisplacedError, project, steps
+from ziggurat.text.protection import Item, protected
+from ziggurat.text.sentences import Options, Unit, sentence
+from ziggurat.text.splitting import sentence_spans
+from ziggurat.text.words import Target
+from ziggurat.text.work import Link, Outcome, Rendered, Sentence, Work, together
+
+__all__ = ["paragraphs", "plain_text"]
+
+_LINE_ENDS = regex.compile(r"(\r\n|[\n\r\x0b\x0c\x85\u2028\u2029])")
+
+
+def plain_text(text: str, options: Options) -> Work[Outcome[str]]:
+    """Return the work of translating plain text. Each line is a paragraph; white space between sentences is kept."""
+    lines = _LINE_ENDS.split(text)
+    notices: Counter[str] = Counter()
+    done = yield from paragraphs([Marked(line) for line in lines], options, notices)
+    return Outcome("".join(piece for pieces in done for piece in pieces if isinstance(piece, str)), notices)
+
+
+def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str]) -> Work[list[list[Piece]]]:
+    """Return the work of translating paragraphs; its result is the pieces of each. Notices are counted in `notices`."""
+    return (yield from _distinct(together([_paragraph(text, options, notices) for text in texts])))
+
+
+def _distinct(work: Work[list[list[Piece]]]) -> Work[list[list[Piece]]]:
+    """Return the same work, which asks for sentences that are equal only once."""
+    try:
+        asked = next(work)
+        while True:
+            places: dict[Sentence, int] = {}
+            numbers = [places.setdefault(one, len(places)) for one in asked]
+            answers: list[Rendered] = yield list(places)
+            asked = work.send([answers[number] for number in numbers])
+    except StopIteration as ended:
+        result: list[list[Piece]] = ended.value
+        return result
+
+
+def _paragraph(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
+    """Return the work of translating one paragraph."""
+    if steps(text, text.text) <= MAX_STEPS:
+        spans, units = _units(text, options)
+        target = yield from _translated(text, spans, units, options, notices)
+        if target.text == text.text:  # every mark at its very place, inside of words, too
+            same = [Link(at, at + 1, at, at + 1) for at, letter in enumerate(text.text) if not letter.isspace()]
+            target = Target(text.text, same, target.fixed)
+        if steps(text, target.text) <= MAX_STEPS:
+            try:
+                return project(text, target)
+            except MisplacedError:
+                pass
+    notices["in_segments"] += 1
+    return (yield from _by_slices(text, options, notices))
+
+
+def _units(text: Marked, options: Options) -> tuple[list[tuple[int, int]], list[Unit]]:
+    """Return the sentences of a paragraph, as spans and with what is in them."""
+    copied = [m for m in text.all_marks() if isinstance(m.piece, Copied) and m.end > m.start]
+    copied.sort(key=lambda mark: mark.start)
+    elements = [Item(mark.start, mark.end) for mark in copied]
+    own = set(elements)
+    items = sorted({*elements, *_outside(protected(text.text), elements)})
+    starts = [item.start for item in items]
+    edges = sorted({place for mark in text.all_marks() for place in (mark.start, mark.end)})
+    if options.split is None:
+        spans = sentence_spans(text.text, lambda whole: [whole])
+    else:
+        spans = sentence_spans(text.text, options.split, [(item.start, item.end) for item in items])
+    units = []
+    for start, end in spans:
+        inside = items[bisect_left(starts, start) : bisect_left(starts, end)]
+        inside = [item for item in inside if item.end <= end]  # one that a cut goes through is text
+        marked_here = edges[bisect_left(edges, start + 1) : bisect_left(edges, end)]
+        edges_of_items = {place for item in inside if item in own for place in (item.start, item.end)}
+        units.append(
+            Unit(
+                text.text[start:end],
+                [Item(item.start - start, item.end - start, item.positional) for item in inside],
+                frozenset(number for number, item in enumerate(inside) if item in own),
+                [place - start for place in marked_here if place not in edges_of_items],
+            )
+        )
+    return spans, units
+
+
+def _outside(items: Sequence[Item], elements: Sequence[Item]) -> list[Item]:
+    """Return the items that do not overlap an element."""
+    kept, at = [], 0
+    for item in items:
+        while at < len(elements) and elements[at].end <= item.start:
+            at += 1
+        if at == len(elements) or elements[at].start >= item.end:
+            kept.append(item)
+    return kept
+
+
+def _translated(
+    text: Marked,
+    spans: Sequence[tuple[int, int]],
+    units: Sequence[Unit],
+    options: Options,
+    notices: Counter[str],
+) -> Work[Target]:
+    """Return the work of translating the sentences of a paragraph and joining them with its own white space."""
+    targets = yield from together([sentence(unit, options, notices) for unit in units])
+    said, links, fixed = "", [], []
+    begin = 0
+    for (start, end), target in zip(spans, targets, strict=True):
+        gap = text.text[begin:start]
+        # Scripts without blanks need none between sentences; a translation into another script does.
+        if said and not gap and len(join_parts([said[-1:], target.text[:1]])) > 2:
+            gap = " " if join_parts([text.text[begin - 1], text.text[start]]).count(" ") == 0 else ""
+        said += gap
+        shift = len(said)
+        links += [_moved(link, start, shift) for link in target.links]
+        fixed += [_moved(link, start, shift) for link in target.fixed]
+        said += target.text
+        begin = end
+    return Target(said + text.text[begin:], links, fixed)
+
+
+def _moved(link: Link, source: int, target: int) -> Link:
+    return Link(
+        link.source_start + source, link.source_end + source, link.target_start + target, link.target_end + target
+    )
+
+
+def _by_slices(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
+    """Return the work of translating the text between any two marks by itself; marks stay in their order."""
+    order: list[Piece] = []
+    begin = 0
+
+    def up_to(place: int) -> None:
+        nonlocal begin
+        if place > begin:
+            order.append(text.text[begin:place])
+        begin = max(begin, place)
+
+    waiting: list[Mark | Close] = list(reversed(text.marks))
+    ends: list[int] = []  # of the elements that are open
+    while waiting:
+        mark = waiting.pop()
+        if isinstance(mark, Close):
+            up_to(ends.pop())
+            order.append(mark)
+            continue
+        up_to(mark.start)
+        order.append(mark.piece)
+        if isinstance(mark.piece, Open):
+            ends.append(mark.end)
+            waiting += [mark.close or Close(None), *reversed(mark.children)]
+        else:
+            begin = mark.end
+    up_to(len(text.text))
+    slices = [Marked(piece) for piece in order if isinstance(piece, str)]
+    said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
+    return [part for piece in order for part in (next(said) if isinstance(piece, str) else [piece])]
