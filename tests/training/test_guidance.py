@@ -1,4 +1,4 @@
-"""Guided alignment: its loss by plain loops, in every model, however an update is cut; runs with it; what it teaches."""
+"""Guided alignment: its loss by plain loops in every model, however an update is cut; runs with it; what it teaches."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "rnmt": {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}},
 }
 # Of each of the seven pairs: links of (source token, target token); the last pair has none, others leave tokens out.
+# Nine target tokens have links.
 LINKS = [[(0, 0), (2, 0), (1, 3)], [(4, 1)], [(0, 0), (0, 5)], [(3, 3), (2, 2), (1, 2), (0, 2)], [(1, 0)], [(5, 4)], []]
 
 
@@ -114,12 +115,13 @@ def test_loss_and_gradient_are_those_of_plain_loops(kind: str, normalisation: st
     found = torch.autograd.grad(guided.objective, list(model.parameters()), allow_unused=True)
     plain = plain_loss(attention_of(model, batch), normalisation, **counts)
     expected = torch.autograd.grad(without.objective + 0.7 * plain, list(model.parameters()), allow_unused=True)
-    assert float(guided.objective - without.objective) == pytest.approx(0.7 * float(plain), rel=1e-9)
-    assert float(plain) > 0.1
+    added = float((guided.objective - without.objective).detach())
+    assert added == pytest.approx(0.7 * float(plain.detach()), rel=1e-7)  # shares are kept in fp32
+    assert added > 0.1
     for ours, theirs in zip(found, expected, strict=True):
         assert (ours is None) == (theirs is None)
         if ours is not None and theirs is not None:
-            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-9)
+            torch.testing.assert_close(ours, theirs, rtol=1e-6, atol=1e-7)
     assert guided.alignment is not None
     assert guided.alignment[1] == pytest.approx(sum(len({t for _, t in links}) for links in LINKS))
     assert torch.equal(guided.nll, without.nll)
@@ -156,7 +158,7 @@ def test_an_update_is_the_same_however_it_is_cut(kind: str) -> None:
     for result, model in results[1:]:
         assert result.loss == pytest.approx(results[0][0].loss, rel=1e-9)
         assert result.alignment == pytest.approx(results[0][0].alignment, rel=1e-6)
-        assert result.aligned == pytest.approx(10, rel=1e-6)
+        assert result.aligned == pytest.approx(9, rel=1e-6)
         for ours, first in zip(model.parameters(), results[0][1].parameters(), strict=True):
             torch.testing.assert_close(ours, first, rtol=1e-6, atol=1e-8)
 
@@ -219,7 +221,7 @@ def test_a_layer_that_was_left_out_teaches_nothing() -> None:
     (batch,) = batches([7])
     found = [batch_loss(model, batch, loss_config(1.0), tokens=31, sentences=7).alignment for _ in range(30)]
     counts = {round(float(sums[1])) for sums in found if sums is not None}
-    assert counts == {0, 10}
+    assert counts == {0, 9}
 
 
 def experiment(folder: Path, *, guided: bool = True, **training: Any) -> Experiment:
@@ -286,7 +288,11 @@ def test_a_run_without_guidance_ignores_alignments(tmp_path: Path) -> None:
         (
             {
                 "training": {"loss": {"alignment": {"layer": 2}}},
-                "model": {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}},
+                "model": {
+                    "family": "rnmt",
+                    "embedding": {"positions": "none", "sharing": "none"},
+                    "dropout": {"activation": 0.0},
+                },
             },
             "decoder layer 1 alone",
         ),
