@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+from collections.abc import Iterable
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,9 @@ from ziggurat.alignment.words import split_words
 from ziggurat.config.data import DataConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.babel import AlignedPair, generate_aligned
+from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import MANIFEST, Store
-from ziggurat.data.loader import Loader
+from ziggurat.data.loader import Loader, fixed_batches
 from ziggurat.data.prepare import PrepareReport, prepare
 from ziggurat.data.word_links import spread_pairs
 from ziggurat.errors import ConfigError, DataError
@@ -86,9 +88,14 @@ def piece_words(store: Store, side: int, ids: np.ndarray[Any, Any]) -> list[int]
 def linked_words(store: Store, epochs: range = range(1), **options: Any) -> dict[int, set[Link]]:
     """Index of each pair -> links between its words, from the batches of some epochs."""
     loader = Loader(store.train, store.source, store.target, BatchConfig(max_tokens=300), seed=1, links=True, **options)
-    found: dict[int, set[Link]] = {}
     plans = ((epoch, number) for epoch in epochs for number in range(len(loader.plan(epoch))))
-    for batch in chain.from_iterable(loader.load(*place) for place in plans):
+    return words_of_batches(store, chain.from_iterable(loader.load(*place) for place in plans))
+
+
+def words_of_batches(store: Store, batches: Iterable[Batch]) -> dict[int, set[Link]]:
+    """Index of each pair -> links between its words."""
+    found: dict[int, set[Link]] = {}
+    for batch in batches:
         rows, width, depth = batch.target_out.shape[0], batch.target_out.shape[1], batch.source.shape[1]
         weights = np.zeros((rows, width, depth))
         if batch.link_places is not None and batch.link_shares is not None:
@@ -207,11 +214,35 @@ def test_faulty_alignments_are_refused_before_anything_is_made(
     assert not (corpora.folder / "store").exists()
 
 
-def test_alignments_of_development_text_are_refused(corpora: Corpora) -> None:
-    corpora.add(PAIRS, sure(PAIRS))
-    corpora.settings["dev"] = corpora.settings["train"]
-    with pytest.raises(ValueError, match=r"dev\.0\.alignment"):
-        corpora.config()
+def test_development_text_has_alignments_of_its_own(corpora: Corpora) -> None:
+    corpora.add(PAIRS[:200], sure(PAIRS[:200]))
+    corpora.add(PAIRS[200:], sure(PAIRS[200:]))
+    corpora.settings["dev"] = [corpora.settings["train"].pop()]
+    report = corpora.prepare()
+    assert [corpus.aligned for corpus in report.corpora] == [200, 40]
+    store = corpora.store()
+    assert store.dev is not None
+    loaded = fixed_batches(store.dev, store.source, store.target, BatchConfig(max_tokens=300), links=True)
+    assert words_of_batches(store, loaded) == {number: pair.sure for number, pair in enumerate(PAIRS[200:])}
+    del corpora.settings["dev"][0]["alignment"]
+    assert [corpus.aligned for corpus in corpora.prepare(force=True).corpora] == [200, None]
+    store = corpora.store()
+    assert store.dev is not None
+    assert (store.train.has_links, store.dev.has_links) == (True, False)
+
+
+def test_development_text_is_aligned_by_what_training_text_taught(corpora: Corpora) -> None:
+    corpora.add(PAIRS[:200], sure(PAIRS[:200]))
+    corpora.add(PAIRS[200:])
+    corpora.settings |= {"dev": [corpora.settings["train"].pop()], "alignment": {"compute": "hmm"}}
+    corpora.prepare()
+    store = corpora.store()
+    assert store.dev is not None
+    loaded = fixed_batches(store.dev, store.source, store.target, BatchConfig(max_tokens=300), links=True)
+    texts = [[pair[side] for pair in PAIRS] for side in (0, 1)]
+    aligner = Aligner.train(zip(*(side[:200] for side in texts), strict=True))
+    links = aligner.align(*(side[200:] for side in texts))
+    assert words_of_batches(store, loaded) == dict(enumerate(links))
 
 
 def test_a_store_with_alignments_has_a_format_of_its_own(corpora: Corpora) -> None:

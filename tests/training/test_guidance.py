@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +22,11 @@ from ziggurat.config.experiment import Experiment as Checked
 from ziggurat.config.load import change_section
 from ziggurat.config.train import LossConfig, OptimiserConfig, RecomputeConfig
 from ziggurat.data.babel import generate_aligned
-from ziggurat.data.collate import Batch, collate
+from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.units import PieceLinks, PieceUnits, Words
+from ziggurat.data.units import LinkMapper, PieceLinks, PieceUnits, Words
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
 from ziggurat.models.directory import open_model
@@ -227,10 +229,10 @@ def test_a_layer_that_was_left_out_teaches_nothing() -> None:
 def experiment(folder: Path, *, guided: bool = True, **training: Any) -> Experiment:
     """The tiny experiment with gold alignments of its pairs; its store is prepared."""
     plain = tiny_experiment(folder, **training)
-    links = folder / "train.align"
-    links.write_text("".join(format_links(pair.sure) + "\n" for pair in generate_aligned(300, 5)))
-    values = plain.model_dump()
-    values["data"]["train"][0]["alignment"] = str(links)
+    values, gold = plain.model_dump(), [format_links(pair.sure) + "\n" for pair in generate_aligned(320, 5)]
+    for split, part in (("train", gold[:300]), ("dev", gold[300:])):
+        (folder / f"{split}.align").write_text("".join(part))
+        values["data"][split][0]["alignment"] = str(folder / f"{split}.align")
     if guided:
         values["training"]["loss"]["alignment"] = {"weight": 0.5, "layer": 1, "head": 1}
     found = Checked.model_validate(values)
@@ -256,6 +258,33 @@ def test_a_run_reports_it_and_resumes_exactly(guided: Experiment, tmp_path: Path
     assert final_bytes(tmp_path / "parts", 8) == final_bytes(tmp_path / "whole", 8)
     assert [record["alignment_loss"] for record in records(tmp_path / "parts", "train")] == found
     assert "alignment " in (tmp_path / "whole" / "log.txt").read_text()
+
+
+def by_pairs(model: Seq2Seq, store: Store) -> float:
+    """Mean cross-entropy of the dev set's target tokens with links, one pair after another."""
+    table, total, count = store.dev, 0.0, 0
+    assert table is not None
+    mapper, head = LinkMapper(store.source, store.target), model.decoder.aligned
+    for index in range(len(table)):
+        sides = tuple([ids[0]] for ids in table.pairs([index]))
+        batch = collate(*sides, np.array([index]), SpecialIds.of(store.source, store.target))
+        attention, linked = attention_of(model, batch)[0].detach(), defaultdict(list)
+        _, targets, sources = mapper.piece_links(table.links([index]), *sides)
+        for target, source in zip(targets.tolist(), sources.tolist(), strict=True):
+            linked[target].append(source)
+        for target, of_target in linked.items():
+            total -= sum(math.log(attention[target, source]) for source in of_target) / len(of_target)
+        count += len(linked)
+    assert head == AlignmentHead(0, 0)
+    return total / count
+
+
+def test_validation_reports_it(guided: Experiment, tmp_path: Path) -> None:
+    train(tmp_path / "run", guided, console=QUIET)
+    (found,) = [record["alignment_loss"] for record in records(tmp_path / "run", "validation")]
+    opened = open_model(tmp_path / "run")
+    assert found == pytest.approx(by_pairs(opened.model, Store.open(guided.data.store)), rel=1e-4)
+    assert f"alignment {found:.3f}" in (tmp_path / "run" / "log.txt").read_text().split("dev nll")[1]
 
 
 def test_a_store_without_alignments_is_refused(tiny_folder: Path, tmp_path: Path) -> None:

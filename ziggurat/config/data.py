@@ -28,7 +28,7 @@ class CorpusConfig(Section):
     """File format; `auto` goes by the file name."""
     alignment: PathText | None = None
     """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
-    lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md). Training corpora only."""
+    lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the language codes of `data.source_language` and `data.target_language`)."""
@@ -51,11 +51,11 @@ class CorpusConfig(Section):
 
 
 class AlignmentConfig(Section):
-    """Word alignments of the training corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
+    """Word alignments of the corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
 
     compute: Literal["none", "hmm"] = "none"
-    """`hmm`: `prepare` aligns the training corpora that name no `alignment` as `ziggurat align` does, with one model
-    trained on all of them."""
+    """`hmm`: `prepare` aligns the corpora that name no `alignment` as `ziggurat align` does, with one model trained on
+    the training corpora among them."""
     words: Literal["split", "blanks"] = "split"
     """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
     `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
@@ -179,14 +179,8 @@ class DataConfig(Section):
     alignment: AlignmentConfig = AlignmentConfig()
     """Word alignments."""
 
-    @property
-    def aligned(self) -> bool:
-        """True if the store is to have word alignments."""
-        return self.alignment.compute != "none" or any(corpus.alignment is not None for corpus in self.train)
-
-    @model_validator(mode="after")
-    def _alignments_can_be_found(self) -> Self:
-        for number, corpus in enumerate(self.dev):
-            if corpus.alignment is not None:
-                raise ValueError(f"`dev.{number}.alignment`: only training corpora have word alignments; leave it out")
-        return self
+    def aligned(self, split: str) -> bool:
+        """Return whether the store is to have word alignments of a split, `train` or `dev`."""
+        corpora = self.train if split == "train" else self.dev
+        named = any(corpus.alignment is not None for corpus in corpora)
+        return named or (bool(corpora) and self.alignment.compute != "none")

@@ -217,9 +217,16 @@ class Loader:
 
 
 def fixed_batches(
-    table: PairTable, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, batch: BatchConfig
+    table: PairTable,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    batch: BatchConfig,
+    *,
+    links: bool = False,
 ) -> Iterator[Batch]:
     """Yield all pairs once, shortest first, always in the same batches (validation loss).
+
+    With `links` they have the table's word alignments; it must have some then.
 
     The budget grows to hold the longest pair, so that a pair too long for `batch.max_tokens` does not end a run at its
     first validation.
@@ -229,6 +236,7 @@ def fixed_batches(
     longest = np.maximum(table.source_lengths.max(keepdims=True), table.target_lengths.max(keepdims=True))
     budget = max(batch.max_tokens, int(round_up(longest + 1, batch.length_multiple)[0]))
     special = SpecialIds.of(source_tokenizer, target_tokenizer)
+    mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
     for indices in sorted_batches(
         table.source_lengths,
         table.target_lengths,
@@ -236,4 +244,6 @@ def fixed_batches(
         max_sentences=batch.max_sentences,
         length_multiple=batch.length_multiple,
     ):
-        yield collate(*table.pairs(indices), indices, special, batch.length_multiple)
+        sides = table.pairs(indices)
+        mapped = None if mapper is None else mapper.piece_links(table.links(indices), *sides)
+        yield collate(*sides, indices, special, batch.length_multiple, mapped)

@@ -109,12 +109,16 @@ def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
 def align_corpora(
     corpora: Sequence[Corpus], config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer], progress: Progress
 ) -> None:
-    """Give the training corpora without files of alignments an aligner, if `data.alignment.compute` asks for it."""
+    """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
+
+    It learns from the training corpora among them, or from all training corpora where only others are among them.
+    """
     unaligned = [corpus for corpus in corpora if corpus.alignments is None]
     if config.alignment.compute == "none" or not unaligned:
         return
     progress("train aligner", 0, None)
-    readers = [(corpus.reader, corpus.read) for corpus in unaligned]
+    training = [corpus for corpus in corpora if corpus.split == "train"]
+    readers = [(c.reader, c.read) for c in training if c.alignments is None] or [(c.reader, c.read) for c in training]
     options = config.alignment
     maker = train_aligner(readers, words_of(config, tokenizers), options.pairs, options.symmetrise)
     for corpus in unaligned:
@@ -139,7 +143,7 @@ def encode_corpora(
     """
     training = corpora[0].split == "train"
     words = words_of(config, tokenizers)
-    tracer = LinkTracer(words, tokenizers) if training and config.aligned else None
+    tracer = LinkTracer(words, tokenizers) if config.aligned("train" if training else "dev") else None
     cleaner = Cleaner(config.filters) if training else Cleaner.only_empty()
     total = sum(corpus.read for corpus in corpora)
     done = 0

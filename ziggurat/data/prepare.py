@@ -194,21 +194,21 @@ def _build(
             subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress)
         )
     save_tokenizers(directory, *tokenizers)
-    align_corpora(training, config, tokenizers, progress)
+    align_corpora(corpora, config, tokenizers, progress)
     tables = {}
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         if not chosen:
             continue
         has_text = split == "dev" or subword.regularisation is not None
-        writer = TableWriter(directory, split, has_text=has_text, has_links=split == "train" and config.aligned)
+        writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
         encode_corpora(chosen, config, tokenizers, writer, threads, progress)
         tables[split] = writer.close()
         if not tables[split]["pairs"]:
             counts = sum((corpus.dropped for corpus in chosen), Counter())
             raise nothing_left(sum(corpus.read for corpus in chosen), counts, chosen)
     manifest = {
-        "format": ALIGNED_STORE_FORMAT if config.aligned else STORE_FORMAT,
+        "format": ALIGNED_STORE_FORMAT if any(map(config.aligned, ("train", "dev"))) else STORE_FORMAT,
         "config": config.model_dump(mode="json"),
         "prepared_from": settings,
         "corpora": {split: [_entry(c, config) for c in corpora if c.split == split] for split in ("train", "dev")},
@@ -233,7 +233,7 @@ def _entry(corpus: Corpus, config: DataConfig) -> dict[str, Any]:
         "dropped": dict(sorted(corpus.dropped.items())),
         "carriage_returns": notes.carriage_returns,
         "byte_order_marks": notes.byte_order_marks,
-        **({"aligned": corpus.aligned} if config.aligned and corpus.split == "train" else {}),
+        **({"aligned": corpus.aligned} if config.aligned(corpus.split) else {}),
     }
 
 

@@ -237,7 +237,7 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
     # Left out where there are none: stores of earlier versions do not know of alignments.
     aligned = data.get("alignment", {}).get("compute", "none") != "none"
-    if not aligned and not any(corpus.get("alignment") for corpus in data["train"]):
+    if not aligned and not any(corpus.get("alignment") for split in ("train", "dev") for corpus in data[split]):
         kept.pop("alignment", None)
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
