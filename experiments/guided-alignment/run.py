@@ -81,7 +81,8 @@ def main() -> None:
 
 def machine() -> str:
     """Return what the runs are computed on."""
-    named = [line.split(":")[1].strip() for line in open("/proc/cpuinfo") if line.startswith("model name")]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
     return f"{named[0] if named else platform.machine()}, {os.cpu_count()} cores, {torch.get_num_threads()} used"
 
 
