@@ -87,7 +87,7 @@ def _changes(translator: Translator | ServedTranslator, options: Options) -> dic
     changes: dict[str, Any] = {"n_best": options.n_best}
     if options.n_best > translator.decoding.beam_size:
         changes["beam_size"] = options.n_best
-    if options.alignments and not isinstance(translator, ServedTranslator):  # which has none: markup does without
+    if options.alignments:
         changes["alignments"] = True
     return changes
 
