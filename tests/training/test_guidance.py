@@ -14,7 +14,7 @@ from torch import Tensor
 
 from tests.conftest import tiny_experiment
 from tests.small import small_config
-from tests.training.batches import LENGTHS, SPECIAL
+from tests.training.batches import LENGTHS, LINKS, batches
 from tests.training.runs import QUIET, final_bytes, records
 from ziggurat.alignment.links import error_rate, format_links
 from ziggurat.config import Experiment
@@ -26,7 +26,7 @@ from ziggurat.data.collate import Batch, SpecialIds, collate
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
-from ziggurat.data.units import LinkMapper, PieceLinks, PieceUnits, Words
+from ziggurat.data.units import LinkMapper, PieceUnits, Words
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.build import build_model, parameter_roles, set_recompute
 from ziggurat.models.directory import open_model
@@ -53,9 +53,6 @@ KINDS: dict[str, dict[str, Any]] = {
     "value residual": {"attention": {"cross_value_residual": "learned"}},
     "rnmt": {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}},
 }
-# Of each of the seven pairs: links of (source token, target token); the last pair has none, others leave tokens out.
-# Nine target tokens have links.
-LINKS = [[(0, 0), (2, 0), (1, 3)], [(4, 1)], [(0, 0), (0, 5)], [(3, 3), (2, 2), (1, 2), (0, 2)], [(1, 0)], [(5, 4)], []]
 
 
 def tiny(kind: str = "pre", layer: int = -1, head: int | None = 1, **choices: Any) -> Seq2Seq:
@@ -71,21 +68,6 @@ def tiny(kind: str = "pre", layer: int = -1, head: int | None = 1, **choices: An
 def loss_config(weight: float | None, normalisation: str = "tokens") -> LossConfig:
     alignment = None if weight is None else {"weight": weight}
     return LossConfig.model_validate({"alignment": alignment, "normalisation": normalisation})
-
-
-def batches(sizes: list[int]) -> list[Batch]:
-    """The first of seven pairs, always the same, with their links, cut into batches of `sizes`."""
-    rng = np.random.default_rng(0)
-    pairs = [[rng.integers(4, 20, n).astype(np.int32) for n in lengths] for lengths in LENGTHS]
-    found, first = [], 0
-    for size in sizes:
-        part = pairs[first : first + size]
-        cells = sorted((row, t, s) for row in range(size) for s, t in LINKS[first + row])
-        columns = np.array(cells, np.int64).reshape(-1, 3).T
-        links = PieceLinks(*columns)
-        found.append(collate([s for s, _ in part], [t for _, t in part], np.arange(size), SPECIAL, links=links))
-        first += size
-    return found
 
 
 def attention_of(model: Seq2Seq, batch: Batch) -> Tensor:
@@ -111,7 +93,7 @@ def plain_loss(attention: Tensor, normalisation: str, tokens: int, sentences: in
 @pytest.mark.parametrize("normalisation", ["tokens", "sentence_mean", "sentence_sum"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_loss_and_gradient_are_those_of_plain_loops(kind: str, normalisation: str) -> None:
-    model, (batch,) = tiny(kind), batches([7])
+    model, (batch,) = tiny(kind), batches([7], linked=True)
     counts = {"tokens": 31, "sentences": 8}
     guided, without = (batch_loss(model, batch, loss_config(w, normalisation), **counts) for w in (0.7, None))
     found = torch.autograd.grad(guided.objective, list(model.parameters()), allow_unused=True)
@@ -131,7 +113,7 @@ def test_loss_and_gradient_are_those_of_plain_loops(kind: str, normalisation: st
 
 
 def test_the_head_and_the_layer_are_those_that_were_asked_for() -> None:
-    (batch,) = batches([7])
+    (batch,) = batches([7], linked=True)
     model = tiny("pre")
     seen: list[Tensor] = []
     for layer in model.decoder.layers:
@@ -150,8 +132,8 @@ def test_the_head_and_the_layer_are_those_that_were_asked_for() -> None:
 
 def update(sizes: list[int], config: LossConfig, kind: str) -> tuple[UpdateResult, Seq2Seq]:
     model = tiny(kind)
-    optimiser = Optimiser(model, parameter_roles(model), OptimiserConfig())
-    return train_update(Parallel(model, config), batches(sizes), optimiser, rate=1e-2, clip_norm=None), model
+    optimiser, cut = Optimiser(model, parameter_roles(model), OptimiserConfig()), batches(sizes, linked=True)
+    return train_update(Parallel(model, config), cut, optimiser, rate=1e-2, clip_norm=None), model
 
 
 @pytest.mark.parametrize("kind", ["merged", "rnmt"])
@@ -166,7 +148,7 @@ def test_an_update_is_the_same_however_it_is_cut(kind: str) -> None:
 
 
 def test_weights_of_zero_have_a_finite_loss_and_gradient() -> None:
-    model, (batch,) = tiny("pre").float(), batches([7])
+    model, (batch,) = tiny("pre").float(), batches([7], linked=True)
     with torch.no_grad():
         for layer in model.decoder.layers:
             layer.cross_attn.q_proj.weight *= 1e4
@@ -178,7 +160,7 @@ def test_weights_of_zero_have_a_finite_loss_and_gradient() -> None:
 
 
 def test_an_idle_batch_teaches_nothing() -> None:
-    (batch,) = batches([7])
+    (batch,) = batches([7], linked=True)
     idle = batch_loss(tiny("pre"), batch.idle(), loss_config(1.0), tokens=31, sentences=7)
     assert float(idle.objective.detach()) == 0.0
     assert idle.alignment is not None
@@ -193,7 +175,7 @@ def gradients(model: Seq2Seq, batch: Batch) -> list[Tensor | None]:
 @pytest.mark.parametrize("kind", ["pre", "merged", "rnmt", "by sub-layers"])
 @pytest.mark.parametrize("recompute", [1, "segments"])
 def test_recomputed_layers_learn_the_same(kind: str, recompute: Any) -> None:
-    (batch,) = batches([7])
+    (batch,) = batches([7], linked=True)
     dropped = {} if kind == "rnmt" else {"dropout": {"residual": 0.2, "embedding": 0.0, "attention": 0.2}}
     model = tiny(kind, **dropped).train()
     torch.manual_seed(1)
@@ -205,7 +187,7 @@ def test_recomputed_layers_learn_the_same(kind: str, recompute: Any) -> None:
 
 
 def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    (batch,) = batches([7])
+    (batch,) = batches([7], linked=True)
     for kind in ("pre", "merged"):
         model = tiny(kind, layer=0)
         expected = gradients(model, batch)
@@ -220,7 +202,7 @@ def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_layer_that_was_left_out_teaches_nothing() -> None:
     model = tiny("pre", decoder={"layers": 2, "layer_drop": 0.9}).train()
     torch.manual_seed(0)
-    (batch,) = batches([7])
+    (batch,) = batches([7], linked=True)
     found = [batch_loss(model, batch, loss_config(1.0), tokens=31, sentences=7).alignment for _ in range(30)]
     counts = {round(float(sums[1])) for sums in found if sums is not None}
     assert counts == {0, 9}
