@@ -35,7 +35,7 @@ from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.nn.attention import KeptWeights
 from ziggurat.training.graphs import refuse_unrecordable
 from ziggurat.training.loop import train
-from ziggurat.training.objective import batch_loss
+from ziggurat.training.objective import autocast, batch_loss
 from ziggurat.training.optim import Optimiser
 from ziggurat.training.parallel import Parallel
 from ziggurat.training.update import UpdateResult, train_update
@@ -159,6 +159,17 @@ def test_weights_of_zero_have_a_finite_loss_and_gradient() -> None:
     assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
 
 
+def test_bf16_stays_close() -> None:
+    model, (batch,) = tiny("pre").float(), batches([7], linked=True)
+    exact = batch_loss(model, batch, loss_config(1.0), tokens=31, sentences=7)
+    with autocast(torch.device("cpu"), "bf16"):
+        rough = batch_loss(model, batch, loss_config(1.0), tokens=31, sentences=7)
+    assert exact.alignment is not None
+    assert rough.alignment is not None
+    assert rough.alignment.dtype == torch.float32
+    torch.testing.assert_close(rough.alignment, exact.alignment, atol=0.0, rtol=0.02)
+
+
 def test_an_idle_batch_teaches_nothing() -> None:
     (batch,) = batches([7], linked=True)
     idle = batch_loss(tiny("pre"), batch.idle(), loss_config(1.0), tokens=31, sentences=7)
@@ -227,7 +238,17 @@ def guided(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     return experiment(tmp_path_factory.mktemp("guided"), checkpoint={"every_updates": 3}, log_every_updates=4)
 
 
-def test_a_run_reports_it_and_resumes_exactly(guided: Experiment, tmp_path: Path) -> None:
+EVERYTHING: dict[str, Any] = {
+    "precision": "bf16",
+    "batch": {"accumulate": 2},
+    "growth": {"stages": [{"layers": 1, "decoder_layers": 1, "updates": 4}], "keep_stages": False},
+    "loss": {"alignment": {"layer": None, "weight": 0.5}},
+}
+
+
+@pytest.mark.parametrize("choices", [{}, EVERYTHING], ids=["plain", "bf16, accumulation, growth"])
+def test_a_run_reports_it_and_resumes_exactly(choices: dict[str, Any], guided: Experiment, tmp_path: Path) -> None:
+    guided = guided.model_copy(update={"training": change_section(guided.training, choices, "training")})
     train(tmp_path / "whole", guided, console=QUIET)
     found = [record["alignment_loss"] for record in records(tmp_path / "whole", "train")]
     assert len(found) == 2
