@@ -53,9 +53,9 @@ class CorpusConfig(Section):
 class AlignmentConfig(Section):
     """Word alignments of the corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
 
-    compute: Literal["none", "hmm"] = "none"
-    """`hmm`: `prepare` aligns the corpora that name no `alignment` as `ziggurat align` does, with one model trained on
-    the training corpora among them."""
+    compute: Literal["none", "hmm", "eflomal"] = "none"
+    """`prepare` aligns the corpora that name no `alignment`. `hmm`: as `ziggurat align` does, with one model trained on
+    the training corpora among them. `eflomal`: by that program, which must be on the PATH; other links every time."""
     words: Literal["split", "blanks"] = "split"
     """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
     `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
@@ -63,7 +63,7 @@ class AlignmentConfig(Section):
     symmetrise: Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"] = (
         "grow-diag-final-and"
     )
-    """`compute: hmm`: how the two directions are merged."""
+    """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
     """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""
 

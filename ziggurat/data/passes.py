@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, compress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ziggurat.alignment.eflomal import refuse_without_eflomal
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Cleaner
 from ziggurat.data.inputs import Corpus, Progress, nothing_left
@@ -22,10 +24,10 @@ from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.data.word_links import LinkTracer, TracedLinks, train_aligner, words_of
+from ziggurat.data.word_links import LinkTracer, TracedLinks, run_eflomal, train_aligner, words_of
 from ziggurat.errors import DataError
 
-__all__ = ["align_corpora", "encode_corpora", "sample_sentences"]
+__all__ = ["align_corpora", "encode_corpora", "refuse_missing_aligner", "sample_sentences"]
 
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
@@ -106,21 +108,37 @@ def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
     return shares
 
 
+def refuse_missing_aligner(config: DataConfig) -> None:
+    """Raise ConfigError where the aligner that `data.alignment.compute` asks for is not installed."""
+    if config.alignment.compute == "eflomal":
+        refuse_without_eflomal()
+
+
 def align_corpora(
-    corpora: Sequence[Corpus], config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer], progress: Progress
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    folder: Path,
+    progress: Progress,
 ) -> None:
     """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
 
-    It learns from the training corpora among them, or from all training corpora where only others are among them.
+    Ours learns from the training corpora among them, or from all training corpora where only others are among them;
+    eflomal aligns them all, with temporary files in `folder`.
     """
-    unaligned = [corpus for corpus in corpora if corpus.alignments is None]
-    if config.alignment.compute == "none" or not unaligned:
+    options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
+    if options.compute == "none" or not unaligned:
         return
-    progress("train aligner", 0, None)
-    training = [corpus for corpus in corpora if corpus.split == "train"]
-    readers = [(c.reader, c.read) for c in training if c.alignments is None] or [(c.reader, c.read) for c in training]
-    options = config.alignment
-    maker = train_aligner(readers, words_of(config, tokenizers), options.pairs, options.symmetrise)
+    words = words_of(config, tokenizers)
+    if options.compute == "eflomal":
+        progress("run eflomal", 0, None)
+        maker = run_eflomal([corpus.reader for corpus in unaligned], words, options.symmetrise, folder)
+    else:
+        progress("train aligner", 0, None)
+        training = [corpus for corpus in corpora if corpus.split == "train"]
+        chosen = [corpus for corpus in training if corpus.alignments is None] or training
+        readers = [(corpus.reader, corpus.read) for corpus in chosen]
+        maker = train_aligner(readers, words, options.pairs, options.symmetrise)
     for corpus in unaligned:
         corpus.maker = maker
 

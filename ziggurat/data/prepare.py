@@ -25,7 +25,7 @@ from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, nothing_left, side_notices
-from ziggurat.data.passes import align_corpora, encode_corpora, sample_sentences
+from ziggurat.data.passes import align_corpora, encode_corpora, refuse_missing_aligner, sample_sentences
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
@@ -180,6 +180,7 @@ def _build(
     progress: Progress,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
+    refuse_missing_aligner(config)
     training = [corpus for corpus in corpora if corpus.split == "train"]
     tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
     subword = config.subword
@@ -194,7 +195,7 @@ def _build(
             subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress)
         )
     save_tokenizers(directory, *tokenizers)
-    align_corpora(corpora, config, tokenizers, progress)
+    align_corpora(corpora, config, tokenizers, directory, progress)
     tables = {}
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import chain, compress
+from itertools import chain, compress, islice
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.alignment.aligner import Aligner
+from ziggurat.alignment.eflomal import eflomal_links
 from ziggurat.alignment.links import Link, parse_links
 from ziggurat.alignment.symmetry import Symmetrisation
 from ziggurat.config.data import DataConfig
@@ -27,6 +28,7 @@ __all__ = [
     "LinkMaker",
     "LinkTracer",
     "TracedLinks",
+    "run_eflomal",
     "spread_pairs",
     "train_aligner",
     "words_of",
@@ -95,16 +97,33 @@ def _unlike(path: Path, lines: int, reader: CorpusReader, pairs: int) -> DataErr
     )
 
 
-class LinkMaker(NamedTuple):
-    """An aligner that makes links of any block."""
+class LinkMaker(Protocol):
+    """An aligner of corpora."""
+
+    def links(self, block: PairBlock, words: Sides) -> list[list[Link]]:
+        """Return the links of each pair of a block; blocks come in the order of the corpora, each once."""
+
+
+class HmmLinks(NamedTuple):
+    """Our own aligner."""
 
     aligner: Aligner
     how: Symmetrisation
 
     def links(self, block: PairBlock, words: Sides) -> list[list[Link]]:
-        """Return the links of each pair."""
+        """Return the links of each pair; the order of blocks does not matter."""
         sources, targets = ([side.plain(line) for line in lines] for side, lines in zip(words, block, strict=True))
         return [sorted(links) for links in self.aligner.align(sources, targets, self.how)]
+
+
+class EflomalLinks(NamedTuple):
+    """Links that eflomal has made of all pairs, in their order."""
+
+    found: Iterator[set[Link]]
+
+    def links(self, block: PairBlock, words: Sides) -> list[list[Link]]:
+        """Return the links of the next pairs."""
+        return [sorted(links) for links in islice(self.found, len(block[0]))]
 
 
 def train_aligner(
@@ -123,7 +142,14 @@ def train_aligner(
     blocks = (block for reader, _ in readers for block in reader.blocks())
     pairs = spread_pairs(blocks, sum(count for _, count in readers), most)
     plain = ((words[0].plain(source), words[1].plain(target)) for source, target in pairs)
-    return LinkMaker(Aligner.train(plain, words[0].rule), how)
+    return HmmLinks(Aligner.train(plain, words[0].rule), how)
+
+
+def run_eflomal(readers: Sequence[CorpusReader], words: Sides, how: Symmetrisation, folder: Path) -> LinkMaker:
+    """Return the links that eflomal makes of all pairs of several corpora; see eflomal_links."""
+    pairs = (pair for reader in readers for block in reader.blocks() for pair in zip(*block, strict=True))
+    plain = ((words[0].plain(source), words[1].plain(target)) for source, target in pairs)
+    return EflomalLinks(eflomal_links(plain, words[0].rule, how, folder))
 
 
 def spread_pairs(blocks: Iterable[PairBlock], total: int, most: int) -> Iterator[tuple[str, str]]:
