@@ -23,6 +23,7 @@ from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import MANIFEST, Store
 from ziggurat.data.loader import Loader, fixed_batches
 from ziggurat.data.prepare import PrepareReport, prepare
+from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.word_links import spread_pairs
 from ziggurat.errors import ConfigError, DataError
 
@@ -299,6 +300,25 @@ def test_a_store_without_alignments_is_what_it_was(corpora: Corpora) -> None:
     # As an earlier version recorded its settings: without any word of alignments.
     assert "alignment" not in manifest["prepared_from"]["train"][0]
     assert not corpora.store().train.has_links
+
+
+def test_a_store_aligned_otherwise_is_told_apart(corpora: Corpora) -> None:
+    corpora.add(PAIRS[:120], sure(PAIRS[:120]))
+    corpora.add(PAIRS[120:])
+    corpora.prepare()
+    manifest = corpora.store().manifest
+
+    def unlike(**changes: Any) -> list[str]:
+        return unlike_store(DataConfig.model_validate({**corpora.settings, **changes}), manifest)
+
+    first, second = corpora.settings["train"]
+    assert unlike() == unlike(train=[], alignment={"compute": "hmm"}) == []
+    both = [first, {**second, "alignment": first["alignment"]}]
+    assert unlike(train=both) == ["data.train.1.alignment (null -> true)"]
+    assert unlike(alignment={"compute": "hmm"}) == ['data.alignment.compute ("none" -> "hmm")']
+    moved = DataConfig.model_validate({**corpora.settings, "train": [{**first, "alignment": "elsewhere"}, second]})
+    assert unlike_store(moved, manifest) == []
+    assert [name.split(" ")[0] for name in other_files(moved, manifest)] == ["data.train.0.alignment"]
 
 
 def test_links_that_are_none_are_damage(corpora: Corpora, monkeypatch: pytest.MonkeyPatch) -> None:

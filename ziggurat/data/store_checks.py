@@ -207,7 +207,9 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     """
     old, new = (_settings(data) for data in (manifest["config"], config.model_dump(mode="json")))
     if not config.train:
-        old["train"] = old["dev"] = new["train"] = new["dev"] = []
+        for settings in (old, new):
+            settings["train"], settings["dev"] = [], []
+            settings.pop("alignment", None)  # it says how the corpora are aligned
     return differences(old, new)
 
 
@@ -220,8 +222,8 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     for split in ("train", "dev"):
         old, new = manifest["config"][split], config.model_dump(mode="json")[split]
         for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
-            for key in ("source", "target", "path"):
-                before, after = (corpus[key] for corpus in pair)
+            for key in ("source", "target", "path", "alignment"):
+                before, after = (corpus.get(key) for corpus in pair)  # stores of earlier versions have no `alignment`
                 if before and after and _absolute(before) != _absolute(after):
                     found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
     return found
@@ -242,7 +244,11 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
-        kept[split] = [{k: v for k, v in corpus.items() if k not in _PLACES} for corpus in data[split]]
+        kept[split] = [
+            {k: v for k, v in corpus.items() if k not in _PLACES}
+            | ({"alignment": True} if corpus.get("alignment") else {})
+            for corpus in data[split]
+        ]
     return kept
 
 
