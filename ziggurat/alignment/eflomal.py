@@ -63,7 +63,7 @@ def eflomal_links(
         except FileNotFoundError:
             raise DataError(f"`{EFLOMAL}` wrote no alignments: {printable(said, 500) or 'it said nothing'}") from None
         opened.pop_all()  # the files stay open without their folder, and go when they have been read
-    return _merged(found, count, how)
+    return _merged(found[0], found[1], count, how)
 
 
 def _write(pairs: Iterable[tuple[str, str]], rule: WordRule, *places: Path) -> int:
@@ -101,12 +101,12 @@ def _run(command: list[str]) -> str:
     return said
 
 
-def _merged(found: list[IO[str]], count: int, how: Symmetrisation) -> Iterator[set[Link]]:
-    forward, backward = found
+def _merged(forward: IO[str], backward: IO[str], count: int, how: Symmetrisation) -> Iterator[set[Link]]:
     with forward, backward:
         for number in range(1, count + 1):
             lines = forward.readline(), backward.readline()
             if not all(line.endswith("\n") for line in lines):
                 raise DataError(f"`{EFLOMAL}` aligned {number - 1:,} of {count:,} pairs; is there room on the disk?")
             place = f"{EFLOMAL}, line {number}"
-            yield symmetrise(*(parse_links(line.rstrip("\n"), None, None, place) for line in lines), how)
+            ahead, back = (parse_links(line.rstrip("\n"), None, None, place) for line in lines)
+            yield symmetrise(ahead, back, how)
