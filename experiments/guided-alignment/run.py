@@ -2,6 +2,7 @@
 
     python experiments/guided-alignment/run.py WORK --out JSON babel                      # alignment known
     python experiments/guided-alignment/run.py WORK --out JSON --data DATA multi30k       # alignment not known
+    python experiments/guided-alignment/run.py WORK --out JSON speed                      # after babel: its cost
 
 WORK takes texts, stores and runs. What is there already is not repeated, so a run that was cut off goes on.
 """
@@ -28,6 +29,7 @@ import ziggurat
 from ziggurat.alignment.links import Link, error_rate, format_links
 from ziggurat.config import load_experiment
 from ziggurat.data.babel import AlignedPair, generate_aligned
+from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.units import PieceUnits, Words
@@ -40,7 +42,7 @@ from ziggurat.training.loop import train
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent)]
 
-from measuring import commit  # noqa: E402
+from measuring import commit, seconds_in_turns  # noqa: E402
 
 SPLITS = {"train": 20_000, "dev": 500, "test": 500}
 BABEL_SEED = 1
@@ -65,9 +67,12 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help="folder with `multi30k`")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--systems", nargs="+", help="only these")
-    parser.add_argument("task", choices=["babel", "multi30k"])
+    parser.add_argument("task", choices=["babel", "multi30k", "speed"])
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
+    if asked.task == "speed":
+        asked.out.write_text(json.dumps(speed(asked.work), indent=1) + "\n")
+        return
     task = babel(asked.work) if asked.task == "babel" else multi30k(asked.work, asked.data)
     found: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"runs": {}}
     for seed, system in itertools.product(asked.seeds, asked.systems or task.systems):
@@ -155,6 +160,17 @@ def one(task: Task, system: str, seed: int, work: Path) -> dict[str, Any]:
         "target_tokens_per_second": sorted(rates)[len(rates) // 2],
     }
     return found | (attended_errors(run, task.test) if any(pair.sure for pair in task.test) else {})
+
+
+def speed(work: Path) -> dict[str, Any]:
+    """Return the median seconds of an update with and without guided alignment, on the same batches, in turns."""
+    guided = load_experiment(work / "babel-hmm-1.yaml")
+    loss = guided.training.loss.model_copy(update={"alignment": None})
+    plain = guided.model_copy(update={"training": guided.training.model_copy(update={"loss": loss})})
+    seconds = seconds_in_turns({"guided": guided, "none": plain}, Store.open(guided.data.store), 40)
+    ratios = [a / b for a, b in zip(seconds["guided"], seconds["none"], strict=True)]
+    medians = {name: round(float(np.median(each)), 4) for name, each in seconds.items()}
+    return {"commit": commit(), "machine": machine(), "seconds": medians, "ratio": round(float(np.median(ratios)), 3)}
 
 
 def attended_errors(run: Path, pairs: Sequence[AlignedPair]) -> dict[str, Any]:

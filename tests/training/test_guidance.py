@@ -131,6 +131,20 @@ def test_the_head_and_the_layer_are_those_that_were_asked_for() -> None:
     torch.testing.assert_close(attention_of(model, batch), seen[1].mean(1))
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@torch.inference_mode()
+def test_search_sees_the_head_that_was_taught(kind: str) -> None:
+    model, (batch,) = tiny(kind).eval(), batches([4], linked=True)
+    whole = attention_of(model, batch)
+    state = model.start(1, 4, keep_attention=True)
+    model.admit(model.encode(batch.source, batch.source_mask), state)
+    for place in range(batch.target_in.shape[1]):
+        model.step(batch.target_in[:, place, None], state)
+        assert state.cross_attention is not None
+        real = batch.target_mask[:, place]
+        torch.testing.assert_close(state.cross_attention[real, 0], whole[real, place])
+
+
 def update(sizes: list[int], config: LossConfig, kind: str) -> tuple[UpdateResult, Seq2Seq]:
     model = tiny(kind)
     optimiser, cut = Optimiser(model, parameter_roles(model), OptimiserConfig()), batches(sizes, linked=True)
