@@ -12,6 +12,7 @@ import torch._dynamo
 from torch import Tensor, nn
 
 from tests.composition import covering, model, refused_by_rnmt, refused_pairs
+from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.config.train import LossConfig, OptimiserConfig
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import build_model, count_parameters, parameter_roles
@@ -40,10 +41,13 @@ def padded_batch() -> Batch:
     target_in = torch.cat([torch.full((3, 1), 1), target[:, :-1]], dim=1)
     source, target = source.masked_fill(~source_mask, 0), target.masked_fill(~target_mask, 0)
     target_in = target_in.masked_fill(~target_mask, 0)
-    return Batch(source, source_mask, target_in, target, target_mask, np.arange(3), source_tokens=9, target_tokens=12)
+    # Of five target tokens, the first of them with two source tokens; the last sentence has none.
+    links = {"link_places": torch.tensor([0, 4, 8, 31, 35, 42]), "link_shares": torch.tensor([0.5, 0.5, 1, 1, 1, 1])}
+    sides = source, source_mask, target_in, target, target_mask
+    return Batch(*sides, np.arange(3), source_tokens=9, target_tokens=12, **links)
 
 
-def one_update(built: Seq2Seq, batch: Batch) -> None:
+def one_update(built: Seq2Seq, batch: Batch, loss: LossConfig) -> None:
     """Train one update and require a finite gradient for every parameter that is trained."""
     built.train()
     seen: dict[str, Tensor] = {}
@@ -53,10 +57,13 @@ def one_update(built: Seq2Seq, batch: Batch) -> None:
         if p.requires_grad
     ]
     optimiser = Optimiser(built, parameter_roles(built), OptimiserConfig())
-    result = train_update(Parallel(built, LossConfig()), [batch], optimiser, rate=1e-2, clip_norm=None)
+    result = train_update(Parallel(built, loss), [batch], optimiser, rate=1e-2, clip_norm=None)
     for hook in hooks:
         hook.remove()
     assert result.finite
+    if loss.alignment is not None and not built.decoder.layer_drop:  # else its layer may have been skipped
+        assert result.aligned == 5
+        assert result.alignment > 0
     trained = {name for name, p in built.named_parameters() if p.requires_grad}
     if not any(stack.layer_drop for stack in (built.encoder, built.decoder)):  # else a layer may have been skipped
         assert seen.keys() == trained
@@ -103,7 +110,7 @@ def check(choices: dict[str, Any], folder: Path) -> None:
     # float64 from the start: fixup with dense and swiglu, which has no norm at all, has a loss of 3e27 here, and fp32
     # cannot hold the norm of its gradients
     built = build_model(config, VOCABULARY, VOCABULARY, seed=5).double()
-    one_update(built, batch)
+    one_update(built, batch, LossConfig())
 
     steps, whole = stepwise(built, batch)
     done = ~steps.isnan()
@@ -131,7 +138,7 @@ def test_every_pair_of_choices_trains(choices: dict[str, Any]) -> None:
     built = build_model(model(choices), VOCABULARY, VOCABULARY, seed=5)
     if choices["residual"] in ("no_norm", "fixup"):  # without any norm a few of them overflow in fp32, as in `check`
         built.double()
-    one_update(built, padded_batch())
+    one_update(built, padded_batch(), LossConfig(alignment=GuidedAlignmentConfig()))
 
 
 @pytest.mark.parametrize("choices", some(4))

@@ -10,6 +10,7 @@ import pytest
 
 from tests.composition import model as small_model
 from tests.test_composition import VOCABULARY, one_update, padded_batch
+from ziggurat.config.train import LossConfig
 from ziggurat.decoding.request import SearchSettings, Sentence
 from ziggurat.decoding.scorers import ModelScorer
 from ziggurat.decoding.search import search
@@ -53,7 +54,7 @@ def test_unequal_depths_build_profile_train_and_decode(name: str, depth: tuple[i
             assert len(found) == len(stack)
             assert found[0] == 1.0
             assert all(a < b for a, b in pairwise(found[1:]))
-    one_update(built, batch)
+    one_update(built, batch, LossConfig())
     settings = SearchSettings(beam_size=2, n_best=1, bos=1, eos=2, forbidden=(0, 1))
     scorer = ModelScorer(built.eval())
     sentences = [Sentence(row[real].tolist(), 4) for row, real in zip(batch.source, batch.source_mask, strict=True)]

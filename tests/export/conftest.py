@@ -34,7 +34,9 @@ def transformers() -> ModuleType:
 def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
     """Write a model directory of a random model with these choices; return it."""
 
-    def write(seed: int = 4, decoding: dict[str, Any] | None = None, **choices: Any) -> Path:
+    def write(
+        seed: int = 4, decoding: dict[str, Any] | None = None, guided: dict[str, Any] | None = None, **choices: Any
+    ) -> Path:
         limit = {"max_length": {"ratio": 0.0, "extra": 20, "limit": 20}}
         experiment = Experiment.model_validate(
             {
@@ -45,6 +47,7 @@ def written(tokenizer: SentencePieceTokenizer, tmp_path: Path) -> Written:
                     "train": [{"source": "a", "target": "b"}, {"source": "c", "target": "d", "tag": "<bt>"}],
                 },
                 "model": merged(SMALL, choices),
+                "training": {"loss": {"alignment": guided}},
                 "decoding": {**limit, **(decoding or {})},
             }
         )

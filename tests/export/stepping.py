@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ziggurat.decoding.state import padded
 from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.nn.attention import KeptWeights
 
 __all__ = ["worst_difference"]
 
@@ -25,7 +26,7 @@ class Sentence:
 
 
 def worst_difference(model: Seq2Seq, scorer, *, beams: int, steps: int, seed: int = 0) -> float:
-    """Return the largest difference of any logit, as a share of the largest logit of its token.
+    """Return the largest difference of any logit, as a share of the largest logit of its token, or of any attention.
 
     The reference is the model in double precision, one sentence and one hypothesis at a time, without caches.
     """
@@ -49,8 +50,10 @@ def worst_difference(model: Seq2Seq, scorer, *, beams: int, steps: int, seed: in
         attends_to_the_source_alone(scorer.attention, live)
         for i, sentence in enumerate(live):
             for k, taken in enumerate(sentence.taken):
-                want = whole(exact, sentence.source, taken)
+                want, attended = whole(exact, sentence.source, taken)
                 worst = max(worst, float((got[i, k] - want).abs().max() / want.abs().max()))
+                here = scorer.attention[i, k, : len(sentence.source)]
+                worst = max(worst, float((here - attended).abs().max()))
         parents = [[draw.randrange(beams) for _ in range(beams)] for _ in live]
         scorer.follow(torch.tensor(parents))
         for sentence, origins in zip(live, parents, strict=True):
@@ -63,11 +66,12 @@ def worst_difference(model: Seq2Seq, scorer, *, beams: int, steps: int, seed: in
 
 
 @torch.inference_mode()
-def whole(model: Seq2Seq, source: list[int], taken: list[int]) -> Tensor:
-    """Logits [V] of the token after `taken`."""
-    mask = torch.ones(1, len(source), dtype=torch.bool)
-    hidden: Tensor = model(torch.tensor([source]), mask, torch.tensor([taken]))
-    return model.logits(hidden)[0, -1]
+def whole(model: Seq2Seq, source: list[int], taken: list[int]) -> tuple[Tensor, Tensor]:
+    """Logits [V] of the token after `taken`, and the attention [source] by which alignments go."""
+    mask, kept = torch.ones(1, len(source), dtype=torch.bool), KeptWeights(model.decoder.aligned.head)
+    hidden: Tensor = model(torch.tensor([source]), mask, torch.tensor([taken]), None, kept)
+    assert kept.weights is not None
+    return model.logits(hidden)[0, -1], kept.weights[0, -1]
 
 
 def attends_to_the_source_alone(attention: Tensor, live: list[Sentence]) -> None:

@@ -32,7 +32,7 @@ from ziggurat.export.exporter import export_model
 from ziggurat.export.onnx import write_onnx
 from ziggurat.export.onnx_runtime import OnnxScorer, load_onnx, open_onnx
 from ziggurat.models.build import build_model
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 
 for package in ("onnx", "onnxscript", "onnxruntime"):
     pytest.importorskip(package)
@@ -80,7 +80,9 @@ def small(name: str) -> Seq2Seq:
 
 
 def built(choices: Choices) -> Seq2Seq:
-    return moved(build_model(composed(choices), 11, 11), 0.05).eval()
+    model = moved(build_model(composed(choices), 11, 11), 0.05).eval()
+    model.decoder.aligned = AlignmentHead(0, 1)  # as guided alignment would have taught it
+    return model
 
 
 @pytest.fixture(scope="module")

@@ -9,11 +9,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from ziggurat.cli import main
+from ziggurat.cli.documents import _is_aligned
 from ziggurat.data.files import fingerprint
 from ziggurat.decoding import engines
 from ziggurat.decoding.engines import unserved
@@ -65,6 +67,35 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
             assert b.token_log_probabilities == pytest.approx(a.token_log_probabilities, abs=1e-3)
     assert theirs.notices == ours.notices
     assert ours.notices["long_lines"] >= 1
+
+
+@pytest.mark.parametrize(
+    "guided", [None, {"layer": 1, "head": 2}, {"head": 1}, {"layer": 2, "head": "mean"}], ids=lambda guided: str(guided)
+)
+def test_alignments_are_those_of_the_same_head(
+    guided: dict[str, Any] | None, written: Written, text: Path, tmp_path: Path
+) -> None:
+    path = written(decoding=EXACT, guided=guided)
+    export_model(path, "ctranslate2", tmp_path / "served", verify=text)
+    ours, theirs = load_translator(path, n_best=2), ServedTranslator(tmp_path / "served", threads=1, n_best=2)
+    lines, compared = [*SENTENCES, "", "The little house. " * 12], 0
+    for tag in (None, "<bt>"):
+        options = {"tag": tag, "alignments": True, "max_source_pieces": 30}
+        for pair in zip(ours.translate(lines, **options), theirs.translate(lines, **options), strict=True):
+            a, b = (translation.hypotheses[0] for translation in pair)
+            assert a.tokens == b.tokens
+            if a.alignment is None or b.alignment is None:
+                assert not a.tokens
+                assert a.alignment is b.alignment
+                continue
+            assert a.alignment.source_tokens == b.alignment.source_tokens
+            assert np.allclose(a.alignment.soft, b.alignment.soft, atol=1e-4)
+            assert a.alignment.hard == b.alignment.hard
+            assert all(len(h.alignment.hard) == len(h.tokens) for h in pair[1].hypotheses if h.alignment is not None)
+            compared += len(b.tokens)
+    assert compared > 100
+    assert theirs.translate(["a"])[0].hypotheses[0].alignment is None
+    assert _is_aligned(theirs)  # documents keep their tags by it
 
 
 def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:

@@ -1,4 +1,4 @@
-"""Writes what this version writes, small: `python -m tests.golden.make tests/golden/v0.2` (tests/golden/README.md).
+"""Writes what this version writes, small: `python -m tests.golden.make tests/golden/v0.3` (tests/golden/README.md).
 
 A set is made once, by the version whose name it bears, and never again: later versions must open it as it is. All is
 done by verbs of the command line, on sentences of the embedded language pair.
@@ -17,9 +17,10 @@ from typing import Any
 
 import torch
 
+from ziggurat.alignment.links import format_links
 from ziggurat.cli import main
 from ziggurat.config import Experiment, dump
-from ziggurat.data.babel import generate
+from ziggurat.data.babel import AlignedPair, generate_aligned
 
 UPDATES = 400
 """Updates of the run; its only checkpoint is of the last one."""
@@ -43,7 +44,9 @@ def experiment() -> Experiment:
                 "source_language": "qlo",
                 "target_language": "qhi",
                 "store": "store",
-                "train": [{"source": "corpus/train.qlo", "target": "corpus/train.qhi"}],
+                "train": [
+                    {"source": "corpus/train.qlo", "target": "corpus/train.qhi", "alignment": "corpus/train.align"}
+                ],
                 "dev": [{"source": "corpus/dev.qlo", "target": "corpus/dev.qhi"}],
                 "subword": {"vocabulary_size": 80, "byte_fallback": False},
             },
@@ -59,12 +62,12 @@ def experiment() -> Experiment:
             },
             "training": {
                 "batch": {"max_tokens": 300},
-                "loss": {"label_smoothing": 0.0},
+                "loss": {"label_smoothing": 0.0, "alignment": {"weight": 0.3, "head": 2}},
                 "schedule": {"peak": 2e-2, "warmup_updates": 20},
                 "validation": {"every_updates": UPDATES // 2, "decode": False},
                 "checkpoint": {"every_updates": UPDATES, "keep_last": 1, "keep_best": 0},
                 "stop": {"updates": UPDATES},
-                "diagnostics": {"every_updates": UPDATES // 2},
+                "diagnostics": {"every_updates": UPDATES, "max_share": None},
                 "tensorboard": False,
                 "log_every_updates": UPDATES // 4,
             },
@@ -82,17 +85,18 @@ def verb(*arguments: str) -> None:
             raise
 
 
-def write_corpora(pairs: Sequence[tuple[str, str]]) -> None:
+def write_corpora(pairs: Sequence[AlignedPair]) -> None:
     """Write `corpus/` in the current folder."""
     Path("corpus").mkdir()
     for split, part in (("train", pairs[:PAIRS]), ("dev", pairs[PAIRS:])):
         for side, language in enumerate(("qlo", "qhi")):
             Path(f"corpus/{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in part))
+    Path("corpus/train.align").write_text("".join(f"{format_links(pair.sure)}\n" for pair in pairs[:PAIRS]))
 
 
 def make() -> None:
     """Write a whole set into the current folder; relative paths alone, so that it can lie anywhere."""
-    short = (pair for pair in generate(20_000, seed=5) if len(pair[0].split()) <= 5)
+    short = (pair for pair in generate_aligned(20_000, seed=5) if len(pair.low.split()) <= 5)
     pairs = [next(short) for _ in range(PAIRS + DEV_PAIRS)]
     write_corpora(pairs)
     Path("config.yaml").write_text(dump(experiment()))
@@ -105,13 +109,15 @@ def make() -> None:
         verb("export", "run", "--to", target, "--out", target, "--verify", "corpus/train.qlo")
     Path("expected").mkdir()
     Path("expected/sources.txt").write_text("".join(f"{pair[0]}\n" for pair in pairs[:SHOWN]))
-    said: dict[str, Any] = {}
+    said: dict[str, dict[str, Any]] = {"translations": {}, "alignments": {}}
     for model in ("run", "grown", "ctranslate2"):
-        verb("translate", model, "--json", "-i", "expected/sources.txt", "-o", "out")
+        verb("translate", model, "--json", "-i", "expected/sources.txt", "-o", "out", "alignments=true")
         lines = [json.loads(line) for line in Path("out").read_text().splitlines()]
-        said[model] = [[line["text"], round(line["score"], 6)] for line in lines]
+        said["translations"][model] = [[line["text"], round(line["score"], 6)] for line in lines]
+        said["alignments"][model] = [" ".join(map(str, line["alignment"]["hard"])) for line in lines]
         Path("out").unlink()
-    Path("expected/translations.json").write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+    for name, of_models in said.items():
+        Path(f"expected/{name}.json").write_text(json.dumps(of_models, indent=1, ensure_ascii=False) + "\n")
     with tempfile.TemporaryDirectory() as copies:
         copy = Path(copies) / "run"
         shutil.copytree("run", copy, symlinks=True)

@@ -14,7 +14,7 @@ from tests.golden import make
 from tests.training.runs import QUIET
 from ziggurat.config import load_experiment
 from ziggurat.data.checksums import CHECKSUMS_FORMAT
-from ziggurat.data.corpus import STORE_FORMAT, Store
+from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, Store
 from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import VOCABULARY_FORMAT
 from ziggurat.decoding.served import ServedTranslator
@@ -60,7 +60,7 @@ def test_there_is_a_set_of_the_first_version_and_of_this_one() -> None:
     newest = SETS[-1]
     checkpoint = checkpoint_folders(newest / "run")[-1]
     formats = {
-        "store/manifest.json": STORE_FORMAT,
+        "store/manifest.json": ALIGNED_STORE_FORMAT,
         "store/vocabulary.json": VOCABULARY_FORMAT,
         f"{checkpoint.relative_to(newest)}/meta.json": CHECKPOINT_FORMAT,
         "grown/checksums.json": CHECKSUMS_FORMAT,
@@ -105,6 +105,23 @@ def test_an_export_to_transformers_is_taken_in(folder: Path) -> None:
     import_checkpoint(Path("huggingface"), Path("imported"))
     limit = {"max_length": {"extra": 5}}
     assert_translates(load_translator("imported", device="cpu", **limit), folder, "ctranslate2")
+
+
+def test_word_alignments(folder: Path) -> None:
+    known = Path("expected/alignments.json")
+    assert Store.open("store").train.has_links == known.exists()  # from v0.3 on
+    if not known.exists():
+        return
+    expected = json.loads(known.read_text())
+    sources = Path("expected/sources.txt").read_text().splitlines()
+    served = ServedTranslator("ctranslate2", device="cpu", threads=1)
+    for name, model in (("run", load_translator("run")), ("ctranslate2", served), ("run", load_onnx("onnx"))):
+        for translation, line in zip(model.translate(sources, alignments=True), expected[name], strict=True):
+            alignment = translation.hypotheses[0].alignment
+            assert alignment is not None
+            # By another order of additions another source token may be ahead, by next to nothing.
+            places = zip(alignment.soft, alignment.hard, map(int, line.split()), strict=True)
+            assert all(row[then] > row[now] - 1e-3 for row, now, then in places)
 
 
 def test_a_run_is_reported(folder: Path) -> None:

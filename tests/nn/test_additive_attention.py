@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests.nn.stepping import draw, randomised
-from ziggurat.nn.attention import padding_mask
+from ziggurat.nn.attention import KeptWeights, padding_mask
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.roles import Role
@@ -51,7 +51,7 @@ def by_formula(module: AdditiveAttention, x: Tensor, memory: Tensor, mask: Tenso
 
 def test_context_and_weights_are_those_of_the_formula() -> None:
     module, x, memory = attention(), draw(BATCH, QUERIES, WIDTH), draw(BATCH, SOURCE, WIDTH, seed=1)
-    cache = module.remember(memory, padding_mask(MASK, torch.float64), keep_weights=True)
+    cache = module.remember(memory, padding_mask(MASK, torch.float64), kept=KeptWeights())
     context, weights = by_formula(module, x, memory, MASK)
     torch.testing.assert_close(module(x, cache), context, **EXACT)
     assert cache.weights is not None
@@ -79,7 +79,7 @@ def test_without_padding_no_bias_is_needed() -> None:
 
 def test_dropout_is_on_the_weights() -> None:
     module, x, memory = attention(0.5), draw(1, 1, WIDTH), draw(1, SOURCE, WIDTH, seed=1)
-    cache = module.remember(memory, None, keep_weights=True)
+    cache = module.remember(memory, None, kept=KeptWeights())
     kept = by_formula(module, x, memory, torch.ones(1, SOURCE, dtype=torch.bool))[1][0, :, 0]
     values = cache.value[0]
     module.train()

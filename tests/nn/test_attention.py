@@ -12,6 +12,7 @@ from tests.nn.stepping import assert_steps_equal_whole, attend_to_self, draw, li
 from ziggurat.init import Role, assign_roles
 from ziggurat.nn.attention import (
     CrossAttention,
+    KeptWeights,
     LiveBeams,
     Mask,
     SelfAttention,
@@ -126,25 +127,28 @@ def test_self_attention_steps_equal_whole_sequences() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("project_out", [True, False])
 def test_cross_attention_leaves_its_weights_only_when_asked(project_out: bool) -> None:
-    """Weights are the mean over heads; without an output map the joined context is returned."""
+    """Weights are those of a head or the mean over heads; without an output map the joined context is returned."""
     module = randomised(CrossAttention(6, 4, 2, NO_DROPOUT, project_out=project_out))
     x, memory = draw(2, 3, 6), draw(2, 5, 4, seed=1)
     query = linear(x, module.q_proj.weight, module.q_proj.bias)
     key, value = linear(memory, module.kv_proj.weight, module.kv_proj.bias).split(6, dim=-1)
-    context, mean = torch.zeros_like(x), torch.zeros(2, 3, 5, dtype=torch.float64)
+    context, of_heads = torch.zeros_like(x), torch.zeros(2, 2, 3, 5, dtype=torch.float64)
     for b in range(2):
         for i in range(3):
-            for head in torch.arange(6).chunk(2):
+            for number, head in enumerate(torch.arange(6).chunk(2)):
                 weights = weights_of(query[b, i, head], key[b][:, head], i, range(5))
                 context[b, i, head] = sum(w * v for w, v in zip(weights, value[b][:, head], strict=True))
-                mean[b, i] += torch.tensor(weights, dtype=torch.float64) / 2
+                of_heads[b, number, i] = torch.tensor(weights, dtype=torch.float64)
     if module.out_proj is not None:
         context = linear(context, module.out_proj.weight, module.out_proj.bias)
-    for keep in (False, True):
-        cache = module.remember(memory, None, keep)
+    wanted = {None: of_heads.mean(1), 0: of_heads[:, 0], 1: of_heads[:, 1]}
+    for kept in (None, *map(KeptWeights, wanted)):
+        cache = module.remember(memory, None, kept)
         torch.testing.assert_close(module(x, cache), context, atol=1e-10, rtol=0)
-        assert (cache.weights is not None) is keep
-    torch.testing.assert_close(cache.weights, mean, atol=1e-10, rtol=0)
+        if kept is None:
+            assert cache.weights is None
+        else:
+            torch.testing.assert_close(kept.weights, wanted[kept.head], atol=1e-10, rtol=0)
 
 
 def test_rows_of_fused_matrices_have_roles_of_their_own() -> None:

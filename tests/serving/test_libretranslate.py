@@ -12,6 +12,7 @@ import pytest
 
 from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
+from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.export.exporter import export_model
@@ -185,7 +186,9 @@ def test_keys_and_limits(serve: Serve, tmp_path: Path) -> None:
     assert "retry-after" in answers[2].headers
 
 
-def test_an_exported_model_is_served(serve: Serve, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_an_exported_model_is_served(
+    serve: Serve, folders: dict[tuple[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = tmp_path / "text"
     text.write_text("".join(f"{line}\n" for line in LINES))
     export_model(folders["de", "en"], "ctranslate2", tmp_path / "served", verify=text)
@@ -197,7 +200,18 @@ def test_an_exported_model_is_served(serve: Serve, folders: dict[tuple[str, str]
     whole = [number for number, line in enumerate(LINES) if line.count(".") + line.count("?") < 2]
     expected = [translation.text for translation in alone.translate([LINES[number] for number in whole])]
     assert [found[number] for number in whole] == expected
+    aligned, translate = [], ServedTranslator.translate
+
+    def noted(translator: ServedTranslator, *texts: Any, **options: Any) -> list[Translation]:
+        results = translate(translator, *texts, **options)
+        aligned.extend(result.hypotheses[0].alignment for result in results)
+        return results
+
+    monkeypatch.setattr(ServedTranslator, "translate", noted)
     marked = client.post("/translate", json={"q": "<p>A <b>dog</b> runs.</p>", "format": "html", **DE_EN})
+    assert aligned
+    assert None not in aligned  # tags are placed by them
+    monkeypatch.undo()
     assert re.findall("<[^>]*>", marked.json()["translatedText"]) == ["<p>", "<b>", "</b>", "</p>"]
     best = [h.text for h in alone.translate([LINES[0]], n_best=3)[0].hypotheses]
     answer = client.post("/translate", json={"q": LINES[0], "alternatives": 2, **DE_EN}).json()

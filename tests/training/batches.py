@@ -7,19 +7,27 @@ from itertools import pairwise
 import numpy as np
 
 from ziggurat.data.collate import Batch, SpecialIds, collate
+from ziggurat.data.units import PieceLinks
 
-__all__ = ["LENGTHS", "batches"]
+__all__ = ["LENGTHS", "LINKS", "batches"]
 
 SPECIAL = SpecialIds(0, 3, 0, 2, 3)
 LENGTHS = [(3, 4), (5, 2), (1, 6), (4, 4), (2, 1), (6, 5), (3, 3)]
 """Source and target tokens of each pair, without end-of-sentence."""
+LINKS = [[(0, 0), (2, 0), (1, 3)], [(4, 1)], [(0, 0), (0, 5)], [(3, 3), (2, 2), (1, 2), (0, 2)], [(1, 0)], [(5, 4)], []]
+"""Links of (source token, target token) of each pair; nine target tokens have some."""
 
 
-def batches(sizes: list[int]) -> list[Batch]:
-    """The first pairs of the seven, always the same ones, cut into batches of `sizes`."""
+def batches(sizes: list[int], *, linked: bool = False) -> list[Batch]:
+    """The first pairs of the seven, always the same ones, cut into batches of `sizes`; with their links if `linked`."""
     rng = np.random.default_rng(0)
     pairs = [[rng.integers(4, 20, n).astype(np.int32) for n in lengths] for lengths in LENGTHS]
     cuts = np.cumsum([0, *sizes])
     assert cuts[-1] <= len(pairs)
-    parts = [pairs[a:b] for a, b in pairwise(cuts)]
-    return [collate([s for s, _ in p], [t for _, t in p], np.arange(len(p)), SPECIAL) for p in parts]
+    found = []
+    for a, b in pairwise(cuts):
+        cells = sorted((row, target, source) for row in range(b - a) for source, target in LINKS[a + row])
+        links = PieceLinks(*np.array(cells, np.int64).reshape(-1, 3).T) if linked else None
+        sides = [s for s, _ in pairs[a:b]], [t for _, t in pairs[a:b]]
+        found.append(collate(*sides, np.arange(b - a), SPECIAL, links=links))
+    return found

@@ -23,10 +23,10 @@ from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, ZigguratError
 from ziggurat.training import loop, objective
 from ziggurat.training.checkpoint import checkpoint_folders, read_progress
+from ziggurat.training.dev_loss import dev_loss
 from ziggurat.training.loop import train
 from ziggurat.training.ownership import refuse_unshared
 from ziggurat.training.processes import joined
-from ziggurat.training.validate import Validator
 
 HERE = "tests.training.test_parallel_faults"
 LAYER = "encoder.layers.1.ffn.in_proj"
@@ -69,13 +69,12 @@ def hangs(patch: pytest.MonkeyPatch, _: Experiment) -> None:
 
 def is_told_to_stop(patch: pytest.MonkeyPatch, _: Experiment) -> None:
     """A signal comes while it scores its part of the dev set after update 3."""
-    loss = Validator._loss
 
-    def signalled(self: Validator, *arguments: Any) -> Any:
+    def signalled(*arguments: Any) -> Any:
         os.kill(os.getpid(), signal.SIGTERM)
-        return loss(self, *arguments)
+        return dev_loss(*arguments)
 
-    patch.setattr(Validator, "_loss", signalled)
+    patch.setattr("ziggurat.training.validate.dev_loss", signalled)
 
 
 def has_no_room_on_disk(patch: pytest.MonkeyPatch, _: Experiment) -> None:

@@ -15,11 +15,12 @@ from tests.composition import AXES, covering, model, refusal
 from tests.small import small_config
 from tests.training.batches import batches
 from tests.training.launch import run_together
+from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import LossConfig, RecomputeConfig
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import build_model, set_recompute
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import whole
 from ziggurat.training.memory import Shortage
 from ziggurat.training.parallel import Parallel, Replicated
@@ -28,7 +29,7 @@ from ziggurat.training.sharded import Sharded
 
 HERE = "tests.training.test_parallel_models"
 RNMT: dict[str, Any] = {"family": "rnmt", "embedding": {"positions": "none", "sharing": "none"}}
-LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean")
+LOSS = LossConfig(inter_sim=0.3, normalisation="sentence_mean", alignment=GuidedAlignmentConfig(weight=0.3))
 
 
 def architectures(share: str) -> dict[str, ModelConfig]:
@@ -45,12 +46,14 @@ def architectures(share: str) -> dict[str, ModelConfig]:
 
 def built(config: ModelConfig) -> Seq2Seq:
     """Return the model in fp64; the same in every process."""
-    return build_model(config, 20, 20, seed=3).double().train()
+    model = build_model(config, 20, 20, seed=3).double().train()
+    model.decoder.aligned = AlignmentHead.of(LOSS.alignment)
+    return model
 
 
 def update(masks: int = 0) -> list[Batch]:
     """Three batches: the first process has two of them, the second one."""
-    return [replace(batch, seed=masks + number) for number, batch in enumerate(batches([2, 3, 2]))]
+    return [replace(batch, seed=masks + number) for number, batch in enumerate(batches([2, 3, 2], linked=True))]
 
 
 def gradients(parallel: Parallel, mine: list[Batch]) -> dict[str, Tensor]:

@@ -178,7 +178,7 @@ def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     def update(*arguments: Any, **options: Any) -> Any:
         if next(updates) == number:
             signal.raise_signal(signal.SIGTERM)
-            for place in ("ziggurat.training.validate.batch_loss", "ziggurat.decoding.translator.search"):
+            for place in ("ziggurat.training.dev_loss.batch_loss", "ziggurat.decoding.translator.search"):
                 monkeypatch.setattr(place, lambda *_, **__: pytest.fail("validated after the signal"))
         return train_update(*arguments, **options)
 
@@ -225,7 +225,7 @@ def live(place: str, config: str, run: str, journal: str, said: str) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr(GracefulStop, "_handle", hear)
     patch.setattr("ziggurat.training.loop.train_update", noted("update", train_update))
-    patch.setattr("ziggurat.training.validate.batch_loss", noted("batch", batch_loss))
+    patch.setattr("ziggurat.training.dev_loss.batch_loss", noted("batch", batch_loss))
     patch.setattr("ziggurat.decoding.translator.search", noted_search)
     main(["train", config, "--run", run])
 

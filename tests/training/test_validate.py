@@ -21,6 +21,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Progress
+from ziggurat.training.dev_loss import DevLoss
 from ziggurat.training.loop import train
 from ziggurat.training.run import reopen_run
 from ziggurat.training.setup import rank_anew
@@ -134,7 +135,8 @@ def test_a_model_that_does_not_know_word_frequencies_is_decoded_greedily(
     train, eos = validator.store.train, validator.store.target.eos
     ids = [int(i) for target in train.pairs(np.arange(len(train)))[1] for i in (*target, eos)]
     entropy = -sum(math.log(n / len(ids)) * n / len(ids) for n in Counter(ids).values())
-    monkeypatch.setattr(validator, "_loss", lambda *_: [entropy * (0.999 if knows else 1.001), 1])
+    loss = DevLoss(entropy * (0.999 if knows else 1.001), 1)
+    monkeypatch.setattr("ziggurat.training.validate.dev_loss", lambda *_: loss)
     validator.measure(model)
     assert [beam for beam, _ in seen] == [3 if knows else 1]
 
@@ -179,8 +181,8 @@ def test_the_last_validation_of_a_run_translates_whatever_ends_it(
     stop: dict[str, int], tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ziggurat.training.validate._SHORT_SECONDS", 0.0)
-    losses = iter([[3.0, 1], [2.0, 1], [2.5, 1]])
-    monkeypatch.setattr(Validator, "_loss", lambda *_: next(losses))
+    losses = iter([DevLoss(3.0, 1), DevLoss(2.0, 1), DevLoss(2.5, 1)])
+    monkeypatch.setattr("ziggurat.training.validate.dev_loss", lambda *_: next(losses))
     validation = {"every_updates": 2, "max_share": 1e-6, "max_sentences": 2}
     train(tmp_path / "run", tiny_experiment(tiny_folder, validation=validation, stop=stop), console=QUIET)
     decoded = {record["update"]: "chrf" in record for record in records(tmp_path / "run", "validation")}

@@ -41,7 +41,7 @@ def parse_links(line: str, source_words: int | None, target_words: int | None, p
         if words is not None and worst is not None and worst[number] >= words:
             raise DataError(
                 f"{place}: the link {worst[0]}-{worst[1]} names {side} word {worst[number]}, but the {side} has "
-                f"{words} (from 0)"
+                f"{words} (from 0): is it the alignment of other text, or of words split by another rule?"
             )
     return links
 

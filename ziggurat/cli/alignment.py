@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
@@ -22,8 +23,11 @@ from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ziggurat.alignment.aligner import Aligner
     from ziggurat.alignment.direction import TrainingOptions
+    from ziggurat.alignment.links import Link
     from ziggurat.data.readers import CorpusReader
 
 __all__ = ["align"]
@@ -36,6 +40,10 @@ def align(
     source: Annotated[str, typer.Argument(help="Source text, one sentence per line; a glob names several files.")],
     target: Annotated[str, typer.Argument(help="Target text, aligned line by line.")],
     output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    aligner: Annotated[
+        Literal["hmm", "eflomal"],
+        typer.Option("--aligner", help="`hmm`: ours. `eflomal`: by that program, which must be installed."),
+    ] = "hmm",
     symmetrise: Annotated[
         Method, typer.Option("--symmetrise", help="How the two directions are merged.", rich_help_panel=_FORM)
     ] = "grow-diag-final-and",
@@ -83,12 +91,13 @@ def align(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised.
+    """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised; or by eflomal.
 
     Example: `ziggurat align train.de train.en -o train.de-en.align`
     """
     from ziggurat.alignment.aligner import read_aligner
     from ziggurat.alignment.direction import TrainingOptions
+    from ziggurat.alignment.eflomal import refuse_without_eflomal
     from ziggurat.alignment.links import format_links
     from ziggurat.config.data import CorpusConfig
     from ziggurat.data.readers import CorpusReader
@@ -103,6 +112,11 @@ def align(
     }
     if input_model is not None and (given := [name for name, value in training.items() if value is not None]):
         raise ConfigError(f"`{given[0]}` is for training, and `--input-model` says not to train; leave out one of them")
+    if aligner == "eflomal":
+        ours = {**training, "--words": None, "--input-model": input_model}
+        if given := [name for name, value in ours.items() if value is not None]:
+            raise ConfigError(f"`{given[0]}` is for our own aligner; leave out it or `--aligner eflomal`")
+        refuse_without_eflomal()
     if json and output == "-":
         raise ConfigError("`--json` and the alignments would both go to standard output; name a file with `-o`")
     if save_model == "-":
@@ -113,23 +127,25 @@ def align(
             refuse_overwriting(path, source, target, input_model)
     started = time.perf_counter()
     reader = CorpusReader.of(CorpusConfig(source=source, target=target, format="text"), "align", ("source", "target"))
-    if input_model is not None:
-        aligner = read_aligner(input_model)
+    usual = TrainingOptions()
+    options = TrainingOptions(
+        usual.model1_iterations if model1_iterations is None else model1_iterations,
+        usual.hmm_iterations if hmm_iterations is None else hmm_iterations,
+        usual.empty if null is None else null,
+    )
+    if aligner == "eflomal":
+        blocks = _by_eflomal(reader, words or "split", symmetrise)
+    elif input_model is not None:
+        blocks = _by_ours(reader, read_aligner(input_model), symmetrise)
     else:
-        usual = TrainingOptions()
-        options = TrainingOptions(
-            usual.model1_iterations if model1_iterations is None else model1_iterations,
-            usual.hmm_iterations if hmm_iterations is None else hmm_iterations,
-            usual.empty if null is None else null,
-        )
-        aligner = _trained(reader, words or "split", options, pairs)
+        trained = _trained(reader, words or "split", options, pairs)
         if save_model is not None:
             with output_stream(save_model) as file:
-                file.write(aligner.content())
+                file.write(trained.content())
+        blocks = _by_ours(reader, trained, symmetrise)
     counts = {"pairs": 0, "links": 0, "without_links": 0}
     with line_progress("aligning", None) as advance, output_stream(output) as out:
-        for block in reader.blocks():
-            aligned = aligner.align(*block, symmetrise)
+        for aligned in blocks:
             out.write("".join(format_links(links) + "\n" for links in aligned).encode())
             counts["pairs"] += len(aligned)
             counts["links"] += sum(map(len, aligned))
@@ -142,6 +158,22 @@ def align(
         f"{counted(counts['pairs'], 'pair')} with {counted(counts['links'], 'link')} in "
         f"{duration(time.perf_counter() - started)}; without any link: {counts['without_links']:,}"
     )
+
+
+def _by_ours(reader: CorpusReader, trained: Aligner, how: Method) -> Iterator[list[set[Link]]]:
+    """Yield the links of the corpus, block by block."""
+    for block in reader.blocks():
+        yield trained.align(*block, how)
+
+
+def _by_eflomal(reader: CorpusReader, rule: Literal["split", "blanks"], how: Method) -> Iterator[list[set[Link]]]:
+    """Yield the links that eflomal makes, a thousand pairs at a time."""
+    from ziggurat.alignment.eflomal import eflomal_links
+
+    pairs = (pair for block in reader.blocks() for pair in zip(*block, strict=True))
+    links = eflomal_links(pairs, rule, how)
+    while block := list(islice(links, 1000)):
+        yield block
 
 
 def _trained(

@@ -124,7 +124,7 @@ def _languages(model: str) -> tuple[str, str]:
 
 
 def _is_aligned(translator: Translator | ServedTranslator) -> bool:
-    """Return whether the translator tells alignments: some models have no attention weights, exports none either."""
+    """Return whether the translator tells alignments; models without attention weights do not."""
     try:
         with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
             best = translator.translate(["a"], alignments=True)[0].hypotheses[0]

@@ -76,6 +76,7 @@ _TRAIN = _names(
     ("weight-decay", "training.optimiser.weight_decay="),
     ("clip-norm max-grad-norm gradient-clipping-threshold", "training.clip_norm="),
     ("label-smoothing label_smoothing", "training.loss.label_smoothing="),
+    ("alignment-lambda lambda-align lambda_align guided-alignment-weight", "training.loss.alignment.weight="),
     ("fp16 bf16 amp precision", "training.precision=bf16"),
     ("seed", "training.seed="),
     (

@@ -158,6 +158,8 @@ def _report_text(report: PrepareReport) -> str:
         dropped = ", ".join(f"{count:,} {reason}" for reason, count in sorted(corpus.dropped.items()) if count)
         line = f"{corpus.split:<5}  {corpus.name}: {corpus.kept:,} of {counted(corpus.read, 'pair')} kept"
         lines.append(f"{line}; dropped: {dropped}" if dropped else line)
+        if corpus.aligned is not None:
+            lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
         if corpus.carriage_returns:
             lines.append(f"       {counted(corpus.carriage_returns, 'line')} ended in CR LF; the CR was removed")
     source, target = report.source_vocabulary, report.target_vocabulary

@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
 
-__all__ = ["CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
+__all__ = ["AlignmentConfig", "CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
 
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
@@ -26,6 +26,9 @@ class CorpusConfig(Section):
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
     """File format; `auto` goes by the file name."""
+    alignment: PathText | None = None
+    """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
+    lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the language codes of `data.source_language` and `data.target_language`)."""
@@ -45,6 +48,24 @@ class CorpusConfig(Section):
         if self.columns and len(self.columns) != 2:
             raise ValueError("`columns` needs two entries: the source column and the target column")
         return self
+
+
+class AlignmentConfig(Section):
+    """Word alignments of the corpora, kept in the store for guided alignment (`training.loss.alignment`)."""
+
+    compute: Literal["none", "hmm", "eflomal"] = "none"
+    """`prepare` aligns the corpora that name no `alignment`. `hmm`: as `ziggurat align` does, with one model trained on
+    the training corpora among them. `eflomal`: by that program, which must be on the PATH; other links every time."""
+    words: Literal["split", "blanks"] = "split"
+    """Words that the numbers in alignments count: `split` by white space and punctuation, as `ziggurat align` does;
+    `blanks`: what stands between blanks, for files that other aligners made of tokenised text. Text of
+    `subword.kind: vocabulary` always has the words that its pieces spell."""
+    symmetrise: Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"] = (
+        "grow-diag-final-and"
+    )
+    """`compute`: how the two directions are merged."""
+    pairs: Size = Field(default=1_000_000, ge=1)
+    """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""
 
 
 class FilterConfig(Section):
@@ -155,3 +176,11 @@ class DataConfig(Section):
     """Cleaning of the training corpora."""
     subword: SubwordConfig = SubwordConfig()
     """Segmentation."""
+    alignment: AlignmentConfig = AlignmentConfig()
+    """Word alignments."""
+
+    def aligned(self, split: str) -> bool:
+        """Return whether the store is to have word alignments of a split, `train` or `dev`."""
+        corpora = self.train if split == "train" else self.dev
+        named = any(corpus.alignment is not None for corpus in corpora)
+        return named or (bool(corpora) and self.alignment.compute != "none")

@@ -85,7 +85,8 @@ class DecodingConfig(Section):
     mbr: Beams = Field(default=0, ge=0)
     """Sampling: draw this many translations and return the `n_best` with the highest mean chrF against all; 0: off."""
     alignments: bool = False
-    """Return the source tokens that each target token attended to (last layer, mean over heads)."""
+    """Return the source tokens that each target token attended to: by the head that guided alignment taught
+    (`training.loss.alignment`), else the last layer's mean over heads."""
     replace_unknown: bool = False
     """Replace an unknown token by the source word that it attended to most."""
     batch_tokens: Size = Field(default=4096, ge=1)

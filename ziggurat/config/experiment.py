@@ -12,6 +12,7 @@ from ziggurat.config.base import Count, Section
 from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.growth import growth_refused
+from ziggurat.config.guidance import alignment_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.errors import printable
@@ -57,6 +58,8 @@ class Experiment(Section):
             )
         if self.model.transfer is not None and self.training.optimiser.kind == "muon":
             raise ValueError("`model.transfer` scales the rates of Adam: `training.optimiser.kind` cannot be muon")
+        if reasons := alignment_refused(self.training.loss.alignment, self.model, self.training.growth is not None):
+            raise ValueError(f"`training.loss.alignment`: {'; '.join(reasons)}")
         growth = self.training.growth
         if growth is not None and (reasons := growth_refused(growth, self.model)):
             raise ValueError(f"`training.growth`: {'; '.join(reasons)}")

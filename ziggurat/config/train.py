@@ -14,6 +14,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.config.base import Count, Fraction, Layers, Minutes, PathText, Real, Section, Seed, Size, Threads
 from ziggurat.config.growth import GrowthConfig
+from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.config.lifecycle import (
     CheckpointConfig,
     DiagnosticsConfig,
@@ -77,6 +78,8 @@ class LossConfig(Section):
     inter_sim: Real = Field(default=0.0, ge=0)
     """Weight, in nats per target token, of a penalty on encoder states that point away from their sentence's mean
     (named by Li et al. 2020, defined here: docs/training.md); 0: none. Try 0.1."""
+    alignment: GuidedAlignmentConfig | None = None
+    """Guided alignment (docs/alignment.md); null: none."""
 
 
 class OptimiserConfig(Section):

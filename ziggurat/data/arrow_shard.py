@@ -35,16 +35,20 @@ class Shard:
         pairs: number of pairs in it.
         has_text: whether it has the text columns.
         checksum: its fingerprint; None: not known.
+        has_links: whether it has the column of word alignments.
 
     Attributes:
         checked_elsewhere: whether other code compares the fingerprint (ziggurat.data.store_checks.Verification), and
             discards everything computed from damaged pairs; if not, it is compared before the file is first parsed.
     """
 
-    def __init__(self, path: Path, pairs: int, has_text: bool, checksum: str | None) -> None:
+    def __init__(
+        self, path: Path, pairs: int, has_text: bool, checksum: str | None, *, has_links: bool = False
+    ) -> None:
         self.path = path
         self.checked_elsewhere = checksum is None
         self._pairs, self._has_text, self._checksum = pairs, has_text, checksum
+        self._has_links = has_links
         try:
             self._file = pa.memory_map(str(path))
             # Kept open to compare this very file later: the name may belong to another file by then.
@@ -87,6 +91,8 @@ class Shard:
         wanted = {name: pa.list_(pa.int32()) for name in _SIDES}
         if self._has_text:
             wanted |= {f"{name}_text": pa.large_string() for name in _SIDES}
+        if self._has_links:
+            wanted["links"] = pa.list_(pa.int32())
         for batch in batches:
             try:
                 types = dict(zip(batch.schema.names, batch.schema.types, strict=True))
@@ -111,17 +117,30 @@ class ShardBatch:
 
     @cached_property
     def sides(self) -> list[tuple[NDArray[np.int32], NDArray[np.int32]]]:
-        """(offsets [pairs + 1], ids [pieces]) of source and target; offsets never decrease and stay within the ids."""
-        found = []
-        for name in _SIDES:
-            column = self._batch.column(name)
-            try:
-                offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
-            except _PARSERS_ERRORS as error:
-                raise refuse_damaged(self.path, error) from None
-            self._check(offsets, len(values), name)
-            found.append((offsets, values))
-        return found
+        """(offsets [pairs + 1], ids [pieces]) of source and target."""
+        return [self._lists(name) for name in _SIDES]
+
+    @cached_property
+    def _links(self) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        return self._lists("links")
+
+    def links(self, row: int) -> NDArray[np.int32]:
+        """Return the word alignment of one pair, [links, 4]: first unit and end of source word and target word."""
+        offsets, values = self._links
+        numbers = values[offsets[row] : offsets[row + 1]]
+        if len(numbers) % 4 or (numbers[::2] < 0).any() or (numbers[::2] > numbers[1::2]).any():
+            raise refuse_damaged(self.path, "a word alignment that is none")
+        return numbers.reshape(-1, 4)
+
+    def _lists(self, name: str) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return offsets [pairs + 1] and values of a column; offsets never decrease and stay within the values."""
+        column = self._batch.column(name)
+        try:
+            offsets, values = column.offsets.to_numpy(), column.values.to_numpy()
+        except _PARSERS_ERRORS as error:
+            raise refuse_damaged(self.path, error) from None
+        self._check(offsets, len(values), name)
+        return offsets, values
 
     @cached_property
     def _texts(self) -> dict[str, tuple[NDArray[np.int64], memoryview]]:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from ziggurat.data.batching import round_up
 from ziggurat.data.subword import Tokenizer
+from ziggurat.data.units import PieceLinks
 
 __all__ = [
     "Background",
@@ -52,6 +53,11 @@ class Batch:
     """Source tokens, end-of-sentence included, padding not; kept here so that no device has to be asked."""
     target_tokens: int
     """Target tokens, likewise."""
+    link_places: torch.Tensor | None = None
+    """`[links]` int64: word alignments on pieces, as indices into the flattened attention `[batch, T, S]`, ascending;
+    None where the batch has none."""
+    link_shares: torch.Tensor | None = None
+    """`[links]` float32: 1 / number of source tokens that the link's target token is linked to."""
     seed: int = 0
     """Seed of the random numbers that training draws on this batch (dropout): a function of `training.seed` and the
     batch's position in the data, so that they are the same in any process and after a resume."""
@@ -63,20 +69,20 @@ class Batch:
 
     def to(self, device: torch.device | str, non_blocking: bool = False) -> Batch:
         """Return this batch with its tensors on `device`."""
-        names = ("source", "source_mask", "target_in", "target_out", "target_mask")
-        moved: dict[str, Any] = {name: getattr(self, name).to(device, non_blocking=non_blocking) for name in names}
+        tensors = {name: value for name, value in vars(self).items() if isinstance(value, torch.Tensor)}
+        moved: dict[str, Any] = {name: value.to(device, non_blocking=non_blocking) for name, value in tensors.items()}
         return replace(self, **moved)
 
     def idle(self) -> Batch:
-        """Return up to two pairs of this batch with every target token masked, so loss and gradients are 0.
+        """Return up to two pairs of this batch, every target token masked and no links, so loss and gradients are 0.
 
         For a process that has no batch in an update where others have one: it must take part in their collectives.
         """
         few: dict[str, Any] = {
             name: getattr(self, name)[:2] for name in ("source", "source_mask", "target_in", "target_out")
         }
-        hidden = torch.zeros_like(self.target_mask[:2])
-        return replace(self, **few, target_mask=hidden, indices=self.indices[:0], source_tokens=0, target_tokens=0)
+        few |= {"target_mask": torch.zeros_like(self.target_mask[:2]), "link_places": None, "link_shares": None}
+        return replace(self, **few, indices=self.indices[:0], source_tokens=0, target_tokens=0)
 
 
 class SpecialIds(NamedTuple):
@@ -100,10 +106,12 @@ def collate(
     indices: NDArray[np.int64],
     special: SpecialIds,
     length_multiple: int = 1,
+    links: PieceLinks | None = None,
 ) -> Batch:
     """Pad sentence pairs, given without begin- and end-of-sentence, into a batch.
 
     `indices` `[batch]` become those of the batch; padded lengths are rounded up to a multiple of `length_multiple`.
+    `links` are those of the pairs.
     """
     source, source_mask = _padded(sources, special.source_pad, special.source_eos, length_multiple)
     target_out, target_mask = _padded(targets, special.target_pad, special.target_eos, length_multiple)
@@ -111,6 +119,10 @@ def collate(
     target_in = np.full_like(target_out, special.target_pad)
     target_in[:, 0] = special.target_bos
     target_in[:, 1:] = np.where(target_mask[:, 1:], target_out[:, :-1], special.target_pad)
+    aligned: dict[str, Any] = {}
+    if links is not None and len(links.row):
+        places = (links.row * target_out.shape[1] + links.target) * source.shape[1] + links.source
+        aligned = {"link_places": torch.from_numpy(places), "link_shares": torch.from_numpy(links.shares())}
     return Batch(
         source=torch.from_numpy(source),
         source_mask=torch.from_numpy(source_mask),
@@ -120,6 +132,7 @@ def collate(
         indices=indices,
         source_tokens=int(source_mask.sum()),
         target_tokens=int(target_mask.sum()),
+        **aligned,
     )
 
 

@@ -25,10 +25,15 @@ from ziggurat.data.workspace import recover
 from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
 
-__all__ = ["MANIFEST", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
+__all__ = ["ALIGNED_STORE_FORMAT", "MANIFEST", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
 
 STORE_FORMAT = 1
 """Version of all files in the folder; other versions are refused."""
+
+ALIGNED_STORE_FORMAT = 2
+"""The same of a store with word alignments, which earlier versions of ziggurat cannot read; nothing else differs."""
+
+_FORMATS = (STORE_FORMAT, ALIGNED_STORE_FORMAT)
 
 MANIFEST = "manifest.json"
 """Name of the file that makes a folder a store."""
@@ -147,7 +152,7 @@ def read_manifest(path: Path) -> dict[str, Any]:
     try:
         manifest = parse_json(read_bounded(file), str(file), remedy="run `ziggurat prepare --force` again")
         version = manifest["format"]
-        whole = "checksum" not in manifest or version != STORE_FORMAT or has_checksum(manifest)
+        whole = "checksum" not in manifest or version not in _FORMATS or has_checksum(manifest)
     except FileNotFoundError:
         if kind := folder_kind(path):
             raise DataError(f"{path}: no store of `ziggurat prepare`, but {kind}") from None
@@ -155,9 +160,10 @@ def read_manifest(path: Path) -> dict[str, Any]:
         raise DataError(f"{path}: {what} (no {MANIFEST}); run `ziggurat prepare` first") from None
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise DataError(f"{file}: damaged; run `ziggurat prepare --force` again") from None
-    if version != STORE_FORMAT:
+    if version not in _FORMATS:
         raise DataError(
-            f"{path}: store format {version}, but this version of ziggurat reads {STORE_FORMAT}; "
+            f"{path}: store format {version}, but this version of ziggurat reads {STORE_FORMAT} to "
+            f"{ALIGNED_STORE_FORMAT}; "
             "run `ziggurat prepare --force` again"
         )
     if not whole:
@@ -185,6 +191,7 @@ class _Table(Form):
     source_pieces: _Natural
     target_pieces: _Natural
     has_text: bool
+    has_links: bool = False
     shards: list[_Shard]
 
 

@@ -7,12 +7,16 @@ the three passes over the files; the other two, sampling and encoding, are in zi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from ziggurat.alignment.links import Link
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.readers import CorpusReader
+from ziggurat.data.files import find_files
+from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.sides import SideSample, looks_swapped, named_language
+from ziggurat.data.units import Words
+from ziggurat.data.word_links import AlignmentFiles, LinkMaker
 from ziggurat.errors import ConfigError, DataError
 
 __all__ = ["Corpus", "Progress", "count_pairs", "find_corpora", "nothing_left", "side_notices"]
@@ -40,6 +44,20 @@ class Corpus:
     """Pairs dropped, by reason."""
     sides: SideSample = field(default_factory=SideSample)
     """Sample of its two sides."""
+    alignments: AlignmentFiles | None = None
+    """Files with its word alignments."""
+    maker: LinkMaker | None = None
+    """Makes its word alignments, where there are no files."""
+    aligned: int = 0
+    """Pairs in the store that have word alignments."""
+
+    def blocks(self, words: tuple[Words, Words]) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
+        """Yield its blocks with the links of each pair, None where it has none. Raises DataError as its reader does."""
+        if self.alignments is not None:
+            yield from self.alignments.blocks(self.reader, words)
+            return
+        for block in self.reader.blocks():
+            yield block, None if self.maker is None else self.maker.links(block, words)
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:
@@ -52,21 +70,36 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
         raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
     languages = (config.source_language, config.target_language)
     return [
-        Corpus(split, key, corpus, CorpusReader.of(corpus, key, languages))
+        _found(split, key, corpus, CorpusReader.of(corpus, key, languages))
         for split, corpora in (("train", config.train), ("dev", config.dev))
         for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
     ]
 
 
-def count_pairs(corpora: Sequence[Corpus], progress: Progress) -> None:
+def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> Corpus:
+    """Return a corpus with the files of its word alignments, if it names any."""
+    if config.alignment is None:
+        return Corpus(split, key, config, reader)
+    paths = find_files(config.alignment, f"{key}.alignment")
+    if len(paths) != len(reader.files):
+        raise DataError(
+            f"{key}: {config.alignment} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
+            "paired in sorted order, so there must be equally many"
+        )
+    return Corpus(split, key, config, reader, alignments=AlignmentFiles(paths))
+
+
+def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Words, Words] | None = None) -> None:
     """Read everything once, so that unusable files are refused before anything is trained or encoded.
+
+    `words` are those of the two sides that word alignments count; None: by the usual rule.
 
     Raises:
         DataError: a fault in a file (encoding, alignment, columns, compression), or a corpus without pairs.
     """
     done = 0
     for corpus in corpora:
-        for source, target in corpus.reader.blocks():
+        for (source, target), _ in corpus.blocks(words or (Words("split"), Words("split"))):
             corpus.sides.see(source, target)
             corpus.read += len(source)
             done += len(source)

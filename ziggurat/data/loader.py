@@ -20,6 +20,7 @@ from ziggurat.data.batching import check_fits, epoch_indices, make_batches, roun
 from ziggurat.data.collate import Background, Batch, Ids, SpecialIds, collate
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
+from ziggurat.data.units import LinkMapper, PieceLinks
 from ziggurat.errors import DataError
 
 __all__ = ["Group", "Loader", "LoaderState", "fixed_batches"]
@@ -56,6 +57,7 @@ class Loader:
         seed: determines the order and the sampled segmentations.
         temperature: `data.sampling_temperature`.
         regularisation: sample new segmentations in every epoch; None: use the stored ones.
+        links: whether batches have the table's word alignments; it must have some then.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
         count: number of processes that share the batches.
@@ -73,6 +75,7 @@ class Loader:
         seed: int,
         temperature: float = 1.0,
         regularisation: RegularisationConfig | None = None,
+        links: bool = False,
         prefetch: int = 8,
         rank: int = 0,
         count: int = 1,
@@ -91,6 +94,7 @@ class Loader:
         self._batch = batch
         self._seed, self._temperature = seed, temperature
         self._regularisation = regularisation
+        self._mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
         self._prefetch = prefetch
         self._rank, self._count = rank, count
         self._planned: tuple[int, list[NDArray[np.int64]]] | None = None
@@ -164,8 +168,10 @@ class Loader:
     def _collated(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
         sources, targets = self._table.pairs(indices)
         multiple, sampling = self._batch.length_multiple, self._regularisation
+        links = self._table.links(indices) if self._mapper is not None else []
         if sampling is None:
-            return [collate(sources, targets, indices, self._special, multiple)]
+            return [collate(sources, targets, indices, self._special, multiple, self._mapped(links, sources, targets))]
+        stored = sources, targets
         source_texts, target_texts = self._table.texts(indices)
         if sampling.source:
             sources = self._sampled(0, sources, source_texts, indices, epoch, sampling)
@@ -173,11 +179,18 @@ class Loader:
             targets = self._sampled(1, targets, target_texts, indices, epoch, sampling)
         # Samples can be longer than the stored segmentations that the batch was planned with, so it may need splitting.
         lengths = [np.array([len(ids) for ids in side]) for side in (sources, targets)]
+        if self._mapper is not None:
+            links = self._mapper.traceable(links, stored, (sources, targets))
         parts = sorted_batches(*lengths, max_tokens=self._batch.max_tokens, length_multiple=multiple)
-        return [
-            collate([sources[i] for i in p], [targets[i] for i in p], indices[p], self._special, multiple)
-            for p in parts
-        ]
+        batches = []
+        for p in parts:
+            sides = [sources[i] for i in p], [targets[i] for i in p]
+            mapped = self._mapped([links[i] for i in p] if links else [], *sides)
+            batches.append(collate(*sides, indices[p], self._special, multiple, mapped))
+        return batches
+
+    def _mapped(self, links: list[Ids], sources: list[Ids], targets: list[Ids]) -> PieceLinks | None:
+        return None if self._mapper is None else self._mapper.piece_links(links, sources, targets)
 
     def _sampled(
         self,
@@ -204,9 +217,16 @@ class Loader:
 
 
 def fixed_batches(
-    table: PairTable, source_tokenizer: Tokenizer, target_tokenizer: Tokenizer, batch: BatchConfig
+    table: PairTable,
+    source_tokenizer: Tokenizer,
+    target_tokenizer: Tokenizer,
+    batch: BatchConfig,
+    *,
+    links: bool = False,
 ) -> Iterator[Batch]:
     """Yield all pairs once, shortest first, always in the same batches (validation loss).
+
+    With `links` they have the table's word alignments; it must have some then.
 
     The budget grows to hold the longest pair, so that a pair too long for `batch.max_tokens` does not end a run at its
     first validation.
@@ -216,6 +236,7 @@ def fixed_batches(
     longest = np.maximum(table.source_lengths.max(keepdims=True), table.target_lengths.max(keepdims=True))
     budget = max(batch.max_tokens, int(round_up(longest + 1, batch.length_multiple)[0]))
     special = SpecialIds.of(source_tokenizer, target_tokenizer)
+    mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
     for indices in sorted_batches(
         table.source_lengths,
         table.target_lengths,
@@ -223,4 +244,6 @@ def fixed_batches(
         max_sentences=batch.max_sentences,
         length_multiple=batch.length_multiple,
     ):
-        yield collate(*table.pairs(indices), indices, special, batch.length_multiple)
+        sides = table.pairs(indices)
+        mapped = None if mapper is None else mapper.piece_links(table.links(indices), *sides)
+        yield collate(*sides, indices, special, batch.length_multiple, mapped)

@@ -11,10 +11,12 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, compress
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ziggurat.alignment.eflomal import refuse_without_eflomal
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Cleaner
 from ziggurat.data.inputs import Corpus, Progress, nothing_left
@@ -22,9 +24,10 @@ from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.data.word_links import LinkTracer, TracedLinks, run_eflomal, train_aligner, words_of
 from ziggurat.errors import DataError
 
-__all__ = ["encode_corpora", "sample_sentences"]
+__all__ = ["align_corpora", "encode_corpora", "refuse_missing_aligner", "sample_sentences"]
 
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
@@ -105,6 +108,41 @@ def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
     return shares
 
 
+def refuse_missing_aligner(config: DataConfig) -> None:
+    """Raise ConfigError where the aligner that `data.alignment.compute` asks for is not installed."""
+    if config.alignment.compute == "eflomal":
+        refuse_without_eflomal()
+
+
+def align_corpora(
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    folder: Path,
+    progress: Progress,
+) -> None:
+    """Give the corpora without files of alignments an aligner, if `data.alignment.compute` asks for it.
+
+    Ours learns from the training corpora among them, or from all training corpora where only others are among them;
+    eflomal aligns them all, with temporary files in `folder`.
+    """
+    options, unaligned = config.alignment, [corpus for corpus in corpora if corpus.alignments is None]
+    if options.compute == "none" or not unaligned:
+        return
+    words = words_of(config, tokenizers)
+    if options.compute == "eflomal":
+        progress("run eflomal", 0, None)
+        maker = run_eflomal([corpus.reader for corpus in unaligned], words, options.symmetrise, folder)
+    else:
+        progress("train aligner", 0, None)
+        training = [corpus for corpus in corpora if corpus.split == "train"]
+        chosen = [corpus for corpus in training if corpus.alignments is None] or training
+        readers = [(corpus.reader, corpus.read) for corpus in chosen]
+        maker = train_aligner(readers, words, options.pairs, options.symmetrise)
+    for corpus in unaligned:
+        corpus.maker = maker
+
+
 def encode_corpora(
     corpora: Sequence[Corpus],
     config: DataConfig,
@@ -122,6 +160,8 @@ def encode_corpora(
         DataError: a file changed since it was counted.
     """
     training = corpora[0].split == "train"
+    words = words_of(config, tokenizers)
+    tracer = LinkTracer(words, tokenizers) if config.aligned("train" if training else "dev") else None
     cleaner = Cleaner(config.filters) if training else Cleaner.only_empty()
     total = sum(corpus.read for corpus in corpora)
     done = 0
@@ -129,19 +169,21 @@ def encode_corpora(
         waiting: _Segmented | None = None
         for number, corpus in enumerate(corpora):
             read = 0
-            for source, target in corpus.reader.blocks():
+            for (source, target), links in corpus.blocks(words):
                 read += len(source)
                 block = _cleaned(corpus, number, source, target, cleaner, config.unicode, training)
+                if tracer is not None:
+                    block.links = tracer.traced(links, (source, target), block.kept, (block.source, block.target))
                 block.ids = pool.submit(_segment, tokenizers, block.source, block.target, threads)
                 if waiting is not None:
-                    _write(waiting, tokenizers[0], config, writer)
+                    _write(waiting, tokenizers[0], config, writer, tracer)
                 waiting = block
                 done += len(source)
                 progress(f"encode {corpus.split}", done, total)
             if read != corpus.read:
                 raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
         if waiting is not None:
-            _write(waiting, tokenizers[0], config, writer)
+            _write(waiting, tokenizers[0], config, writer, tracer)
 
 
 @dataclass
@@ -154,7 +196,11 @@ class _Segmented:
     target: list[str]
     reference: list[str]
     """Target texts as they will be stored."""
+    kept: NDArray[np.bool_]
+    """Mask of its pairs over those that were read."""
     ids: Future[list[list[list[int]]]]
+    links: list[TracedLinks] | None = None
+    """Where the table has links: those of each pair."""
 
 
 def _cleaned(
@@ -170,7 +216,7 @@ def _cleaned(
     sources, targets, kept = cleaner.clean(normalise(source, form), normalise(target, form), corpus.dropped)
     # A development target is the reference of scores, so it is stored as it stands in the file.
     reference = targets if training else list(compress(target, kept))
-    return _Segmented(corpus, number, sources, targets, reference, Future())
+    return _Segmented(corpus, number, sources, targets, reference, kept, Future())
 
 
 def _segment(
@@ -182,7 +228,9 @@ def _segment(
     ]
 
 
-def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: TableWriter) -> None:
+def _write(
+    block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: TableWriter, tracer: LinkTracer | None
+) -> None:
     """Drop pairs that are too long in pieces, and pass the others to the writer."""
     training = block.corpus.split == "train"
     source, target = block.ids.result()
@@ -205,6 +253,7 @@ def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: 
         source, target = list(compress(source, stay)), list(compress(target, stay))
         texts = (list(compress(texts[0], stay)), list(compress(texts[1], stay)))
         lengths = [side[stay] for side in lengths]
+        block.links = None if block.links is None else list(compress(block.links, stay))
     block.corpus.kept += len(source)
     # (2) Lay out the ids as the store has them, with the corpus's tag in front: it does not count for max_pieces.
     first, second = (_flat(side, n) for side, n in zip((source, target), lengths, strict=True))
@@ -215,7 +264,11 @@ def _write(block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: 
     if not training and isinstance(tokenizer, VocabularyTokenizer):
         texts = (texts[0], [VocabularyTokenizer.joined(text) for text in texts[1]])
     stored = texts if not training or config.subword.regularisation is not None else None
-    writer.write(block.number, (first, lengths[0]), (second, lengths[1]), stored)
+    links = None
+    if tracer is not None and block.links is not None:
+        links = tracer.stored(block.links, (source, target))
+        block.corpus.aligned += int(np.count_nonzero(links[1]))
+    writer.write(block.number, (first, lengths[0]), (second, lengths[1]), stored, links)
 
 
 def _flat(ids: Sequence[Sequence[int]], lengths: NDArray[np.int32]) -> NDArray[np.int32]:

@@ -22,16 +22,17 @@ import xxhash
 from ziggurat.config.data import DataConfig
 from ziggurat.config.experiment import shown
 from ziggurat.data.checksums import content_checksum
-from ziggurat.data.corpus import MANIFEST, STORE_FORMAT, Store, read_manifest
+from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, nothing_left, side_notices
-from ziggurat.data.passes import encode_corpora, sample_sentences
+from ziggurat.data.passes import align_corpora, encode_corpora, refuse_missing_aligner, sample_sentences
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, provenance
 from ziggurat.data.subword import Tokenizer, save_tokenizers
 from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.table import TableWriter
 from ziggurat.data.temporary import TEMPORARY
+from ziggurat.data.word_links import words_of
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
@@ -55,6 +56,8 @@ class CorpusReport:
     """Lines that ended in CR LF; the CR was removed."""
     byte_order_marks: int
     """Files with a byte order mark, which was removed."""
+    aligned: int | None = None
+    """Pairs in the store that have word alignments; None where no corpus was to have any."""
 
 
 @dataclass(frozen=True)
@@ -177,6 +180,7 @@ def _build(
     progress: Progress,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
+    refuse_missing_aligner(config)
     training = [corpus for corpus in corpora if corpus.split == "train"]
     tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
     subword = config.subword
@@ -184,35 +188,33 @@ def _build(
     if subword.kind in ("existing", "vocabulary"):
         # Before the long passes, since errors here are cheap to find.
         tokenizers = existing_tokenizers(subword, config.unicode, tags)
-        count_pairs(corpora, progress)
+        count_pairs(corpora, progress, words_of(config, tokenizers))
     else:
-        count_pairs(corpora, progress)
+        count_pairs(corpora, progress, words_of(config, None))
         tokenizers = train_tokenizers(
             subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress)
         )
     save_tokenizers(directory, *tokenizers)
+    align_corpora(corpora, config, tokenizers, directory, progress)
     tables = {}
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         if not chosen:
             continue
         has_text = split == "dev" or subword.regularisation is not None
-        writer = TableWriter(directory, split, has_text=has_text)
+        writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
         encode_corpora(chosen, config, tokenizers, writer, threads, progress)
         tables[split] = writer.close()
         if not tables[split]["pairs"]:
             counts = sum((corpus.dropped for corpus in chosen), Counter())
             raise nothing_left(sum(corpus.read for corpus in chosen), counts, chosen)
     manifest = {
-        "format": STORE_FORMAT,
+        "format": ALIGNED_STORE_FORMAT if any(map(config.aligned, ("train", "dev"))) else STORE_FORMAT,
         "config": config.model_dump(mode="json"),
         "prepared_from": settings,
-        "corpora": {split: [_entry(c) for c in corpora if c.split == split] for split in ("train", "dev")},
+        "corpora": {split: [_entry(c, config) for c in corpora if c.split == split] for split in ("train", "dev")},
         "notices": side_notices(corpora, config),
-        "vocabulary": {
-            "source": tokenizers[0].size,
-            "target": tokenizers[1].size,
-        },
+        "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,
         "files": _files(directory),
     }
@@ -220,7 +222,7 @@ def _build(
     return manifest
 
 
-def _entry(corpus: Corpus) -> dict[str, Any]:
+def _entry(corpus: Corpus, config: DataConfig) -> dict[str, Any]:
     """Return the manifest's entry of a corpus."""
     notes = corpus.reader.notes
     return {
@@ -232,6 +234,7 @@ def _entry(corpus: Corpus) -> dict[str, Any]:
         "dropped": dict(sorted(corpus.dropped.items())),
         "carriage_returns": notes.carriage_returns,
         "byte_order_marks": notes.byte_order_marks,
+        **({"aligned": corpus.aligned} if config.aligned(corpus.split) else {}),
     }
 
 
@@ -244,10 +247,7 @@ def _files(directory: Path) -> dict[str, dict[str, Any]]:
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     """Write `manifest` with the store's fingerprint."""
     # Besides the files, weights and tags of the corpora decide about training; names and paths do not.
-    decisive = [
-        manifest["files"],
-        [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]],
-    ]
+    decisive = [manifest["files"], [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]]]
     manifest["fingerprint"] = xxhash.xxh3_128_hexdigest(json.dumps(decisive, sort_keys=True).encode())
     manifest["checksum"] = content_checksum(manifest)
     content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
@@ -291,7 +291,7 @@ def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: f
         source_pieces=manifest["tables"]["train"]["source_pieces"],
         target_pieces=manifest["tables"]["train"]["target_pieces"],
         corpora=[
-            CorpusReport(split=split, **{name: entry[name] for name in names})
+            CorpusReport(split=split, **{name: entry[name] for name in names}, aligned=entry.get("aligned"))
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]
         ],

@@ -162,7 +162,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
-_PLACES = {"source", "target", "path", "name", "format"}
+_PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
@@ -185,6 +185,8 @@ def provenance(
         entry = next(entries[corpus.split])
         del entry["weight"]
         entry["format"] = corpus.reader.kind
+        if corpus.alignments is not None:
+            entry["alignment"] = {"files": [fingerprint(path) for path in corpus.alignments.paths]}
         entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
         progress("fingerprint", number + 1, len(corpora))
     return settings
@@ -205,7 +207,9 @@ def unlike_store(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     """
     old, new = (_settings(data) for data in (manifest["config"], config.model_dump(mode="json")))
     if not config.train:
-        old["train"] = old["dev"] = new["train"] = new["dev"] = []
+        for settings in (old, new):
+            settings["train"], settings["dev"] = [], []
+            settings.pop("alignment", None)  # it says how the corpora are aligned
     return differences(old, new)
 
 
@@ -218,8 +222,8 @@ def other_files(config: DataConfig, manifest: Mapping[str, Any]) -> list[str]:
     for split in ("train", "dev"):
         old, new = manifest["config"][split], config.model_dump(mode="json")[split]
         for number, pair in enumerate(zip(old, new, strict=True) if len(old) == len(new) else ()):
-            for key in ("source", "target", "path"):
-                before, after = (corpus[key] for corpus in pair)
+            for key in ("source", "target", "path", "alignment"):
+                before, after = (corpus.get(key) for corpus in pair)  # stores of earlier versions have no `alignment`
                 if before and after and _absolute(before) != _absolute(after):
                     found.append(f"data.{split}.{number}.{key} ({printable(before, 80)} -> {printable(after, 80)})")
     return found
@@ -233,10 +237,18 @@ def _absolute(path: str) -> str:
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
     kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
+    # Left out where there are none: stores of earlier versions do not know of alignments.
+    aligned = data.get("alignment", {}).get("compute", "none") != "none"
+    if not aligned and not any(corpus.get("alignment") for split in ("train", "dev") for corpus in data[split]):
+        kept.pop("alignment", None)
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
-        kept[split] = [{k: v for k, v in corpus.items() if k not in _PLACES} for corpus in data[split]]
+        kept[split] = [
+            {k: v for k, v in corpus.items() if k not in _PLACES}
+            | ({"alignment": True} if corpus.get("alignment") else {})
+            for corpus in data[split]
+        ]
     return kept
 
 

@@ -2,6 +2,7 @@
 
 train-00000.arrow ...       record batches: source, target (lists of int32 ids), with text: source_text, target_text
 train-source-lengths.npy train-target-lengths.npy   int32 [pairs]: pieces, tag included, eos not
+                            where there are word alignments also links: lists of int32, four a link (data/units.py)
 train-corpora.npy           uint16 [pairs]: number of each pair's corpus
 """
 
@@ -34,14 +35,15 @@ _CORPUS_TYPE = np.dtype("<u2")
 class TableWriter:
     """Writer of one split (`train` or `dev`), batch by batch; memory does not grow with the number of pairs."""
 
-    def __init__(self, directory: Path, split: str, *, has_text: bool, shard_pairs: int = SHARD_PAIRS) -> None:
-        self._directory = directory
-        self._split = split
-        self._has_text = has_text
-        self._shard_pairs = shard_pairs
+    def __init__(
+        self, directory: Path, split: str, *, has_text: bool, has_links: bool = False, shard_pairs: int = SHARD_PAIRS
+    ) -> None:
+        self._directory, self._split, self._shard_pairs = directory, split, shard_pairs
+        self._has_text, self._has_links = has_text, has_links
         ids = pa.list_(pa.int32())
         fields = [("source", ids), ("target", ids)]
         fields += [("source_text", pa.large_string()), ("target_text", pa.large_string())] if has_text else []
+        fields += [("links", ids)] if has_links else []
         self._schema = pa.schema(fields)
         self._lengths = [
             _ArrayWriter(directory / f"{split}-{s}-lengths.npy", _LENGTH_TYPE) for s in ("source", "target")
@@ -58,6 +60,7 @@ class TableWriter:
         source: tuple[NDArray[np.int32], NDArray[np.int32]],
         target: tuple[NDArray[np.int32], NDArray[np.int32]],
         texts: tuple[Sequence[str], Sequence[str]] | None = None,
+        links: tuple[NDArray[np.int32], NDArray[np.int32]] | None = None,
     ) -> None:
         """Append pairs of corpus number `corpus`.
 
@@ -66,6 +69,7 @@ class TableWriter:
             source: The concatenated ids [pieces] and the lengths [pairs].
             target: The same for the other side.
             texts: Both sides as text [pairs]; required if and only if the table has text.
+            links: The concatenated links and their lengths, four numbers a link; if and only if the table has links.
         """
         pairs = len(source[1])
         if not pairs:
@@ -74,6 +78,9 @@ class TableWriter:
         if self._has_text:
             assert texts is not None
             columns += [pa.array(side, pa.large_string()) for side in texts]
+        if self._has_links:
+            assert links is not None
+            columns.append(_list_array(*links))
         if self._writer is None:
             name = f"{self._split}-{len(self._shards):05d}.arrow"
             self._file = (self._directory / name).open("wb")
@@ -104,6 +111,7 @@ class TableWriter:
             "source_pieces": self._pieces[0],
             "target_pieces": self._pieces[1],
             "has_text": self._has_text,
+            **({"has_links": True} if self._has_links else {}),
             "shards": self._shards,
         }
 
@@ -171,6 +179,8 @@ class PairTable:
     ) -> None:
         self.has_text = bool(entry["has_text"])
         """True if the table has text, so that `texts` can be called."""
+        self.has_links = bool(entry.get("has_links", False))
+        """True if the table has word alignments, so that `links` can be called."""
         lengths = [directory / f"{split}-{side}-lengths.npy" for side in ("source", "target")]
         self.source_lengths = _mapped(lengths[0], entry["pairs"], _LENGTH_TYPE)
         """Pieces of each source, int32 [pairs], tag included, eos not."""
@@ -184,7 +194,13 @@ class PairTable:
         self._pairs = int(entry["pairs"])
         self._vocabulary = vocabulary
         self.shards = [
-            Shard(directory / shard["file"], int(shard["pairs"]), self.has_text, (checksums or {}).get(shard["file"]))
+            Shard(
+                directory / shard["file"],
+                int(shard["pairs"]),
+                self.has_text,
+                (checksums or {}).get(shard["file"]),
+                has_links=self.has_links,
+            )
             for shard in entry["shards"]
         ]
         self._starts = np.cumsum([0, *(int(shard["pairs"]) for shard in entry["shards"])]).tolist()
@@ -236,6 +252,13 @@ class PairTable:
         if len(together) and not 0 <= together.min() <= together.max() < size:
             row = next(n for n, each in enumerate(ids) if len(each) and not 0 <= each.min() <= each.max() < size)
             raise refuse_damaged(found[row].path, f"a {name} with an id outside the vocabulary of {size:,}")
+
+    def links(self, indices: ArrayLike) -> list[NDArray[np.int32]]:
+        """Return the word alignments of the pairs at `indices`, [links, 4] each: units of source and target word.
+
+        Raises DataError: a shard is damaged. The table must have links.
+        """
+        return [batch.links(row) for batch, row in self._locate(indices)]
 
     def texts(self, indices: ArrayLike) -> tuple[list[str], list[str]]:
         """Return source and target texts of the pairs at `indices`, without tags.

@@ -91,10 +91,7 @@ class Assembler:
         )
 
     def _alignment(self, part: SourcePart, attention: list[list[float]]) -> Alignment:
-        first = len(part.tag)
-        own = range(first, first + len(part.ids))
-        hard = [max(own, key=row.__getitem__) for row in attention]
-        return Alignment(self.source.pieces([*part.tag, *part.ids, self.source.eos]), attention, hard)
+        return Alignment.of(self.source.pieces([*part.tag, *part.ids, self.source.eos]), attention, len(part.tag))
 
     def _replaced(self, part: SourcePart, tokens: Sequence[int], hard: Sequence[int]) -> str:
         """Return the text with the source word that it is aligned to in place of each unknown token."""

@@ -51,7 +51,10 @@ _CLEARLY = 0.95
 SERVED_FILE = "model.bin"
 """The weights in a CTranslate2 directory."""
 
-_SUPPORTED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
+_SUPPORTED = {
+    *("beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"),
+    "alignments",
+}
 _IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
 
 _EXPORT_INSIDE = "ctranslate2"

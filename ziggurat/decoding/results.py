@@ -17,7 +17,10 @@ __all__ = ["Alignment", "Hypothesis", "TargetScore", "Translation", "json_line",
 
 @dataclass(frozen=True)
 class Alignment:
-    """Attention of each token of a translation to the source: last decoder layer, mean over its heads."""
+    """Attention of each token of a translation to the source.
+
+    It is that of the head that guided alignment taught, or else of the last decoder layer, mean over its heads.
+    """
 
     source_tokens: list[str]
     """Pieces of the source as the model read it, tag and end-of-sentence included."""
@@ -25,6 +28,12 @@ class Alignment:
     """Per target token, one weight for each source token; they add up to 1."""
     hard: list[int]
     """Per target token, the source token with the greatest weight, tag and end-of-sentence left out."""
+
+    @classmethod
+    def of(cls, source_tokens: list[str], soft: list[list[float]], tags: int) -> Alignment:
+        """Return the alignment with these weights; the first `tags` source tokens are tags."""
+        own = range(tags, len(source_tokens) - 1)
+        return cls(source_tokens, soft, [max(own, key=row.__getitem__) for row in soft])
 
 
 @dataclass(frozen=True)

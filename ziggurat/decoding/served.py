@@ -21,7 +21,7 @@ from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
-from ziggurat.decoding.results import Hypothesis, Translation, side_by_side
+from ziggurat.decoding.results import Alignment, Hypothesis, Translation, side_by_side
 from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 
 __all__ = ["ServedTranslator"]
@@ -30,11 +30,15 @@ _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on 
 
 
 class _Found(NamedTuple):
-    """One result of the search: pieces without end-of-sentence, score after the penalty, and whether it ended."""
+    """One result of the search."""
 
     pieces: list[str]
+    """Without end-of-sentence."""
     score: float
+    """After the penalty."""
     ended: bool
+    attention: list[list[float]]
+    """Per piece, the weight of each source piece, end-of-sentence left out; empty where none was asked for."""
 
 
 class _Call(NamedTuple):
@@ -106,6 +110,7 @@ class ServedTranslator:
         never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
         self._never = [[piece] for piece in tokenizer.pieces(never)]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
+        self._source_eos = self.source_tokenizer.pieces([self.source_tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         self._settings(None)  # refuses settings before any text is read
 
@@ -220,13 +225,16 @@ class ServedTranslator:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence."""
         decoding, beam = call.decoding, call.decoding.beam_size
         penalty = decoding.length_penalty
+        batches = {
+            "max_batch_size": decoding.batch_tokens,
+            "batch_type": "tokens",
+            # No limit: it would cut sources without a word; long lines are split before.
+            "max_input_length": 0,
+        }
         results = self._model.translate_batch(
             sources,
             target_prefix=[call.forced] * len(sources) if call.forced else None,
-            max_batch_size=decoding.batch_tokens,
-            batch_type="tokens",
-            # No limit: it would cut sources without a word; long lines are split before.
-            max_input_length=0,
+            **batches,
             beam_size=beam,
             # CTranslate2 stops after `patience` times the beam has ended: enough to find `count`.
             patience=max(_PATIENCE, count / beam),
@@ -237,15 +245,25 @@ class ServedTranslator:
             suppress_sequences=self._never,
             return_scores=True,
             return_end_token=True,
+            return_attention=decoding.alignments,
         )
-        return [
-            [
-                _Found(pieces[:-1] if ended else pieces, score, ended)
-                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
-                for ended in [pieces[-1:] == [self._eos]]
-            ]
-            for result in results
-        ]
+        # With a beam, CTranslate2 (4.8.5) returns the first attention of a source that is padded in its batch wrong, as
+        # though padding were text, though it searches with the right one. The first one is the same whatever follows,
+        # and greedy search returns it right.
+        first: list[list[list[float]]] = [[]] * len(results)
+        if decoding.alignments and beam > 1:
+            steps_of_one = {"beam_size": 1, "max_decoding_length": 1, "return_attention": True}
+            first = [one.attention[0] for one in self._model.translate_batch(sources, **batches, **steps_of_one)]
+        found = []
+        for result, start in zip(results, first, strict=True):
+            attention = result.attention or [[]] * len(result.hypotheses)
+            of_source = []
+            for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True):
+                ended = pieces[-1:] == [self._eos]
+                own = pieces[:-1] if ended else pieces
+                of_source.append(_Found(own, score, ended, [*start, *rows[len(start) :]][: len(own)]))
+            found.append(of_source)
+        return found
 
     def _hypotheses(self, sources: list[list[str]], found: list[list[_Found]], call: _Call) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
@@ -256,13 +274,29 @@ class ServedTranslator:
             pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
             scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
             scores = iter([list(map(float, result.log_probs)) for result in scored])
-        every = [[self._hypothesis(result, alpha, next(scores)) for result in results] for results in found]
+        every = [
+            [
+                self._hypothesis(result, alpha, next(scores), self._alignment(source, result, call.decoding))
+                for result in results
+            ]
+            for source, results in zip(sources, found, strict=True)
+        ]
         if not call.forced:
             return every
         # CTranslate2 scores only what comes after the prefix.
         return [sorted((_rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
 
-    def _hypothesis(self, found: _Found, alpha: float, token_scores: list[float]) -> Hypothesis:
+    def _alignment(self, source: list[str], found: _Found, decoding: DecodingConfig) -> Alignment | None:
+        if not decoding.alignments:
+            return None
+        # CTranslate2 leaves out the weight of end-of-sentence, which is what the others lack to 1.
+        soft = [[*row, max(0.0, 1.0 - sum(row))] for row in found.attention]
+        tags = sum(piece in self.source_tokenizer.tags for piece in source[:1])
+        return Alignment.of([*source, self._source_eos], soft, tags)
+
+    def _hypothesis(
+        self, found: _Found, alpha: float, token_scores: list[float], alignment: Alignment | None
+    ) -> Hypothesis:
         length = max(1, len(found.pieces) + found.ended)
         return Hypothesis(
             text=one_line(
@@ -273,6 +307,7 @@ class ServedTranslator:
             tokens=found.pieces,
             token_log_probabilities=token_scores[: length if found.ended else len(found.pieces)],
             finished=found.ended,
+            alignment=alignment,
         )
 
     def _joined(self, source: str, parts: list[list[Hypothesis]]) -> Translation:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -16,6 +17,7 @@ from ziggurat.data.subword import Tokenizer
 from ziggurat.errors import ConfigError
 from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices
 from ziggurat.export.plain import with_epsilon
+from ziggurat.models.seq2seq import AlignmentHead
 
 __all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2"]
 
@@ -34,7 +36,13 @@ def ctranslate2_reasons(config: ModelConfig) -> Iterator[str]:
 
 
 def write_ctranslate2(
-    folder: Path, anatomy: Anatomy, tokenizers: Sequence[Tokenizer], positions: int, quantization: str | None = None
+    folder: Path,
+    anatomy: Anatomy,
+    tokenizers: Sequence[Tokenizer],
+    positions: int,
+    quantization: str | None = None,
+    *,
+    aligned: AlignmentHead | None = None,
 ) -> None:
     """Write `model.bin`, `config.json` and the vocabularies into `folder`.
 
@@ -47,6 +55,7 @@ def write_ctranslate2(
         tokenizers: tokenizers of source and target.
         positions: rows of the tables of positions, where the model adds none itself.
         quantization: one of QUANTIZATIONS; None: fp32.
+        aligned: the attention that CTranslate2's `return_attention` gives; None: the mean over the last layer's heads.
 
     Raises ConfigError when ctranslate2 is not installed.
     """
@@ -58,9 +67,18 @@ def write_ctranslate2(
         "silu": specs.common_spec.Activation.SWISH,
         "swiglu": specs.common_spec.Activation.SWISH,
     }[anatomy.activation]
-    encoder, decoder = with_epsilon(anatomy.encoder, anatomy.decoder.epsilon), anatomy.decoder
+    aligned = aligned or AlignmentHead()
+    encoder, decoder = (
+        with_epsilon(anatomy.encoder, anatomy.decoder.epsilon),
+        _with_head_first(anatomy.decoder, aligned),
+    )
+    # CTranslate2 takes the mean over the first heads of one layer.
+    alignment = {"alignment_layer": aligned.layer, "alignment_heads": decoder.heads if aligned.head is None else 1}
     sides = []
-    for stack, kind in ((encoder, transformer.TransformerEncoderSpec), (decoder, transformer.TransformerDecoderSpec)):
+    for stack, kind, more in (
+        (encoder, transformer.TransformerEncoderSpec, {}),
+        (decoder, transformer.TransformerDecoderSpec, alignment),
+    ):
         side = kind(
             len(stack.layers),
             stack.heads,
@@ -69,6 +87,7 @@ def write_ctranslate2(
             relative_position=stack.layers[0].self_attn.key_table is not None,
             ffn_glu=anatomy.activation == "swiglu",
             rms_norm=anatomy.norm == "rms",
+            **more,
         )
         _fill_stack(side, stack, positions)
         sides.append(side)
@@ -80,6 +99,32 @@ def write_ctranslate2(
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
+
+
+def _with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatrices:
+    """Return a decoder that computes the same, with the head of alignments in the first place in its layer."""
+    if not aligned.head:
+        return stack
+    number = aligned.layer % len(stack.layers)
+    cross = stack.layers[number].cross_attn
+    assert cross is not None
+    order = [aligned.head, *(head for head in range(stack.heads) if head != aligned.head)]
+    width = cross.query.weight.shape[0]
+    rows = torch.arange(width).view(stack.heads, -1)[order].flatten()
+
+    def moved(affine: Affine) -> Affine:
+        return Affine(affine.weight[rows], None if affine.bias is None else affine.bias[rows])
+
+    cross = dataclasses.replace(
+        cross,
+        query=moved(cross.query),
+        key=moved(cross.key),
+        value=moved(cross.value),
+        out=Affine(cross.out.weight[:, rows], cross.out.bias),
+    )
+    layers = list(stack.layers)
+    layers[number] = dataclasses.replace(layers[number], cross_attn=cross)
+    return dataclasses.replace(stack, layers=tuple(layers))
 
 
 def _specs() -> ModuleType:

@@ -161,7 +161,7 @@ class RecurrentCache:
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention to the memory, mean over heads, [N, K, source], if it is kept."""
+        """Attention to the memory, [N, K, source], if it is kept."""
         return self.memory.weights
 
     def update(self, context: Tensor, states: list[LstmState]) -> None:

@@ -19,6 +19,7 @@ from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
     FirstValues,
+    KeptWeights,
     Mask,
     OwnAttention,
     SelfAttention,
@@ -78,6 +79,7 @@ class _TransformerPorts:
         self.longest = longest
         self.memory: list[Port] = []
         self.states: list[Port] = []
+        self._aligned = decoder.aligned
         self._attentions = [_attentions(cast(AnyDecoderLayer, layer)) for layer in decoder.layers]
         self._kinds: list[type[GrowingCache] | type[RunningSum]] = []
         for number, (own, cross) in enumerate(self._attentions):
@@ -100,12 +102,13 @@ class _TransformerPorts:
         self, positions: Tensor, padding: Mask, memory: Sequence[Tensor], states: Sequence[Tensor]
     ) -> DecoderCache:
         remaining, pairs = iter(states), zip(memory[::2], memory[1::2], strict=True)
-        layers, first = [], FirstValues()
-        for number, ((key, value), kind) in enumerate(zip(pairs, self._kinds, strict=True), start=1):
-            cross = CrossAttentionCache(key, value, padding, keep_weights=number == len(self._kinds))
+        layers, first, kept = [], FirstValues(), KeptWeights(self._aligned.head)
+        for number, ((key, value), kind) in enumerate(zip(pairs, self._kinds, strict=True)):
+            aligned = number == self._aligned.layer % len(self._kinds)
+            cross = CrossAttentionCache(key, value, padding, kept if aligned else None)
             own = kind([next(remaining) for _ in range(kind.PARTS)], positions, self.longest)
             layers.append(LayerCache(own, cross, first))
-        return DecoderCache(cast(list[DecoderLayerCache], layers))
+        return DecoderCache(cast(list[DecoderLayerCache], layers), kept)
 
     def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
         layers = cast(list[LayerCache], cast(DecoderCache, cache).layers)
@@ -123,6 +126,7 @@ class _RnmtPorts:
     """Layout: keys and values of the memory, the states of all LSTM layers, and the last attention's result."""
 
     def __init__(self, decoder: RnmtDecoder) -> None:
+        self._aligned = decoder.aligned
         self._attention = decoder.attention
         heads, width = self._attention.heads, self._attention.q_proj.weight.shape[0]
         keys = ("sentences", heads, "source", width // heads)
@@ -144,7 +148,8 @@ class _RnmtPorts:
     ) -> RecurrentCache:
         *cells, context = states
         of_layers = [LstmState(*pair) for pair in zip(cells[::2], cells[1::2], strict=True)]
-        return RecurrentCache(CrossAttentionCache(memory[0], memory[1], padding, keep_weights=True), context, of_layers)
+        kept = KeptWeights(self._aligned.head)
+        return RecurrentCache(CrossAttentionCache(memory[0], memory[1], padding, kept), context, of_layers)
 
     def states_of(self, cache: DecoderCache | RecurrentCache) -> list[Tensor]:
         of = cast(RecurrentCache, cache)
@@ -202,7 +207,7 @@ class StepGraph(nn.Module):
         advance = cast(Callable[..., Tensor], self.model.decoder.step)
         hidden = advance(self.model.target_embedding.step(tokens, positions, self.longest), cache)
         attention = cache.cross_attention
-        assert attention is not None  # every layout keeps the last layer's
+        assert attention is not None  # every layout keeps that of one layer
         return (self.model.logits(hidden), attention, *self.ports.states_of(cache))
 
 

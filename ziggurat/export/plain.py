@@ -24,7 +24,7 @@ from ziggurat.export.anatomy import Anatomy, LayerMatrices, StackMatrices, disse
 from ziggurat.models.build import assemble, build_model
 from ziggurat.models.directory import OpenedModel, load_weights, weights
 from ziggurat.models.fold import NotPlainError, fold
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 
 __all__ = [
     "ExportedModel",
@@ -119,7 +119,13 @@ class ExportedModel:
         """Return the model in torch, in evaluation mode on the CPU."""
         model = build_model(self.experiment.model, self.source.size, self.target.size)
         load_weights(model, self.tensors, str(self.directory))
+        model.decoder.aligned = self.aligned
         return model.eval()
+
+    @property
+    def aligned(self) -> AlignmentHead:
+        """The attention that alignments are taken from."""
+        return AlignmentHead.of(self.experiment.training.loss.alignment)
 
     def plain(self) -> ExportedModel:
         """Return the plain Transformer that computes the same. Raises NotPlainError with all reasons."""

@@ -85,7 +85,8 @@ def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -
 def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     copy_tokenizers(model.directory, folder)
     write_atomically(folder / CONFIG_FILE, dump(model.searching_as_others()).encode())
-    write_ctranslate2(folder, model.anatomy(), (model.source, model.target), model.positions, quantization)
+    tokenizers = model.source, model.target
+    write_ctranslate2(folder, model.anatomy(), tokenizers, model.positions, quantization, aligned=model.aligned)
 
 
 def _write_huggingface(folder: Path, model: ExportedModel, quantization: str | None) -> None:

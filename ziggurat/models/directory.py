@@ -23,7 +23,7 @@ from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import assemble
 from ziggurat.models.grow import at_depth
-from ziggurat.models.prune import LeftOut, prune
+from ziggurat.models.prune import LeftOut, prune, pruned_experiment
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
@@ -34,7 +34,7 @@ from ziggurat.models.run_folder import (
     read_meta,
     refuse_missing,
 )
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import check_fit, load_weights, read_tensors, usable_device, weights, write_tensors
 
 __all__ = [
@@ -197,10 +197,11 @@ def open_model(
     tensors, origin = read_weights(weights_file), weights_origin(path, weights_file)
     if any(left_out):
         smaller, tensors = prune(experiment.model, tensors, left_out)
-        experiment = experiment.model_copy(update={"model": smaller})
+        experiment = pruned_experiment(experiment, smaller, left_out)
         origin += f", without layers {without_layers}"
     model = assemble(experiment.model, source.size, target.size)
     load_weights(model, tensors, str(weights_file))
+    model.decoder.aligned = AlignmentHead.of(experiment.training.loss.alignment)
     return OpenedModel(model.to(place).eval(), experiment, tokenizers, root, weights_file, origin)
 
 

@@ -13,6 +13,7 @@ from ziggurat.nn.attention import (
     CrossAttention,
     CrossAttentionCache,
     FirstValues,
+    KeptWeights,
     LiveBeams,
     LiveMemory,
     Mask,
@@ -207,10 +208,10 @@ class DecoderLayer(TransformerLayer[TargetView]):
         return self.cross_attn_residual(x, context)
 
     def start(
-        self, live: LiveBeams, *, keep_weights: bool = False, first: FirstValues | None = None
+        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
     ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; `first` is that of all layers."""
-        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, keep_weights), first)
+        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
+        return DecoderLayerCache(self.self_attn.start(live), LiveMemory(live, kept), first)
 
     def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
         """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.
@@ -249,10 +250,10 @@ class MergedDecoderLayer(TransformerLayer[TargetView]):
         return self.merged_attn_residual(x, self.merged_attn(self.merged_attn_residual.enter(x), view))
 
     def start(
-        self, live: LiveBeams, *, keep_weights: bool = False, first: FirstValues | None = None
+        self, live: LiveBeams, *, kept: KeptWeights | None = None, first: FirstValues | None = None
     ) -> DecoderLayerCache:
-        """Return the cache for the hypotheses of `live`; `first` is that of all layers."""
-        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, keep_weights), first)
+        """Return the cache for the hypotheses of `live`; weights go to `kept`; `first` is that of all layers."""
+        return DecoderLayerCache(self.merged_attn.start(live), LiveMemory(live, kept), first)
 
     def admit(self, memory: Tensor, rows: slice, cache: DecoderLayerCache, first: FirstValues | None = None) -> None:
         """Project the memory [n, source, d_memory] of new sentences, which have `rows` among the live ones.

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ziggurat.config import Experiment
 from ziggurat.config.kinds import RESIDUALS
 from ziggurat.config.model import ModelConfig
 from ziggurat.errors import ConfigError, printable
@@ -110,6 +111,22 @@ def prune(
     if (mixtures := tensors.get("encoder.transparent.weight")) is not None:
         kept["encoder.transparent.weight"] = _joined(mixtures, numbers["encoder"], list(numbers["decoder"]))
     return ModelConfig.model_validate(values), kept
+
+
+def pruned_experiment(experiment: Experiment, smaller: ModelConfig, left_out: LeftOut) -> Experiment:
+    """Return the configuration of a model without some layers, whose section `model` is `smaller`.
+
+    The layer that guided alignment taught keeps its role under its new number. Without that layer nothing is left of
+    guided alignment: alignments are those of a model that never had it.
+    """
+    guided = experiment.training.loss.alignment
+    if guided is not None and left_out.decoder:
+        layer = guided.layer or experiment.model.decoder.layers
+        below = sum(number < layer for number in left_out.decoder)
+        guided = None if layer in left_out.decoder else guided.model_copy(update={"layer": layer - below})
+    loss = experiment.training.loss.model_copy(update={"alignment": guided})
+    training = experiment.training.model_copy(update={"loss": loss})
+    return experiment.model_copy(update={"model": smaller, "training": training})
 
 
 def _ranges(config: ModelConfig, stack: str, left: list[int]) -> list[dict[str, object]]:

@@ -12,7 +12,7 @@ from ziggurat.config.model import ModelConfig
 from ziggurat.models.parts import Embeddings, memory_mixtures
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Memory, Seq2Seq, StepwiseDecoder
-from ziggurat.nn.attention import LiveBeams, LiveMemory, Mask, RowMoves, padding_bias
+from ziggurat.nn.attention import KeptWeights, LiveBeams, LiveMemory, Mask, RowMoves, padding_bias
 from ziggurat.nn.attention.additive import AdditiveAttention
 from ziggurat.nn.dropout import Dropout
 from ziggurat.nn.history.transparent import Transparent
@@ -106,7 +106,7 @@ class RnmtCache:
 
     Args:
         live: the hypotheses.
-        keep_attention: keep that to the memory.
+        kept: where attention to the memory is left, or None.
         width: of cells and context.
         layers: number of layers.
 
@@ -114,9 +114,9 @@ class RnmtCache:
         memory: its projection.
     """
 
-    def __init__(self, live: LiveBeams, keep_attention: bool, width: int, layers: int) -> None:
+    def __init__(self, live: LiveBeams, kept: KeptWeights | None, width: int, layers: int) -> None:
         self.live = live
-        self.memory = LiveMemory(live, keep_attention)
+        self.memory = LiveMemory(live, kept)
         self._width = width
         self._layers = layers
         # The context, then outputs and cells of all layers in turn: [slots, K, width] each.
@@ -124,7 +124,7 @@ class RnmtCache:
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention to the memory at the last step, mean over heads, [N, K, source], if it is kept."""
+        """Attention to the memory at the last step, [N, K, source], if it is kept."""
         return self.memory.weights
 
     @property
@@ -183,49 +183,60 @@ class RnmtDecoder(StepwiseDecoder[RnmtCache]):
         """See Recomputing; the first layer runs cell by cell, within the attention's loop."""
         return super().units()[1:]
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Return [batch, target, 2 * width] for the embedded target input `x` [batch, target, width]."""
+    def forward(self, x: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
+        """Return [batch, target, 2 * width] for the embedded target input `x` [batch, target, width]; see the base."""
         order = step_order(x.new_ones(x.shape[:2], dtype=torch.bool), directions=1)
         context: Tensor | None = None
         for run in self.runs():
-            x, context = run.through(self._pass, x, context, order, memory)
+            x, context = run.through(self._pass, x, context, order, memory, kept)
         assert context is not None
         return torch.cat([x, context], dim=-1)
 
     def _pass(
-        self, layers: range, x: Tensor, context: Tensor | None, order: StepOrder, memory: Memory
+        self,
+        layers: range,
+        x: Tensor,
+        context: Tensor | None,
+        order: StepOrder,
+        memory: Memory,
+        kept: KeptWeights | None,
     ) -> tuple[Tensor, Tensor | None]:
         """Return the output of the last of `layers`, and the context: the first layer makes it, the others read it."""
         for number in layers:
             if context is None:
-                x, context = self._attend(x, memory)
+                x, context = self._attend(x, memory, kept)
             else:
                 x = self.layers[number](x, order, context)
         return x, context
 
-    def _attend(self, x: Tensor, memory: Memory) -> tuple[Tensor, Tensor]:
+    def _attend(self, x: Tensor, memory: Memory, kept: KeptWeights | None) -> tuple[Tensor, Tensor]:
         """Return the first layer's outputs and contexts, [batch, target, width] each.
 
         Each step reads the context of the one before, so this is the one loop over positions that stays in Python.
         """
-        cache = self.attention.remember(memory.of(0), Mask(padding_bias(memory.mask, x.dtype)))
+        cache = self.attention.remember(memory.of(0), Mask(padding_bias(memory.mask, x.dtype)), kept)
         cell = cast(RnmtLayer, self.layers[0]).lstm.first
         # The embeddings' part of the product is computed for all positions at once, before the loop.
         of_x, of_rest = cell.weight.split([x.shape[-1], cell.weight.shape[1] - x.shape[-1]], dim=1)
         state = cell.start(x.shape[0])
         context = self.attention(torch.zeros_like(x[:, :1]), cache)
-        outputs, contexts = [], []
+        outputs, contexts, weights = [], [], list[Tensor]()
         for known in linear(x, of_x).unbind(1):
             rest = torch.cat([context.squeeze(1), state.output], dim=-1)
             state = cell.advance(torch.addmm(known, rest, of_rest.t()), state)
             context = self.attention(state.output.unsqueeze(1), cache)
             outputs.append(state.output)
             contexts.append(context)
+            if kept is not None and kept.weights is not None:
+                weights.append(kept.weights)
+        if kept is not None:
+            kept.weights = torch.cat(weights, dim=1)
         return torch.stack(outputs, dim=1), torch.cat(contexts, dim=1)
 
     def start(self, live: LiveBeams, *, keep_attention: bool = False) -> RnmtCache:
         """Return the cache for the hypotheses of `live`; with `keep_attention` it keeps attention to the memory."""
-        return RnmtCache(live, keep_attention, self.attention.score.shape[0] * self.attention.heads, len(self.layers))
+        kept = KeptWeights(self.aligned.head) if keep_attention else None
+        return RnmtCache(live, kept, self.attention.score.shape[0] * self.attention.heads, len(self.layers))
 
     def admit(self, memory: Memory, rows: slice, cache: RnmtCache) -> None:
         """Project the memory of new sentences, which have `rows` among the live ones; attend with a zero query."""

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from ziggurat.config.guidance import GuidedAlignmentConfig
 from ziggurat.models.recompute import Recomputing
-from ziggurat.nn.attention import LiveBeams, RowMoves
+from ziggurat.nn.attention import KeptWeights, LiveBeams, RowMoves
 from ziggurat.nn.embedding import InputEmbedding, OutputProjection
 
-__all__ = ["DecoderState", "Memory", "Seq2Seq", "StepCache", "StepwiseDecoder"]
+__all__ = ["AlignmentHead", "DecoderState", "Memory", "Seq2Seq", "StepCache", "StepwiseDecoder"]
 
 
 @dataclass(frozen=True)
@@ -33,12 +34,31 @@ class Memory:
         return self.states[layer] if len(self.states) > 1 else self.states[0]
 
 
+class AlignmentHead(NamedTuple):
+    """The attention to the memory that says which source tokens a target token comes from.
+
+    Attributes:
+        layer: number of its decoder layer, from 0; -1: the last.
+        head: number of its head, from 0; None: the mean over all heads.
+    """
+
+    layer: int = -1
+    head: int | None = None
+
+    @classmethod
+    def of(cls, config: GuidedAlignmentConfig | None) -> AlignmentHead:
+        """Return the head that guided alignment teaches; without it, the mean over the last layer's heads."""
+        if config is None:
+            return cls()
+        return cls(-1 if config.layer is None else config.layer - 1, None if config.head == "mean" else config.head - 1)
+
+
 class StepCache(Protocol):
     """The state of the live hypotheses that a decoder keeps between steps."""
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention of the last step, mean over heads, [N, K, source], if it is kept."""
+        """The last step's attention to the memory, [N, K, source], if it is kept."""
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
@@ -51,11 +71,23 @@ Cache = TypeVar("Cache", bound=StepCache)
 
 
 class StepwiseDecoder(Recomputing, Generic[Cache]):
-    """A stack that gives hidden states for whole targets (training), or for one position after another (search)."""
+    """A stack that gives hidden states for whole targets (training), or for one position after another (search).
+
+    Attributes:
+        aligned: the attention to the memory that is kept where one is asked for.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.aligned = AlignmentHead()
 
     @abstractmethod
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Return [batch, target, d_hidden] for the embedded target input `x` [batch, target, d_model]."""
+    def forward(self, x: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
+        """Return [batch, target, d_hidden] for the embedded target input `x` [batch, target, d_model].
+
+        Attention to the memory [batch, target, source] goes to `kept`, if given; where LayerDrop leaves out its layer,
+        `kept` stays empty.
+        """
 
     @abstractmethod
     def start(self, live: LiveBeams, *, keep_attention: bool = False) -> Cache:
@@ -84,7 +116,7 @@ class DecoderState:
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Last attention of the last step, mean over heads, [N, K, source]; None unless it is kept."""
+        """The last step's attention to the memory (`aligned`), [N, K, source]; None unless it is kept."""
         weights = self.cache.cross_attention
         return None if weights is None else weights.expand(-1, self.live.beam_size, -1)
 
@@ -143,9 +175,12 @@ class Seq2Seq(nn.Module):
         """
         return Memory(self.encoder(self.source_embedding(source), source_mask, outputs), source_mask)
 
-    def decode(self, target_in: Tensor, memory: Memory) -> Tensor:
-        """Return hidden states [batch, target, d_hidden] for decoder input `target_in` [batch, target] (ids)."""
-        hidden: Tensor = self.decoder(self.target_embedding(target_in), memory)
+    def decode(self, target_in: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
+        """Return hidden states [batch, target, d_hidden] for decoder input `target_in` [batch, target] (ids).
+
+        Attention to the memory goes to `kept`, if given (StepwiseDecoder.forward).
+        """
+        hidden: Tensor = self.decoder(self.target_embedding(target_in), memory, kept)
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -153,13 +188,18 @@ class Seq2Seq(nn.Module):
         return self.output(hidden)
 
     def forward(
-        self, source: Tensor, source_mask: Tensor, target_in: Tensor, outputs: list[Tensor] | None = None
+        self,
+        source: Tensor,
+        source_mask: Tensor,
+        target_in: Tensor,
+        outputs: list[Tensor] | None = None,
+        kept: KeptWeights | None = None,
     ) -> Tensor:
         """Return hidden states [batch, target, d_hidden]; the loss projects them in pieces, never all at once.
 
-        `outputs` as in `encode`.
+        `outputs` as in `encode`, `kept` as in `decode`.
         """
-        return self.decode(target_in, self.encode(source, source_mask, outputs))
+        return self.decode(target_in, self.encode(source, source_mask, outputs), kept)
 
     def start(self, beam_size: int, slots: int, *, keep_attention: bool = False) -> DecoderState:
         """Return the state of an empty batch for at most `slots` sentences of `beam_size` hypotheses at a time."""

@@ -23,7 +23,7 @@ from ziggurat.models.layers import (
 )
 from ziggurat.models.recompute import Recomputing
 from ziggurat.models.seq2seq import Memory, StepwiseDecoder
-from ziggurat.nn.attention import FirstValues, LiveBeams, RowMoves, WholeTarget, causal_mask, padding_mask
+from ziggurat.nn.attention import FirstValues, KeptWeights, LiveBeams, RowMoves, WholeTarget, causal_mask, padding_mask
 from ziggurat.nn.history import History, HistoryState
 from ziggurat.nn.history.transparent import Transparent
 
@@ -175,15 +175,21 @@ class Encoder(_Stack):
 
 
 class DecoderCache:
-    """The decoder's caches between steps, one per layer."""
+    """The decoder's caches between steps, one per layer.
 
-    def __init__(self, layers: list[DecoderLayerCache]) -> None:
+    Args:
+        layers: bottom first.
+        kept: where one of the layers leaves its attention to the memory, or None.
+    """
+
+    def __init__(self, layers: list[DecoderLayerCache], kept: KeptWeights | None) -> None:
         self.layers = layers
+        self._kept = kept
 
     @property
     def cross_attention(self) -> Tensor | None:
-        """Attention of the last layer to the memory at the last step, [N, K, source], if it is kept."""
-        return self.layers[-1].cross.weights
+        """Attention to the memory at the last step, [N, K, source], if it is kept."""
+        return None if self._kept is None else self._kept.weights
 
     def follow(self, parents: Tensor) -> None:
         """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
@@ -202,14 +208,15 @@ class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
     def __init__(self, layers: Sequence[AnyDecoderLayer], wiring: StackWiring) -> None:
         super().__init__(layers, wiring)
 
-    def forward(self, x: Tensor, memory: Memory) -> Tensor:
-        """Return [batch, target, d_model] for the embedded target input `x`, all positions at once."""
+    def forward(self, x: Tensor, memory: Memory, kept: KeptWeights | None = None) -> Tensor:
+        """Return [batch, target, d_model] for the embedded target input `x`, all positions at once; see the base."""
         future = causal_mask(x.shape[1], x.dtype, x.device)
         padding = padding_mask(memory.mask, x.dtype, queries=x.shape[1])
         first, first_of_memory = FirstValues(), FirstValues()
 
         def view(number: int) -> WholeTarget:
-            return WholeTarget(future, memory.of(number), padding, first, first_of_memory)
+            mine = kept if number == self.aligned.layer % len(self.layers) else None
+            return WholeTarget(future, memory.of(number), padding, first, first_of_memory, mine)
 
         state = self._open(x)
         for run in self.runs():
@@ -217,13 +224,14 @@ class Decoder(_Stack, StepwiseDecoder[DecoderCache]):
         return self._close(state)
 
     def start(self, live: LiveBeams, *, keep_attention: bool = False) -> DecoderCache:
-        """Return the caches for `live`; with `keep_attention` the last layer keeps its attention to the memory."""
-        layers = [cast(AnyDecoderLayer, layer) for layer in self.layers]
-        keeps = [keep_attention and number == len(layers) for number in range(1, len(layers) + 1)]
-        first = FirstValues()
-        return DecoderCache(
-            [layer.start(live, keep_weights=keep, first=first) for layer, keep in zip(layers, keeps, strict=True)]
-        )
+        """Return the caches for `live`; with `keep_attention` the `aligned` layer keeps its attention to the memory."""
+        kept = KeptWeights(self.aligned.head) if keep_attention else None
+        aligned, first = self.aligned.layer % len(self.layers), FirstValues()
+        layers = [
+            cast(AnyDecoderLayer, layer).start(live, kept=kept if number == aligned else None, first=first)
+            for number, layer in enumerate(self.layers)
+        ]
+        return DecoderCache(layers, kept)
 
     def admit(self, memory: Memory, rows: slice, cache: DecoderCache) -> None:
         """Project the memory of new sentences, which have `rows` among the live ones, once for every layer."""

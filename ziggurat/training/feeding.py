@@ -33,6 +33,7 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
         seed=experiment.training.seed,
         temperature=experiment.data.sampling_temperature,
         regularisation=experiment.data.subword.regularisation,
+        links=experiment.training.loss.alignment is not None,
         rank=processes.rank,
         count=processes.count,
     )

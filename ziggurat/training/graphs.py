@@ -39,6 +39,7 @@ def refuse_unrecordable(experiment: Experiment, device: torch.device) -> None:
         "`layer_drop`: every replay would leave out the layers of the recorded pass": model.encoder.layer_drop > 0
         or model.decoder.layer_drop > 0,
         "`training.loss.inter_sim`: a recording does not return the output of every layer": training.loss.inter_sim > 0,
+        "`training.loss.alignment`: a recording does not return attention": training.loss.alignment is not None,
         "several processes train together": torch.distributed.is_available() and torch.distributed.is_initialized(),
     }
     if found := [reason for reason, holds in obstacles.items() if holds]:

@@ -17,7 +17,7 @@ from ziggurat.data.subword import same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
 from ziggurat.models.directory import OpenedModel, load_weights, open_model, weights
-from ziggurat.models.seq2seq import Seq2Seq
+from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
@@ -158,13 +158,15 @@ class Learner:
     def _build(self, stage: int) -> Seq2Seq:
         """Return the model of a stage with initial weights, on the device."""
         # Drawn on the CPU and moved afterwards: the same initial weights on every device.
-        return build_model(
+        model = build_model(
             stage_model(self.experiment, stage),
             self.store.source.size,
             self.store.target.size,
             seed=self.experiment.training.seed,
             exact_dropout=self.experiment.training.exact_dropout,
         ).to(self.device)
+        model.decoder.aligned = AlignmentHead.of(self.experiment.training.loss.alignment)
+        return model
 
     def _make_stage(self, number: int, model: Seq2Seq) -> _Stage:
         """Return the stage of `model`; the order matters."""

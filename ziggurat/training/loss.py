@@ -15,7 +15,7 @@ from torch import Tensor
 from ziggurat.config.train import LossConfig
 from ziggurat.nn.linear import product
 
-__all__ = ["Labels", "LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of"]
+__all__ = ["Labels", "LossSums", "Smoothing", "linear_cross_entropy", "sequence_loss", "smoothing_of", "token_weights"]
 
 
 class Smoothing(NamedTuple):
@@ -215,10 +215,33 @@ class LossSums(NamedTuple):
     Attributes:
         objective: the quantity that is minimised, already normalised; shape [].
         nll: sum of -log p(gold) over the batch's tokens, nats; shape [].
+        alignment: [2], the cross-entropy of guided alignment summed over target tokens with links, nats, and the number
+            of these tokens (ziggurat.training.guidance); None without guided alignment.
     """
 
     objective: Tensor
     nll: Tensor
+    alignment: Tensor | None = None
+
+
+def token_weights(
+    mask: Tensor, places: Tensor, config: LossConfig, dtype: torch.dtype, *, tokens: int, sentences: int
+) -> Tensor:
+    """Return what the loss of each token counts in an update, in the shape of `places` [n].
+
+    `mask` [batch, target] is True at real tokens, `places` are indices into the flattened batch; for the rest see
+    sequence_loss.
+    """
+    match config.normalisation:
+        case "tokens":
+            return torch.full_like(places, 1.0 / tokens, dtype=dtype)
+        case "sentence_sum":
+            return torch.full_like(places, 1.0 / sentences, dtype=dtype)
+        case "sentence_mean":
+            per_sentence = 1.0 / (mask.sum(1).to(dtype) * sentences)
+            return per_sentence.index_select(0, places // mask.shape[1])
+        case _:
+            assert_never(config.normalisation)
 
 
 def sequence_loss(
@@ -255,16 +278,7 @@ def sequence_loss(
     if rows.dtype in (torch.bfloat16, torch.float16):
         rows = rows.float()  # sums over the vocabulary need fp32; the products alone are in half precision
     ids = labels.ids.flatten().index_select(0, places)
-    match config.normalisation:
-        case "tokens":
-            row_weight = torch.full_like(rows[:, 0], 1.0 / tokens)
-        case "sentence_sum":
-            row_weight = torch.full_like(rows[:, 0], 1.0 / sentences)
-        case "sentence_mean":
-            per_sentence = 1.0 / (labels.mask.sum(1).to(rows.dtype) * sentences)
-            row_weight = per_sentence.index_select(0, places // labels.mask.shape[1])
-        case _:
-            assert_never(config.normalisation)
+    row_weight = token_weights(labels.mask, places, config, rows.dtype, tokens=tokens, sentences=sentences)
     if ruled_out is not None:
         row_weight = row_weight.masked_fill(torch.isin(ids, ruled_out), 0.0)
     objective, nll = linear_cross_entropy(

@@ -28,7 +28,9 @@ from ziggurat.diagnosis.measures import inter_similarities
 from ziggurat.diagnosis.probe import Loss
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.transformer import Decoder, Encoder
+from ziggurat.nn.attention import KeptWeights
 from ziggurat.nn.precision import training_precision
+from ziggurat.training.guidance import with_guidance
 from ziggurat.training.loss import Labels, LossSums, sequence_loss
 
 __all__ = [
@@ -64,7 +66,10 @@ class Objective(nn.Module):
 def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int, sentences: int) -> LossSums:
     """Run the model over `batch`, teacher-forced, and return its part of an update of `tokens` and `sentences`."""
     layers: list[Tensor] | None = [] if config.inter_sim else None
-    hidden = model(batch.source, batch.source_mask, batch.target_in, layers)
+    kept = KeptWeights(model.decoder.aligned.head) if config.alignment is not None else None
+    # Positional and without None: recorded passes (ziggurat.training.graphs) take no more than the first three.
+    wanted = (layers,) if kept is None else (layers, kept)
+    hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
     output = model.output
     sums = sequence_loss(
         hidden,
@@ -76,12 +81,13 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
         bias=output.bias,
         ruled_out=output.ruled_out,
     )
+    sums = with_guidance(sums, kept, batch, config, tokens=tokens, sentences=sentences)
     if layers is None:
         return sums
     penalty = inter_similarity_penalty(
         layers, batch.source_mask, batch.target_mask, config, tokens=tokens, sentences=sentences
     )
-    return LossSums(sums.objective + penalty, sums.nll)
+    return sums._replace(objective=sums.objective + penalty)
 
 
 def inter_similarity_penalty(
@@ -133,7 +139,7 @@ def add_gradients(
     with autocast(device, precision):
         sums: LossSums = objective(on_device, tokens, sentences)
     sums.objective.backward()
-    return LossSums(sums.objective.detach(), sums.nll)  # detached, or the sum over batches would keep every graph
+    return sums._replace(objective=sums.objective.detach())  # detached, or the sum over batches would keep every graph
 
 
 def settle_precision(experiment: Experiment, device: torch.device, agree: Callable[[int], int] = int) -> Experiment:
@@ -167,7 +173,8 @@ def probe_loss(config: LossConfig, precision: str) -> Loss:
 
     def loss(model: Seq2Seq, batch: Batch) -> tuple[Tensor, Tensor]:
         with autocast(model.device, precision):
-            return batch_loss(model, batch, config, tokens=batch.target_tokens, sentences=batch.sentences)
+            sums = batch_loss(model, batch, config, tokens=batch.target_tokens, sentences=batch.sentences)
+            return sums.objective, sums.nll
 
     return loss
 

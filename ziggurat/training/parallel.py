@@ -96,6 +96,7 @@ class Parallel:
         # On a GPU the sums stay there: reading a number after each batch would make the CPU wait.
         objective: Tensor | float = 0.0
         nll: Tensor | float = 0.0
+        alignment: Tensor | None = None
         guard = MemoryGuard(self.model.device)
         with guard:
             for number, batch in enumerate(batches, start=1):
@@ -109,8 +110,10 @@ class Parallel:
                         sentences=size.sentences,
                     )
                 objective, nll = objective + sums.objective, nll + sums.nll
+                if sums.alignment is not None:
+                    alignment = sums.alignment if alignment is None else alignment + sums.alignment
         shortage = guard.shortage(self.agree)
-        return shortage or LossSums(torch.as_tensor(objective), torch.as_tensor(nll))
+        return shortage or LossSums(torch.as_tensor(objective), torch.as_tensor(nll), alignment)
 
     def adding(self, batch: Batch, *, last: bool) -> AbstractContextManager[object]:
         """Context of one batch's passes; after the last batch, gradients are those of all processes."""

@@ -52,7 +52,7 @@ _TOLD_SHARE = 0.1
 _SUMS = (
     *("updates", "source_tokens", "target_tokens", "sentences"),
     *("skipped", "spikes", "rejected", "out_of_memory"),
-    *("loss", "nll", "grad_norm", "rate"),
+    *("loss", "nll", "alignment", "aligned", "grad_norm", "rate"),
 )
 
 
@@ -73,7 +73,7 @@ class UpdateWindow:
         self._saved = saver.waited_seconds - before["checkpoint_wait"]
         self.updates = self.source_tokens = self.target_tokens = self.sentences = 0
         self.skipped = self.spikes = self.rejected = self.out_of_memory = 0
-        self.loss = self.nll = self.grad_norm = 0.0
+        self.loss = self.nll = self.alignment = self.aligned = self.grad_norm = 0.0
         self.rate = 0.0
         """Learning rate of the latest update."""
         for name in _SUMS:
@@ -101,6 +101,8 @@ class UpdateWindow:
         self.sentences += result.sentences
         self.loss += result.loss
         self.nll += result.nll
+        self.alignment += result.alignment
+        self.aligned += result.aligned
         self.grad_norm += result.grad_norm
 
     def leave_out(self, seconds: float) -> None:
@@ -139,6 +141,7 @@ class UpdateWindow:
             "loss": self.loss / n if n else None,
             "nll": nll,
             "perplexity": math.exp(min(nll, 700.0)) if nll is not None else None,  # exp(710) overflows
+            "alignment_loss": self.alignment / self.aligned if self.aligned else None,
             "learning_rate": self.rate,
             "grad_norm": self.grad_norm / n if n else None,
             "target_tokens_per_second": round(self.tokens_per_second, 1),
@@ -160,8 +163,9 @@ class UpdateWindow:
         v = self.record(p)
         if not self.updates:
             return f"update {p.update}  epoch {p.epoch + 1}  all {self.tried} updates skipped"
+        aligned = f"alignment {v['alignment_loss']:.3f}  " if self.aligned else ""
         return (
-            f"update {p.update}  epoch {p.epoch + 1}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  "
+            f"update {p.update}  epoch {p.epoch + 1}  loss {v['loss']:.4f}  perplexity {v['perplexity']:.2f}  {aligned}"
             f"rate {self.rate:.2e}  gradient {v['grad_norm']:.2f}  {shown_r(depth)}"
             f"{self.tokens_per_second:,.0f} target tokens/s  data wait {100 * float(v['data_wait_share'] or 0):.1f} %  "
             f"{duration(p.seconds)}  {time_left(p, stop)} left"

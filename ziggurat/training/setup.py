@@ -24,6 +24,7 @@ from ziggurat.training.checkpoint import Progress, latest_checkpoint, same_for_a
 from ziggurat.training.feeding import loader_of
 from ziggurat.training.fitting import fit_batches, refuse_too_large
 from ziggurat.training.graphs import refuse_unrecordable
+from ziggurat.training.guidance import refuse_without_links
 from ziggurat.training.learner import Learner
 from ziggurat.training.memory import give_back_freed_memory, keep_freed_memory
 from ziggurat.training.metrics import RunLog
@@ -98,6 +99,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     if not resume:
         refuse_existing(run)
         refuse_other_store(experiment, store)
+    refuse_without_links(experiment, store)
     # As early as possible: it reads every file of the store, beside all that follows.
     store_check = StoreCheck(store, processes)
     device = _usable_device(experiment)

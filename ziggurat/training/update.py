@@ -31,6 +31,8 @@ class UpdateResult:
         finite: False when loss or gradient was not finite; the update was then skipped.
         admitted: False when adaptive clipping skipped the update.
         spike: True when the update was skipped for a loss far above its running median.
+        alignment: cross-entropy of guided alignment summed over target tokens with links, nats.
+        aligned: number of these tokens.
         shortage: what was short when there was not enough memory for the update, which was then skipped; loss, nll
             and norm are NaN then.
     """
@@ -44,6 +46,8 @@ class UpdateResult:
     finite: bool
     admitted: bool = True
     spike: bool = False
+    alignment: float = 0.0
+    aligned: float = 0.0
     shortage: Shortage | None = None
 
     @property
@@ -101,10 +105,13 @@ def train_update(
     gradients = [p.grad for p in parallel.model.parameters() if p.grad is not None]
     norm = whole(torch.nn.utils.get_total_norm(gradients, foreach=True))
     # (2) Figures, in one transfer: the only time that the CPU waits for a GPU.
-    *mine, norm_here = torch.stack([sums.objective, sums.nll, norm]).tolist()
+    guided = sums.nll.new_zeros(2) if sums.alignment is None else sums.alignment.to(sums.nll.dtype)
+    *mine, norm_here = torch.cat([torch.stack([sums.objective, sums.nll]), guided, norm[None]]).tolist()
     # The first process's norm decides for all. Each has the same gradient, but GPUs of different kinds round its norm
     # differently, and processes that disagree about one update would hold different weights from then on.
-    loss, nll, grad_norm = parallel.processes.sums([*mine, norm_here if parallel.processes.first else 0.0])
+    loss, nll, alignment, aligned, grad_norm = parallel.processes.sums(
+        [*mine, norm_here if parallel.processes.first else 0.0]
+    )
     # (3) Reasons to skip it. The clipper comes last: it counts the norms that it is shown, and must see no spike.
     finite = math.isfinite(loss) and math.isfinite(grad_norm)
     spike = finite and nll > guard.highest_nll * size.target_tokens
@@ -116,7 +123,7 @@ def train_update(
         optimiser.set_rate(rate)
         optimiser.step()
     parallel.drop_gradients()
-    return UpdateResult(loss, nll, grad_norm, *counts, finite, admitted, spike)
+    return UpdateResult(loss, nll, grad_norm, *counts, finite, admitted, spike, alignment, aligned)
 
 
 # Adaptive gradient clipping (RNMT+, Chen et al. 2018); all constants are lingvo's.

@@ -12,16 +12,13 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice
 from typing import TypeVar
 
 import numpy as np
 import torch
 
 from ziggurat.config import DecodingConfig, TrainingConfig
-from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store, unigram_entropy
-from ziggurat.data.loader import fixed_batches
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
@@ -30,7 +27,8 @@ from ziggurat.evaluation.splitting import splitting
 from ziggurat.models.run_folder import checkpoint_name
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.training.checkpoint import Progress
-from ziggurat.training.objective import autocast, batch_loss
+from ziggurat.training.dev_loss import DevLoss, dev_loss
+from ziggurat.training.objective import autocast
 from ziggurat.training.processes import Processes
 
 __all__ = ["Validation", "Validator"]
@@ -46,6 +44,7 @@ class Validation:
         chrf: chrF of the same, or None.
         unfinished: number of translations cut at the length limit, or None.
         left_out: why there is no decoding, where `training.validation` asks for one.
+        alignment: mean cross-entropy of guided alignment per target token with links, nats, or None.
     """
 
     nll: float
@@ -53,6 +52,7 @@ class Validation:
     chrf: float | None = None
     unfinished: int | None = None
     left_out: str = ""
+    alignment: float | None = None
 
     @property
     def perplexity(self) -> float:
@@ -81,11 +81,12 @@ class Validation:
     def record(self) -> dict[str, float | int | None]:
         """Return the figures by name."""
         figures = {"nll": self.nll, "perplexity": self.perplexity, "bleu": self.bleu, "chrf": self.chrf}
-        return {**figures, "unfinished": self.unfinished}
+        return {**figures, "unfinished": self.unfinished, "alignment_loss": self.alignment}
 
     def line(self) -> str:
         """Return the figures as a line of text."""
         text = f"dev nll {self.nll:.4f}  perplexity {self.perplexity:.2f}"
+        text += "" if self.alignment is None else f"  alignment {self.alignment:.3f}"
         if self.bleu is not None:
             text += f"  BLEU {self.bleu:.2f}"
         if self.chrf is not None:
@@ -208,13 +209,14 @@ class Validator:
 
     def _measure(self, model: Seq2Seq, go_on: Callable[[], None], last: Callable[[float], bool]) -> Validation:
         model.eval()
-        nll, tokens = self.processes.sums(self._in_all(lambda: self._loss(model, go_on)))
-        mean = nll / max(1, tokens)
+        of_part = self._in_all(lambda: dev_loss(model, self.store, self.config, self.processes, go_on))
+        loss = DevLoss(*self.processes.sums([*of_part]))
+        mean, alignment = loss.mean, loss.alignment_mean
         if not self.config.validation.decode:
-            return Validation(mean)
+            return Validation(mean, alignment=alignment)
         # The clocks of several processes differ: the first one's decides for all.
         if not self.processes.of_first(self._clock.affordable() or last(mean)):
-            return Validation(mean, left_out=self._clock.excuse)
+            return Validation(mean, left_out=self._clock.excuse, alignment=alignment)
         beam = self.decoding.beam_size
         if beam > 1:  # a model that knows word frequencies at most is not worth it
             self._frequencies = self._frequencies or unigram_entropy(self.store)
@@ -227,7 +229,7 @@ class Validator:
             outputs[rank :: self.processes.count] = texts
         (cut,) = self.processes.sums([unfinished])
         scores = self._scores(outputs)
-        return Validation(mean, scores.get("bleu"), scores["chrf"], int(cut))
+        return Validation(mean, scores.get("bleu"), scores["chrf"], int(cut), alignment=alignment)
 
     def _in_all(self, work: Callable[[], Result]) -> Result:
         """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process.
@@ -240,19 +242,6 @@ class Validator:
         if self.processes.any(result is None):
             raise _InterruptedError
         return result  # type: ignore[return-value]  # not None here
-
-    def _loss(self, model: Seq2Seq, go_on: Callable[[], None]) -> list[float]:
-        """Return the sum of -log p(gold), nats, and the target tokens of this process's part."""
-        config, nll, tokens = LossConfig(label_smoothing=0.0, chunk_tokens=self.config.loss.chunk_tokens), 0.0, 0.0
-        batches = fixed_batches(self.dev, self.store.source, self.store.target, self.config.batch)
-        for batch in islice(batches, self.processes.rank, None, self.processes.count):
-            go_on()
-            on_device = batch.to(model.device)
-            with autocast(model.device, self.config.precision):
-                # The nll is a sum, whatever sizes the objective is divided by.
-                nll += float(batch_loss(model, on_device, config, tokens=1, sentences=1).nll)
-            tokens += batch.target_tokens
-        return [nll, tokens]
 
     def _translations(self, model: Seq2Seq, beam: int, go_on: Callable[[], None]) -> tuple[list[str], int]:
         """Return this process's part of the translations, and the number of them cut at the length limit."""

@@ -2,7 +2,7 @@
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.base import OwnAttention, OwnCache, attend, weights_explicit
-from ziggurat.nn.attention.cache import Block, CrossAttentionCache, LiveMemory, SelfAttentionCache
+from ziggurat.nn.attention.cache import Block, CrossAttentionCache, KeptWeights, LiveMemory, SelfAttentionCache
 from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
@@ -19,6 +19,7 @@ __all__ = [
     "CrossAttention",
     "CrossAttentionCache",
     "FirstValues",
+    "KeptWeights",
     "LinearMaker",
     "LiveBeams",
     "LiveMemory",

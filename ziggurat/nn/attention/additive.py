@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from ziggurat.nn.attention.cache import CrossAttentionCache
+from ziggurat.nn.attention.cache import CrossAttentionCache, KeptWeights
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import join_heads, split_heads
 from ziggurat.nn.dropout import Dropout
@@ -40,14 +40,13 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Parameter(torch.empty(d_head))
         self.dropout = dropout
 
-    def remember(self, memory: Tensor, mask: Mask | None, keep_weights: bool = False) -> CrossAttentionCache:
+    def remember(self, memory: Tensor, mask: Mask | None, kept: KeptWeights | None = None) -> CrossAttentionCache:
         """Project `memory` [batch, source, width] once; `mask` hides its padding.
 
-        The cache has K A as its keys and K as its values. With `keep_weights`, `forward` leaves the weights averaged
-        over heads, [batch, queries, source], in `cache.weights`.
+        The cache has K A as its keys and K as its values. `forward` leaves its weights in `kept`, if given.
         """
         keys = split_heads(self.k_proj(memory), self.heads)
-        return CrossAttentionCache(keys @ self.key_map, keys, mask, keep_weights)
+        return CrossAttentionCache(keys @ self.key_map, keys, mask, kept)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, width] for `x` of that shape.
@@ -60,8 +59,8 @@ class AdditiveAttention(nn.Module):
         if cache.mask is not None:
             logits = logits + cache.mask.bias
         weights = torch.softmax(logits, dim=-1)
-        if cache.keep_weights:
-            cache.weights = weights.mean(dim=1)
+        if cache.kept is not None:
+            cache.kept.take(weights)
         return join_heads(torch.matmul(self.dropout(weights), cache.value))
 
     def slots(self) -> Iterator[Slot]:

@@ -10,10 +10,29 @@ from torch import Tensor
 from ziggurat.nn.attention.live import BLOCK, LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["Block", "CrossAttentionCache", "LiveMemory", "SelfAttentionCache"]
+__all__ = ["Block", "CrossAttentionCache", "KeptWeights", "LiveMemory", "SelfAttentionCache"]
 
 _DENSE_BLOCK = 8
 """Positions in a block that is always read whole: a larger one is read in vain, smaller ones take more products."""
+
+
+class KeptWeights:
+    """Where an attention to the memory leaves the weights of its latest use, before dropout.
+
+    Args:
+        head: number of the head, from 0, whose weights are kept; None: the mean over all heads.
+
+    Attributes:
+        weights: [batch, queries, source]; None before the first use.
+    """
+
+    def __init__(self, head: int | None = None) -> None:
+        self.head = head
+        self.weights: Tensor | None = None
+
+    def take(self, weights: Tensor) -> None:
+        """Keep what is wanted of `weights` [batch, heads, queries, source]."""
+        self.weights = weights.mean(dim=1) if self.head is None else weights[:, self.head]
 
 
 class CrossAttentionCache:
@@ -23,15 +42,19 @@ class CrossAttentionCache:
         key: [batch, heads, source, d_head].
         value: the same shape.
         mask: hides padding; its bias is [batch, 1, 1, source]. None when no sentence is padded.
-        keep_weights: leave the attention weights of the latest use in `weights` [batch, queries, source].
+        kept: where to leave the attention weights; None: nowhere.
     """
 
-    def __init__(self, key: Tensor, value: Tensor, mask: Mask | None, keep_weights: bool = False) -> None:
+    def __init__(self, key: Tensor, value: Tensor, mask: Mask | None, kept: KeptWeights | None = None) -> None:
         self.key = key
         self.value = value
         self.mask = mask
-        self.keep_weights = keep_weights
-        self.weights: Tensor | None = None
+        self.kept = kept
+
+    @property
+    def weights(self) -> Tensor | None:
+        """[batch, queries, source], the attention weights of the latest use, if they are kept."""
+        return None if self.kept is None else self.kept.weights
 
 
 class LiveMemory(CrossAttentionCache):
@@ -39,11 +62,11 @@ class LiveMemory(CrossAttentionCache):
 
     Args:
         live: the hypotheses.
-        keep_weights: as in CrossAttentionCache.
+        kept: as in CrossAttentionCache.
     """
 
-    def __init__(self, live: LiveBeams, keep_weights: bool = False) -> None:
-        super().__init__(torch.empty(0), torch.empty(0), None, keep_weights)
+    def __init__(self, live: LiveBeams, kept: KeptWeights | None = None) -> None:
+        super().__init__(torch.empty(0), torch.empty(0), None, kept)
         self.live = live
         self._buffers: list[Tensor] = []
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ziggurat.nn import compiled
 from ziggurat.nn.attention.base import OwnAttention, attend, attend_to_blocks
-from ziggurat.nn.attention.cache import Block, CrossAttentionCache, LiveMemory, SelfAttentionCache
+from ziggurat.nn.attention.cache import Block, CrossAttentionCache, KeptWeights, LiveMemory, SelfAttentionCache
 from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.rotary import Rotary
@@ -195,17 +195,17 @@ class CrossAttention(nn.Module):
         self.residual = residual
 
     def remember(
-        self, memory: Tensor, mask: Mask | None, keep_weights: bool = False, first: FirstValues | None = None
+        self, memory: Tensor, mask: Mask | None, kept: KeptWeights | None = None, first: FirstValues | None = None
     ) -> CrossAttentionCache:
         """Project `memory` [batch, source, d_memory] once; `mask` hides its padding.
 
-        With `keep_weights`, `forward` leaves the weights averaged over heads, [batch, queries, source], in
-        `cache.weights`. `first` has the first layer's values, if there is a value residual.
+        `forward` leaves its weights in `kept`, if given. `first` has the first layer's values, if there is a value
+        residual.
         """
         key, *value = (split_heads(part, self.heads) for part in self.kv_proj(memory).chunk(self.maps, dim=-1))
         if self.scaling is not None:
             key, value = self.scaling.key(key), [*map(self.scaling.value, value)]
-        return CrossAttentionCache(key, attended_values(self.residual, value, first), mask, keep_weights)
+        return CrossAttentionCache(key, attended_values(self.residual, value, first), mask, kept)
 
     def forward(self, x: Tensor, cache: CrossAttentionCache) -> Tensor:
         """Return [batch, queries, d_model] for `x` of that shape.
@@ -216,16 +216,16 @@ class CrossAttention(nn.Module):
         query = split_heads(self.q_proj(x), self.heads)
         if self.scaling is not None:
             query = self.scaling.query(query)
-        in_step = isinstance(cache, LiveMemory) and not cache.keep_weights and not self.training
+        in_step = isinstance(cache, LiveMemory) and cache.kept is None and not self.training
         bias = None if cache.mask is None else cache.mask.bias
         if in_step and compiled.attends(query, cache.key, bias):
             context = compiled.attend(query, [Block(cache.key, cache.value)], bias)
         else:
             context, weights = attend(
-                query, cache.key, cache.value, cache.mask, self.dropout, need_weights=cache.keep_weights
+                query, cache.key, cache.value, cache.mask, self.dropout, need_weights=cache.kept is not None
             )
-            if weights is not None:
-                cache.weights = weights.mean(dim=1)
+            if cache.kept is not None and weights is not None:
+                cache.kept.take(weights)
         joined = _joined_for(x, context)
         return joined if self.out_proj is None else self.out_proj(joined)
 

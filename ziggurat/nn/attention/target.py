@@ -11,7 +11,7 @@ from typing import NamedTuple, Protocol, Self
 from torch import Tensor
 
 from ziggurat.nn.attention.base import OwnAttention
-from ziggurat.nn.attention.cache import CrossAttentionCache
+from ziggurat.nn.attention.cache import CrossAttentionCache, KeptWeights
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import CrossAttention
 from ziggurat.nn.attention.values import FirstValues
@@ -45,6 +45,7 @@ class WholeTarget(NamedTuple):
         padding: hides that of the memory, or None.
         first: where the first layer leaves its values of the target, if there is a value residual.
         first_of_memory: the same for those of the memory.
+        kept: where attention to the memory leaves its weights, or None.
         reads: what queries, keys and values of self-attention read; None: the stream.
     """
 
@@ -53,6 +54,7 @@ class WholeTarget(NamedTuple):
     padding: Mask | None
     first: FirstValues | None = None
     first_of_memory: FirstValues | None = None
+    kept: KeptWeights | None = None
     reads: tuple[Tensor, Tensor, Tensor] | None = None
 
     def reading(self, reads: tuple[Tensor, Tensor, Tensor]) -> WholeTarget:
@@ -66,4 +68,4 @@ class WholeTarget(NamedTuple):
 
     def remembered(self, module: CrossAttention) -> CrossAttentionCache:
         """Project the memory."""
-        return module.remember(self.memory, self.padding, first=self.first_of_memory)
+        return module.remember(self.memory, self.padding, self.kept, first=self.first_of_memory)
