@@ -51,7 +51,16 @@ _CLEARLY = 0.95
 SERVED_FILE = "model.bin"
 """The weights in a CTranslate2 directory."""
 
-_SUPPORTED = {"beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"}
+_SUPPORTED = {
+    "beam_size",
+    "n_best",
+    "length_penalty",
+    "max_length",
+    "min_length",
+    "batch_tokens",
+    "max_source_pieces",
+    "alignments",
+}
 _IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
 
 _EXPORT_INSIDE = "ctranslate2"
@@ -180,6 +189,8 @@ class ExportReport(Form):
     weights: str = Field(max_length=100)
     """Fingerprint of the file with the weights that it was made of."""
     quantization: str | None = Field(max_length=100)
+    alignments: bool = False
+    """Whether its attention is the mean over all heads of the last layer, as ours is."""
 
     @property
     def precision(self) -> str | None:

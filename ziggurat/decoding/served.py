@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,20 +20,13 @@ from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
-from ziggurat.decoding.results import Hypothesis, Translation, side_by_side
+from ziggurat.decoding.results import Alignment, Hypothesis, Translation, side_by_side
+from ziggurat.decoding.served_results import Found, alignment_of, hypothesis_of, rescored
 from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 
 __all__ = ["ServedTranslator"]
 
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
-
-
-class _Found(NamedTuple):
-    """One result of the search: pieces without end-of-sentence, score after the penalty, and whether it ended."""
-
-    pieces: list[str]
-    score: float
-    ended: bool
 
 
 class _Call(NamedTuple):
@@ -56,6 +48,8 @@ class ServedTranslator:
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
         token_scores: also compute the log-probability of each token, by one more pass over the translations.
         decoding: keys of the `decoding` section that replace the saved ones.
+
+    `aligned` tells whether it can tell alignments: exports of earlier versions cannot.
 
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
     have one of the settings.
@@ -83,7 +77,8 @@ class ServedTranslator:
         refuse_unserved(decoding)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
-        self.max_positions = read_report(Path(path)).positions
+        report = read_report(Path(path))
+        self.max_positions, self.aligned = report.positions, report.alignments
         self.token_scores = token_scores
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
@@ -155,6 +150,8 @@ class ServedTranslator:
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
+        if decoding.alignments and not self.aligned:
+            raise ConfigError("this model was exported before exports told alignments; export it again")
         if tag is not None and tag not in self.source_tokenizer.tags:
             known = ", ".join(self.source_tokenizer.tags) or "none"
             raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
@@ -203,10 +200,10 @@ class ServedTranslator:
                 found[number] = results
         return self._hypotheses(sources, found, call)
 
-    def _within(self, limit: int, sources: list[list[str]], call: _Call) -> list[list[_Found]]:
+    def _within(self, limit: int, sources: list[list[str]], call: _Call) -> list[list[Found]]:
         """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
         # More results than could end within the limit, so that no translation that ends is lost behind those cut.
-        decoding, found = call.decoding, list[list[_Found]]()
+        decoding, found = call.decoding, list[list[Found]]()
         everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
         for source, results in zip(sources, self._run(sources, limit + 1, call, everything), strict=True):
             ended = [result for result in results if result.ended][: decoding.n_best]
@@ -216,7 +213,7 @@ class ServedTranslator:
             found.append(ended)
         return found
 
-    def _run(self, sources: list[list[str]], steps: int, call: _Call, count: int) -> list[list[_Found]]:
+    def _run(self, sources: list[list[str]], steps: int, call: _Call, count: int) -> list[list[Found]]:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence."""
         decoding, beam = call.decoding, call.decoding.beam_size
         penalty = decoding.length_penalty
@@ -240,40 +237,57 @@ class ServedTranslator:
         )
         return [
             [
-                _Found(pieces[:-1] if ended else pieces, score, ended)
+                Found(pieces[:-1] if ended else pieces, score, ended)
                 for pieces, score in zip(result.hypotheses, result.scores, strict=True)
                 for ended in [pieces[-1:] == [self._eos]]
             ]
             for result in results
         ]
 
-    def _hypotheses(self, sources: list[list[str]], found: list[list[_Found]], call: _Call) -> list[list[Hypothesis]]:
+    def _hypotheses(self, sources: list[list[str]], found: list[list[Found]], call: _Call) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
         penalty = call.decoding.length_penalty
         alpha = penalty.alpha if penalty.kind != "none" else 0.0
-        scores: Iterator[list[float]] = iter([[] for results in found for _ in results])
+        pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
+        scores: Iterator[list[float]] = repeat([])
         if call.scored or call.forced:
-            pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
             scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
             scores = iter([list(map(float, result.log_probs)) for result in scored])
-        every = [[self._hypothesis(result, alpha, next(scores)) for result in results] for results in found]
+        alignments = iter(self._alignments(pairs, call)) if call.decoding.alignments else repeat(None)
+        every = [
+            [hypothesis_of(each, self._text(each.pieces), alpha, next(scores), next(alignments)) for each in results]
+            for results in found
+        ]
         if not call.forced:
             return every
         # CTranslate2 scores only what comes after the prefix.
-        return [sorted((_rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
+        return [sorted((rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
 
-    def _hypothesis(self, found: _Found, alpha: float, token_scores: list[float]) -> Hypothesis:
-        length = max(1, len(found.pieces) + found.ended)
-        return Hypothesis(
-            text=one_line(
-                self.target_tokenizer.decode([self._ids.get(p, self.target_tokenizer.unk) for p in found.pieces])
-            ),
-            score=found.score,
-            log_probability=found.score * length**alpha,  # CTranslate2 gives the score after the penalty alone
-            tokens=found.pieces,
-            token_log_probabilities=token_scores[: length if found.ended else len(found.pieces)],
-            finished=found.ended,
+    def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: _Call) -> list[Alignment]:
+        """Return the alignment of each pair of source and translation.
+
+        Each is decoded once more, as the prefix of a greedy search: the attention that CTranslate2 (4.8.5) gives for
+        the first piece of a beam search is that of another sentence of the batch.
+        """
+        told = self._model.translate_batch(
+            [source for source, _ in pairs],
+            target_prefix=[pieces for _, pieces in pairs],
+            max_batch_size=call.decoding.batch_tokens,
+            batch_type="tokens",
+            max_input_length=0,
+            beam_size=1,
+            max_decoding_length=1 + max(len(pieces) for _, pieces in pairs),
+            return_attention=True,
         )
+        eos = self.source_tokenizer.pieces([self.source_tokenizer.eos])[0]
+        return [
+            alignment_of(result.attention[0][: len(pieces)], source, len(call.tag), eos)
+            for (source, pieces), result in zip(pairs, told, strict=True)
+        ]
+
+    def _text(self, pieces: Sequence[str]) -> str:
+        unknown = self.target_tokenizer.unk
+        return one_line(self.target_tokenizer.decode([self._ids.get(piece, unknown) for piece in pieces]))
 
     def _joined(self, source: str, parts: list[list[Hypothesis]]) -> Translation:
         """Return the translation of a line, given the results for each of its parts."""
@@ -283,10 +297,3 @@ class ServedTranslator:
         if not translation.hypotheses[0].finished:
             self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
         return translation
-
-
-def _rescored(hypothesis: Hypothesis, alpha: float) -> Hypothesis:
-    """Return a hypothesis with the score that follows from those of its tokens."""
-    total = sum(hypothesis.token_log_probabilities)
-    length = max(1, len(hypothesis.token_log_probabilities))
-    return replace(hypothesis, log_probability=total, score=total / length**alpha)

@@ -74,6 +74,8 @@ def write_ctranslate2(
         sides.append(side)
     _fill(sides[1].projection, anatomy.output)
     sides[1].start_from_zero_embedding = decoder.zero_start
+    # The mean over all heads of the last layer; by default CTranslate2 tells the attention of one head.
+    sides[1].alignment_heads = np.dtype("int16").type(decoder.heads)
     spec = transformer.TransformerSpec(*sides)
     _register(spec, tokenizers, anatomy)
     spec.config.layer_norm_epsilon = decoder.epsilon
