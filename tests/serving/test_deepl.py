@@ -83,8 +83,6 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
     own = {"text": text, "source": "en", "target": "de", "glossary": {text.split()[0]: target}}
     answer = exported.post("/v1/translate", json=own)
     assert (answer.status_code, "mode: hard" in answer.json()["error"]["message"]) == (400, True)
-    answer = exported.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "alignments": True})
-    assert (answer.status_code, "`alignments`" in answer.json()["error"]["message"]) == (400, True)
     answer = exported.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "prefix": "Hund"})
     assert answer.json()["translations"][0]["text"].startswith("Hund")
     answer = exported.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "scores": True})

@@ -9,7 +9,9 @@ import pytest
 
 from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
+from ziggurat.decoding.engines import ExportReport, read_report
 from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.export.exporter import export_model
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}
@@ -80,6 +82,33 @@ def test_an_address_is_linked_to_itself(serve: Serve) -> None:
     at, there = text.index(address), found["text"].index(address)
     own = [link for link in found["sentences"][0]["links"] if at <= link[0] < at + len(address)]
     assert own == [[at, at + len(address), there, there + len(address)]]
+
+
+def test_an_exported_model_tells_the_same(
+    serve: Serve, folders: dict[tuple[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    export_model(folders["de", "en"], "ctranslate2", tmp_path / "served")
+    asked = {"text": LINES[0], "alignments": True, "scores": True, **DE_EN}
+    alike = {"endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
+    models = [{"path": str(folders["de", "en"]), "decoding": alike}]
+    ours = one(serve(models=models).post("/v1/translate", json=asked))
+    models = [{"path": str(tmp_path / "served"), "threads": 1, "decoding": alike}]
+    found = one(serve(models=models).post("/v1/translate", json=asked))
+    assert found["text"] == ours["text"]
+    mine, its = ours["sentences"][0], found["sentences"][0]
+    assert its["links"] == mine["links"]
+    for a, b in zip(mine["tokens"], its["tokens"], strict=True):
+        assert (a["target"], a["score"]) == (b["target"], pytest.approx(b["score"], abs=1e-3))
+
+    def earlier(folder: Path) -> ExportReport:
+        return read_report(folder).model_copy(update={"alignments": False})
+
+    monkeypatch.setattr("ziggurat.decoding.served.read_report", earlier)
+    client = serve(models=models)
+    answer = client.post("/v1/translate", json=asked)
+    assert (answer.status_code, "export it again" in answer.json()["error"]["message"]) == (400, True)
+    marked = client.post("/v1/translate", json={"text": "<p>A <b>dog</b> runs.</p>", "format": "html", **DE_EN})
+    assert one(marked)["text"].count("<b>") == 1  # segment by segment
 
 
 def test_a_prefix_is_where_the_translation_begins(serve: Serve, german: Translator) -> None:

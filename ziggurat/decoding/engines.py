@@ -183,6 +183,8 @@ class ExportReport(Form):
     weights: str = Field(max_length=100)
     """Fingerprint of the file with the weights that it was made of."""
     quantization: str | None = Field(max_length=100)
+    alignments: bool = False
+    """Whether its attention is of the same heads as ours: not in exports made before there was guided alignment."""
 
     @property
     def precision(self) -> str | None:

@@ -10,8 +10,7 @@ from __future__ import annotations
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from itertools import chain
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,23 +21,12 @@ from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
 from ziggurat.decoding.results import Alignment, Hypothesis, Translation, side_by_side
+from ziggurat.decoding.served_results import Found, alignment_of, hypothesis_of, rescored
 from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 
 __all__ = ["ServedTranslator"]
 
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
-
-
-class _Found(NamedTuple):
-    """One result of the search."""
-
-    pieces: list[str]
-    """Without end-of-sentence."""
-    score: float
-    """After the penalty."""
-    ended: bool
-    attention: list[list[float]]
-    """Per piece, the weight of each source piece, end-of-sentence left out; empty where none was asked for."""
 
 
 class _Call(NamedTuple):
@@ -60,6 +48,8 @@ class ServedTranslator:
         workers: batches translated at the same time, each with an equal share of the threads, at least one.
         token_scores: also compute the log-probability of each token, by one more pass over the translations.
         decoding: keys of the `decoding` section that replace the saved ones.
+
+    `aligned` tells whether it can tell alignments: exports of earlier versions cannot.
 
     Raises CheckpointError: no such directory, or a damaged one. ConfigError: ctranslate2 is not installed, or does not
     have one of the settings.
@@ -87,7 +77,8 @@ class ServedTranslator:
         refuse_unserved(decoding)
         self.decoding = change_section(experiment.decoding, decoding, "decoding")
         self.target_language = experiment.data.target_language
-        self.max_positions = read_report(Path(path)).positions
+        report = read_report(Path(path))
+        self.max_positions, self.aligned = report.positions, report.alignments
         self.token_scores = token_scores
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
@@ -110,7 +101,6 @@ class ServedTranslator:
         never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
         self._never = [[piece] for piece in tokenizer.pieces(never)]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
-        self._source_eos = self.source_tokenizer.pieces([self.source_tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         self._settings(None)  # refuses settings before any text is read
 
@@ -160,6 +150,8 @@ class ServedTranslator:
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
             raise ConfigError(f"CTranslate2 has no {', '.join(missing)}")
+        if decoding.alignments and not self.aligned:
+            raise ConfigError("this model was exported before exports told alignments; export it again")
         if tag is not None and tag not in self.source_tokenizer.tags:
             known = ", ".join(self.source_tokenizer.tags) or "none"
             raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
@@ -208,10 +200,10 @@ class ServedTranslator:
                 found[number] = results
         return self._hypotheses(sources, found, call)
 
-    def _within(self, limit: int, sources: list[list[str]], call: _Call) -> list[list[_Found]]:
+    def _within(self, limit: int, sources: list[list[str]], call: _Call) -> list[list[Found]]:
         """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
         # More results than could end within the limit, so that no translation that ends is lost behind those cut.
-        decoding, found = call.decoding, list[list[_Found]]()
+        decoding, found = call.decoding, list[list[Found]]()
         everything = decoding.beam_size * (limit + 2) if decoding.beam_size > 1 else 1
         for source, results in zip(sources, self._run(sources, limit + 1, call, everything), strict=True):
             ended = [result for result in results if result.ended][: decoding.n_best]
@@ -221,20 +213,17 @@ class ServedTranslator:
             found.append(ended)
         return found
 
-    def _run(self, sources: list[list[str]], steps: int, call: _Call, count: int) -> list[list[_Found]]:
+    def _run(self, sources: list[list[str]], steps: int, call: _Call, count: int) -> list[list[Found]]:
         """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence."""
         decoding, beam = call.decoding, call.decoding.beam_size
         penalty = decoding.length_penalty
-        batches = {
-            "max_batch_size": decoding.batch_tokens,
-            "batch_type": "tokens",
-            # No limit: it would cut sources without a word; long lines are split before.
-            "max_input_length": 0,
-        }
         results = self._model.translate_batch(
             sources,
             target_prefix=[call.forced] * len(sources) if call.forced else None,
-            **batches,
+            max_batch_size=decoding.batch_tokens,
+            batch_type="tokens",
+            # No limit: it would cut sources without a word; long lines are split before.
+            max_input_length=0,
             beam_size=beam,
             # CTranslate2 stops after `patience` times the beam has ended: enough to find `count`.
             patience=max(_PATIENCE, count / beam),
@@ -245,70 +234,60 @@ class ServedTranslator:
             suppress_sequences=self._never,
             return_scores=True,
             return_end_token=True,
-            return_attention=decoding.alignments,
         )
-        # With a beam, CTranslate2 (4.8.5) returns the first attention of a source that is padded in its batch wrong, as
-        # though padding were text, though it searches with the right one. The first one is the same whatever follows,
-        # and greedy search returns it right.
-        first: list[list[list[float]]] = [[]] * len(results)
-        if decoding.alignments and beam > 1:
-            steps_of_one = {"beam_size": 1, "max_decoding_length": 1, "return_attention": True}
-            first = [one.attention[0] for one in self._model.translate_batch(sources, **batches, **steps_of_one)]
-        found = []
-        for result, start in zip(results, first, strict=True):
-            attention = result.attention or [[]] * len(result.hypotheses)
-            of_source = []
-            for pieces, score, rows in zip(result.hypotheses, result.scores, attention, strict=True):
-                ended = pieces[-1:] == [self._eos]
-                own = pieces[:-1] if ended else pieces
-                of_source.append(_Found(own, score, ended, [*start, *rows[len(start) :]][: len(own)]))
-            found.append(of_source)
-        return found
+        return [
+            [
+                Found(pieces[:-1] if ended else pieces, score, ended)
+                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
+                for ended in [pieces[-1:] == [self._eos]]
+            ]
+            for result in results
+        ]
 
-    def _hypotheses(self, sources: list[list[str]], found: list[list[_Found]], call: _Call) -> list[list[Hypothesis]]:
+    def _hypotheses(self, sources: list[list[str]], found: list[list[Found]], call: _Call) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
         penalty = call.decoding.length_penalty
         alpha = penalty.alpha if penalty.kind != "none" else 0.0
-        scores: Iterator[list[float]] = iter([[] for results in found for _ in results])
+        pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
+        scores: Iterator[list[float]] = repeat([])
         if call.scored or call.forced:
-            pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
             scored = self._model.score_batch([s for s, _ in pairs], [pieces for _, pieces in pairs])
             scores = iter([list(map(float, result.log_probs)) for result in scored])
+        alignments = iter(self._alignments(pairs, call)) if call.decoding.alignments else repeat(None)
         every = [
-            [
-                self._hypothesis(result, alpha, next(scores), self._alignment(source, result, call.decoding))
-                for result in results
-            ]
-            for source, results in zip(sources, found, strict=True)
+            [hypothesis_of(each, self._text(each.pieces), alpha, next(scores), next(alignments)) for each in results]
+            for results in found
         ]
         if not call.forced:
             return every
         # CTranslate2 scores only what comes after the prefix.
-        return [sorted((_rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
+        return [sorted((rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
 
-    def _alignment(self, source: list[str], found: _Found, decoding: DecodingConfig) -> Alignment | None:
-        if not decoding.alignments:
-            return None
-        # CTranslate2 leaves out the weight of end-of-sentence, which is what the others lack to 1.
-        soft = [[*row, max(0.0, 1.0 - sum(row))] for row in found.attention]
-        tags = sum(piece in self.source_tokenizer.tags for piece in source[:1])
-        return Alignment.of([*source, self._source_eos], soft, tags)
+    def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: _Call) -> list[Alignment]:
+        """Return the alignment of each pair of source and translation.
 
-    def _hypothesis(
-        self, found: _Found, alpha: float, token_scores: list[float], alignment: Alignment | None
-    ) -> Hypothesis:
-        length = max(1, len(found.pieces) + found.ended)
-        return Hypothesis(
-            text=one_line(
-                self.target_tokenizer.decode([self._ids.get(p, self.target_tokenizer.unk) for p in found.pieces])
-            ),
-            score=found.score,
-            log_probability=found.score * length**alpha,  # CTranslate2 gives the score after the penalty alone
-            tokens=found.pieces,
-            token_log_probabilities=token_scores[: length if found.ended else len(found.pieces)],
-            finished=found.ended,
-            alignment=alignment,
+        Each is decoded once more, as the prefix of a greedy search: the attention that CTranslate2 (4.8.5) gives for
+        the first piece of a beam search is that of another sentence of the batch.
+        """
+        told = self._model.translate_batch(
+            [source for source, _ in pairs],
+            target_prefix=[pieces for _, pieces in pairs],
+            max_batch_size=call.decoding.batch_tokens,
+            batch_type="tokens",
+            max_input_length=0,
+            beam_size=1,
+            max_decoding_length=1 + max(len(pieces) for _, pieces in pairs),
+            return_attention=True,
         )
+        eos = self.source_tokenizer.pieces([self.source_tokenizer.eos])[0]
+        return [
+            alignment_of(result.attention[0][: len(pieces)], source, len(call.tag), eos)
+            for (source, pieces), result in zip(pairs, told, strict=True)
+        ]
+
+    def _text(self, pieces: Sequence[str]) -> str:
+        unknown = self.target_tokenizer.unk
+        return one_line(self.target_tokenizer.decode([self._ids.get(piece, unknown) for piece in pieces]))
 
     def _joined(self, source: str, parts: list[list[Hypothesis]]) -> Translation:
         """Return the translation of a line, given the results for each of its parts."""
@@ -318,10 +297,3 @@ class ServedTranslator:
         if not translation.hypotheses[0].finished:
             self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
         return translation
-
-
-def _rescored(hypothesis: Hypothesis, alpha: float) -> Hypothesis:
-    """Return a hypothesis with the score that follows from those of its tokens."""
-    total = sum(hypothesis.token_log_probabilities)
-    length = max(1, len(hypothesis.token_log_probabilities))
-    return replace(hypothesis, log_probability=total, score=total / length**alpha)

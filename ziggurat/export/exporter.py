@@ -155,6 +155,7 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
         "weights": fingerprint(opened.weights),
         "positions": model.positions,
         "quantization": quantization,
+        "alignments": to == "ctranslate2",
     }
     if TARGETS[to].own_search and (left_out := model.unlike_others()):
         report["search_without"] = left_out

@@ -70,6 +70,8 @@ class EngineState:
     live: int = 0
     reloads: int = 0
     failures: int = 0
+    aligned: bool | None = None
+    """Whether the open model tells alignments; None: it was not opened yet."""
     last_used: float = field(default_factory=time.monotonic)
 
 
@@ -192,6 +194,7 @@ class Engine:
             self._say(f"{self.name}: {error}")
             raise ModelFailed("could not be opened; the server's log has the reason") from error
         self.state.status, self.state.reason, self._retry = "ready", "", _RETRY[0]
+        self.state.aligned = self._opened.aligned
         return True
 
     def _look(self) -> None:
@@ -214,6 +217,7 @@ class Engine:
             self._opened = replace(old, version=version)
             self._say(f"{self.name}: its files have changed, but cannot be opened, the old ones go on: {error}")
             return
+        self.state.aligned = self._opened.aligned
         self.state.reloads += 1
         self._say(f"{self.name}: loaded again, since its files have changed")
 

@@ -125,9 +125,6 @@ class Own:
             route = self._server.route(source, target)
             if wanted.prefix and len(route) != 1:
                 raise Refused(400, "`prefix` needs a model that leads from `source` to `target`; here two do, or none")
-            exported = [model.name for model in route if model.origin.is_exported]
-            if exported and wanted.alignments and len(route) == 1:
-                raise Refused(400, f"{exported[0]} is an exported model, which tells no `alignments`")
             self._server.refuse_soft(source, target, wanted.terms)
 
 
@@ -177,4 +174,8 @@ def _check_alignments(found: Sequence[TextTranslation]) -> None:
         if each.recorded is not None and len(each.recorded.route) == 1:
             best = [translation.hypotheses[0] for translation in each.recorded.found.values()]
             if any(hypothesis.alignment is None and hypothesis.tokens for hypothesis in best):
-                raise Refused(400, f"{each.recorded.route[0].name} has no attention weights to tell `alignments` by")
+                model = each.recorded.route[0]
+                why = "has no attention weights to tell them by"
+                if model.origin.is_exported:
+                    why = "was exported before exports told them; export it again"
+                raise Refused(400, f"no `alignments`: {model.name} {why}")

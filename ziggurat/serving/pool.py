@@ -91,7 +91,7 @@ class ModelSource:
 
             served = ServedTranslator(self.path, device=self.device, threads=self.threads, **self.decoding)
             _silence(served.notices)
-            return Opened(served, version)
+            return Opened(served, version, served.aligned)
         import torch
 
         from ziggurat.decoding.translator import load_translator

@@ -248,7 +248,7 @@ class Translations:
         return TextOptions(
             split=sentencex_splitter(source) if split else None,
             # Links of the second of two models do not lead to the text.
-            aligned=len(route) == 1 and not route[0].origin.is_exported,
+            aligned=len(route) == 1 and route[0].engine.state.aligned is not False,
             terms=terms,
             tally=tally,
         )
