@@ -1,8 +1,8 @@
 """Guided alignment: where the decoder looks, and how it translates, with and without.
 
-    python experiments/guided-alignment/run.py WORK --out JSON babel                      # alignment known
-    python experiments/guided-alignment/run.py WORK --out JSON --data DATA multi30k       # alignment not known
-    python experiments/guided-alignment/run.py WORK --out JSON speed                      # after babel: its cost
+    python experiments/guided-alignment/run.py WORK babel --out JSON                      # alignment known
+    python experiments/guided-alignment/run.py WORK multi30k --out JSON --data DATA       # alignment not known
+    python experiments/guided-alignment/run.py WORK speed --out JSON                      # after babel: its cost
 
 WORK takes texts, stores and runs. What is there already is not repeated, so a run that was cut off goes on.
 """
