@@ -29,7 +29,7 @@ HOSTILE = "<script>alert(1)</script>"
 
 
 def deep(folder: Path, corpus: Path) -> Experiment:
-    """8-8 layers, very narrow, on the first pairs of Multi30k; the first dev sentence is hostile on both sides."""
+    """4-4 layers, very narrow, on the first pairs of Multi30k; the first dev sentence is hostile on both sides."""
     for split, name, count in (("train", "train", 300), ("dev", "val", 12)):
         for language in ("de", "en"):
             with gzip.open(corpus / f"{name}.{language}.gz", "rt", encoding="utf-8") as file:
@@ -42,7 +42,7 @@ def deep(folder: Path, corpus: Path) -> Experiment:
         "target_language": "en",
         **{s: [{"source": f"{folder}/{s}.de", "target": f"{folder}/{s}.en"}] for s in ("train", "dev")},
     }
-    model = {"encoder": {"layers": 8}, "decoder": {"layers": 8}}
+    model = {"encoder": {"layers": 4}, "decoder": {"layers": 4}}
     training = {
         "stop": {"updates": 6},
         "log_every_updates": 2,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from tests.small import merged
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import Experiment
 from ziggurat.data.subword import save_tokenizers
+from ziggurat.export.exporter import export_model
 from ziggurat.models.directory import weights, write_model_directory
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.server import app_of
@@ -45,6 +47,24 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], P
         found[source, target] = base / f"{source}-{target}"
         write_model_directory(found[source, target], weights(model), experiment, vocabularies)
     return found
+
+
+Exported = Callable[[str, str], Path]
+
+
+@pytest.fixture(scope="session")
+def exported(folders: dict[tuple[str, str], Path], tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    """CTranslate2 folders of the models, made when first asked for: it takes seconds."""
+    base = tmp_path_factory.mktemp("exported")
+    (text := base / "text").write_text(f"{SENTENCES[0]}\n", encoding="utf-8")
+
+    @cache
+    def folder(source: str, target: str) -> Path:
+        path = base / f"{source}-{target}"
+        export_model(folders[source, target], "ctranslate2", path, verify=text)
+        return path
+
+    return folder
 
 
 Serve = Callable[..., TestClient]

@@ -238,6 +238,7 @@ def served(app: Starlette) -> Iterator[str]:
     """Serve an application at a free port of this machine; the address."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
+        listener.listen()  # before the thread of the server is ready: whoever comes now waits
         server = uvicorn.Server(uvicorn.Config(app, log_level="error", ws="none", lifespan="on"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
         thread.start()

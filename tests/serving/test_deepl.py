@@ -11,11 +11,10 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from tests.serving.conftest import Serve
+from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError
-from ziggurat.export.exporter import export_model
 from ziggurat.serving import glossaries as glossaries_module
 from ziggurat.serving.access import new_key
 from ziggurat.serving.deepl_tags import xml_rules
@@ -63,7 +62,7 @@ def test_glossaries(serve: Serve, tmp_path: Path) -> None:
     assert {"source_lang": "en", "target_lang": "de"} in pairs
 
 
-def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported) -> None:
     client = serve()
     text, target = SENTENCES[0], "Haus"
     free = translated(client, text=text)
@@ -76,16 +75,15 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
         "/v2/translate", json={"text": text, "source_lang": "DE", "target_lang": "EN", "glossary_id": name}
     )
     assert other.status_code == 400
-    export_model(folders["en", "de"], "ctranslate2", tmp_path / "served")
-    exported = serve(models=[{"path": str(tmp_path / "served"), "threads": 1}])
-    name = made(exported, f"{text.split()[0]}\t{target}").json()["glossary_id"]
-    assert target in translated(exported, text=text, glossary_id=name)  # there it is hard
+    client = serve(models=[{"path": str(exported("en", "de")), "threads": 1}])
+    name = made(client, f"{text.split()[0]}\t{target}").json()["glossary_id"]
+    assert target in translated(client, text=text, glossary_id=name)  # there it is hard
     own = {"text": text, "source": "en", "target": "de", "glossary": {text.split()[0]: target}}
-    answer = exported.post("/v1/translate", json=own)
+    answer = client.post("/v1/translate", json=own)
     assert (answer.status_code, "mode: hard" in answer.json()["error"]["message"]) == (400, True)
-    answer = exported.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "prefix": "Hund"})
+    answer = client.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "prefix": "Hund"})
     assert answer.json()["translations"][0]["text"].startswith("Hund")
-    answer = exported.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "scores": True})
+    answer = client.post("/v1/translate", json={"text": text, "source": "en", "target": "de", "scores": True})
     assert len(answer.json()["translations"][0]["sentences"][0]["tokens"]) > 3
 
 

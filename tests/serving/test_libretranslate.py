@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Serve
+from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.export.exporter import export_model
 from ziggurat.serving.access import new_key
 from ziggurat.serving.pool import ModelSource
 
@@ -186,16 +185,9 @@ def test_keys_and_limits(serve: Serve, tmp_path: Path) -> None:
     assert "retry-after" in answers[2].headers
 
 
-def test_an_exported_model_is_served(
-    serve: Serve, folders: dict[tuple[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    text = tmp_path / "text"
-    text.write_text("".join(f"{line}\n" for line in LINES))
-    export_model(folders["de", "en"], "ctranslate2", tmp_path / "served", verify=text)
-    client, alone = (
-        serve(models=[{"path": str(tmp_path / "served"), "threads": 1}]),
-        ServedTranslator(tmp_path / "served"),
-    )
+def test_an_exported_model_is_served(serve: Serve, exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    served = exported("de", "en")
+    client, alone = serve(models=[{"path": str(served), "threads": 1}]), ServedTranslator(served)
     found = client.post("/translate", json={"q": LINES, **DE_EN}).json()["translatedText"]
     whole = [number for number, line in enumerate(LINES) if line.count(".") + line.count("?") < 2]
     expected = [translation.text for translation in alone.translate([LINES[number] for number in whole])]

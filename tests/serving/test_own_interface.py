@@ -7,11 +7,10 @@ from typing import Any
 
 import pytest
 
-from tests.serving.conftest import Serve
+from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.engines import ExportReport, read_report
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.export.exporter import export_model
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}
@@ -85,14 +84,13 @@ def test_an_address_is_linked_to_itself(serve: Serve) -> None:
 
 
 def test_an_exported_model_tells_the_same(
-    serve: Serve, folders: dict[tuple[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    export_model(folders["de", "en"], "ctranslate2", tmp_path / "served")
     asked = {"text": LINES[0], "alignments": True, "scores": True, **DE_EN}
     alike = {"endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}
     models = [{"path": str(folders["de", "en"]), "decoding": alike}]
     ours = one(serve(models=models).post("/v1/translate", json=asked))
-    models = [{"path": str(tmp_path / "served"), "threads": 1, "decoding": alike}]
+    models = [{"path": str(exported("de", "en")), "threads": 1, "decoding": alike}]
     found = one(serve(models=models).post("/v1/translate", json=asked))
     assert found["text"] == ours["text"]
     mine, its = ours["sentences"][0], found["sentences"][0]

@@ -212,6 +212,7 @@ def test_recomputed_layers_learn_the_same(kind: str, recompute: Any) -> None:
         assert (ours is None and plain is None) or torch.equal(ours, plain)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow  # half a minute of compiling
 def test_compiled_layers_learn_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
     (batch,) = batches([7], linked=True)
     for kind in ("pre", "merged"):
