@@ -13,9 +13,9 @@ unexport PYTHONDONTWRITEBYTECODE
 demo: $(READY)
 	$(BIN)/ziggurat demo
 
-# Four for two cores: a quarter of the time tests wait, for other processes or for the disk.
+# Three for two cores: some of the time tests wait, for other processes or for the disk.
 test: $(READY) browser
-	$(BIN)/python -m pytest -n 4 --dist worksteal
+	$(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Tests of pages skip where there is no Chromium; CI, as root, gets Debian's.
 browser:

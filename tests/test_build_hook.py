@@ -41,6 +41,7 @@ def build(hook: Any) -> dict[str, Any]:
 
 
 @pytest.mark.skipif(not shutil.which("gcc"), reason="there is no gcc")
+@pytest.mark.slow
 def test_the_library_is_part_of_a_wheel_for_one_platform(hook: Any) -> None:
     data = build(hook)
     assert hook.said == []

@@ -230,7 +230,7 @@ def _gradients(built: nn.Module, batch: Batch) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in built.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize("choices", some(160))
+@pytest.mark.parametrize("choices", some(400))
 def test_layers_compile_once_for_all_depths(choices: dict[str, Any]) -> None:
     batch, graphs = padded_batch(), {}
     # One graph for each stack, and one more for a first layer that leaves its values to others, or reads one stream.

@@ -276,6 +276,7 @@ def both(kind: str, precision: str = "fp32", recompute: Recompute = None) -> lis
     return [json.loads(said) for said in run_together(HERE, "measure", 2, kind, precision, repr(recompute))]
 
 
+@pytest.mark.slow
 def test_ddp_holds_and_sends_what_is_said() -> None:
     size = counted(SMALL, 100)
     for found in both("ddp"):

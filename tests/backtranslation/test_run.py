@@ -29,6 +29,7 @@ from ziggurat.export.exporter import export_model
 BackTranslate = Callable[..., BackTranslationOutcome]
 
 
+@pytest.mark.slow
 def test_an_exported_model_translates(make_job: MakeJob, in_process: BackTranslate, tmp_path: Path) -> None:
     """By CTranslate2, with a search that both engines do alike, the corpus is the model's own."""
     alike = {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}, "min_length": 0}

@@ -99,6 +99,7 @@ def test_what_cannot_be_tuned_is_refused_at_once(
     assert said in result.err
 
 
+@pytest.mark.slow
 def test_the_coordinate_check_tells_a_base_from_none(config: Path, ziggurat: Ziggurat) -> None:
     result = ziggurat("diagnose", config, "--coordinates", "--json")
     assert result.status == 0, result.err

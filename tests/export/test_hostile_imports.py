@@ -63,6 +63,7 @@ def test_configurations_of_transformers(exported: Path, tmp_path: Path) -> None:
     assert not (tmp_path / "back").exists()
 
 
+@pytest.mark.slow
 def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
     ids = json.loads((exported / "vocab.json").read_text())
     attacks: dict[str, tuple[Callable[[Path], object], str]] = {

@@ -197,6 +197,7 @@ def test_damaged_bytes_give_a_document_or_an_error(name: str) -> None:
 @pytest.mark.parametrize(
     "unit", ["[", "](", "*", "**a", "`", "``a", "![", "<b>", "|", "> ", "- ", "\\", '"', "{\\", "$$", "\n"]
 )
+@pytest.mark.slow
 def test_time_is_linear(name: str, unit: str) -> None:
     content = (unit * 5000).encode()
     if name == "a.json":

@@ -131,6 +131,7 @@ def test_grow(run: Path, tmp_path: Path, every: int) -> None:
 
 
 @pytest.mark.parametrize("every", EVERY)
+@pytest.mark.slow
 def test_export(run: Path, tmp_path: Path, every: int) -> None:
     text = tmp_path / "text"
     text.write_text("Su divusim ne gokun.\n")

@@ -110,7 +110,7 @@ def layer_drop(processes: Processes) -> float:
 
 
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp"])
+@pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_compute_the_gradients_of_one(kind: str, share: str) -> None:
     first, second = (json.loads(said.splitlines()[-1]) for said in run_together(HERE, "differences", 2, kind, share))
     assert first == second

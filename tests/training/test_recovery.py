@@ -177,6 +177,7 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, update: int, run: Path, experimen
             go(run, experiment)
 
 
+@pytest.mark.slow
 def test_killed_or_stopped_around_a_roll_back_and_resumed_it_ends_the_same(
     diverging: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

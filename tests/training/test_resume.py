@@ -130,7 +130,8 @@ def killed_after(seconds: float, run: Path, experiment: Experiment) -> bool:
     return alive
 
 
-@pytest.mark.parametrize("wanted", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.slow  # recorded moments are in test_kills.py
+@pytest.mark.parametrize("wanted", [1, 20])
 def test_sigkill_at_random_moments(
     wanted: int, experiment: Experiment, uninterrupted: tuple[dict[str, bytes], Path], tmp_path: Path
 ) -> None:
