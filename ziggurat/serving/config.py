@@ -21,7 +21,7 @@ class ModelConfigEntry(Section):
     which: str | None = None
     """Checkpoint of a run: `averaged`, `best`, `last` or an update's number."""
     threads: Threads | None = Field(default=None, ge=1)
-    """CPU threads; null: as many as there are cores."""
+    """CPU threads; null: as many as there are cores, or half of them for an exported model, at least one."""
     device: str = "auto"
     """`auto`, `cpu`, `cuda`, `cuda:1`, ..."""
     decoding: dict[str, Any] = Field(default_factory=dict)
