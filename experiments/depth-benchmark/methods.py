@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["DEPTHS", "METHODS", "RATES", "SWEEP", "SWEPT_AT", "UPDATES", "common"]
+__all__ = ["BEYOND", "DEPTHS", "METHODS", "RATES", "SWEEP", "SWEPT_AT", "UPDATES", "common"]
 
 _BOTH = "model.encoder.history={0} model.decoder.history={0}"
 
@@ -77,6 +77,8 @@ METHODS: dict[str, list[str]] = {
 
 RATES = (7e-4, 2e-3, 4e-3)
 """Peaks that are tried for each method at 18-18."""
+BEYOND = (2.5e-4, 8e-3, 1.6e-2)
+"""Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
 SWEEP, UPDATES = 200, 600
 """Length of a trial of a rate, and of a run of the table."""
 SWEPT_AT = {"completep": "6-6"}

@@ -31,7 +31,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from measuring import commit, seconds_in_turns  # noqa: E402
-from methods import DEPTHS, METHODS, RATES, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
+from methods import BEYOND, DEPTHS, METHODS, RATES, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -62,9 +62,14 @@ class Run(NamedTuple):
         return f"{self.depth}-{self.method}-{self.seed}{swept}"
 
 
+def trial(method: str, rate: float) -> Run:
+    """Return the short run that tells what a rate is worth."""
+    return Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate)
+
+
 def all_runs() -> list[Run]:
     """Return everything that the table wants, the most wanted first."""
-    sweep = [Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate) for method in METHODS for rate in RATES]
+    sweep = [trial(method, rate) for rates in (RATES, BEYOND) for method in METHODS for rate in rates]
     seeds = [Run(method, MAIN, seed, UPDATES, None) for seed in (1, 2, 3) for method in METHODS]
     others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in METHODS]
     return [*sweep, *seeds, *others]
@@ -75,25 +80,37 @@ def result_of(run: Run) -> Path:
     return HERE / "results" / f"{run.name}.json"
 
 
-def best_rate(method: str) -> float | None:
-    """Return the rate with the lowest dev loss of the sweep; None: the sweep is not there yet."""
+def swept(method: str) -> dict[float, float]:
+    """Return the dev loss after each rate tried so far; infinite where training failed."""
     tried = {}
-    for rate in RATES:
-        file = result_of(Run(method, SWEPT_AT.get(method, MAIN), 1, SWEEP, rate))
-        if not file.exists():
-            return None
-        found = json.loads(file.read_text("utf-8"))
-        last = found["dev"][-1][1] if found["dev"] and not found["failure"] else math.inf
-        tried[rate] = last if math.isfinite(last) else math.inf
-    return min(tried, key=lambda rate: tried[rate])
+    for rate in (*RATES, *BEYOND):
+        file = result_of(trial(method, rate))
+        if file.exists():
+            found = json.loads(file.read_text("utf-8"))
+            last = found["dev"][-1][1] if found["dev"] and not found["failure"] else math.inf
+            tried[rate] = last if math.isfinite(last) else math.inf
+    return tried
+
+
+def missing(method: str) -> list[float]:
+    """Return the rates to try next: those of the sweep, then one beyond its edge as long as the edge is the best."""
+    tried = swept(method)
+    if not set(RATES) <= set(tried):
+        return [rate for rate in RATES if rate not in tried]
+    best = min(tried, key=lambda rate: tried[rate])
+    if best == max(tried):
+        return [rate for rate in BEYOND if rate > best][:1]
+    return [rate for rate in BEYOND if rate < best] if best == min(tried) else []
 
 
 def one_run(run: Run, store: str, work: Path) -> None:
     """Train once, translate the test set, and write the figures down."""
     out, folder = result_of(run), work / run.name
-    rate = run.rate if run.rate is not None else best_rate(run.method)
-    if out.exists() or rate is None:
+    still = missing(run.method)
+    if out.exists() or (run.rate not in still if run.rate is not None else still):
         return
+    tried = swept(run.method)
+    rate = run.rate if run.rate is not None else min(tried, key=lambda rate: tried[rate])
     torch.set_num_threads(1)
     values = [*common(run.method, DEPTHS[run.depth], rate, run.updates, run.seed), f"data.store={store}"]
     experiment = load_named("multi30k-de-en", values)
@@ -246,9 +263,9 @@ def main() -> None:
     o.work.mkdir(parents=True, exist_ok=True)
     wanted = [run for run in all_runs() if run.method in o.method and run.depth in o.depth and run.seed in o.seed]
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
-        # In stages: the rates of the later ones follow from the sweep.
-        for stage in (True, False):
-            tasks = [(run, o.store, o.work.resolve()) for run in wanted if (run.rate is not None) == stage]
+        # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both.
+        for stage in (RATES, BEYOND, BEYOND, (None,)):
+            tasks = [(run, o.store, o.work.resolve()) for run in wanted if run.rate in stage]
             pool.starmap(one_run, tasks, chunksize=1)
 
 
