@@ -32,7 +32,7 @@ def test_the_wheel_runs_in_an_empty_environment(tmp_path: Path) -> None:
     run(sys.executable, *pip, "wheel", "--no-deps", "--wheel-dir", tmp_path / "dist", ROOT, cwd=tmp_path)
     (wheel,) = (tmp_path / "dist").glob("ziggurat_mt-*.whl")
     held = set(zipfile.ZipFile(wheel).namelist())
-    page = {str(path.relative_to(ROOT)) for path in (ROOT / "ziggurat" / "serving" / "page").iterdir()}
+    page = {str(path.relative_to(ROOT)) for path in (ROOT / "ziggurat" / "serving" / "interfaces" / "static").iterdir()}
     assert len(page) > 5
     assert page <= held
     if shutil.which("gcc"):

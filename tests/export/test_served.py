@@ -15,10 +15,9 @@ import pytest
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from ziggurat.cli import main
-from ziggurat.cli.documents import _is_aligned
 from ziggurat.data.files import fingerprint
 from ziggurat.decoding import engines
-from ziggurat.decoding.engines import unserved
+from ziggurat.decoding.engines import tells_alignments, unserved
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
 from ziggurat.errors import CheckpointError, ConfigError, DataError
@@ -95,7 +94,7 @@ def test_alignments_are_those_of_the_same_head(
             compared += len(b.tokens)
     assert compared > 100
     assert theirs.translate(["a"])[0].hypotheses[0].alignment is None
-    assert _is_aligned(theirs)  # documents keep their tags by it
+    assert tells_alignments(theirs)  # documents keep their tags by it
 
 
 def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:

@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from ziggurat.serving.page import page_routes
+from ziggurat.serving.interfaces.page import page_routes
 
 __all__ = ["FakeServer", "served"]
 

@@ -17,8 +17,8 @@ from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError
 from ziggurat.serving import glossaries as glossaries_module
 from ziggurat.serving.access import new_key
-from ziggurat.serving.deepl_tags import xml_rules
 from ziggurat.serving.glossaries import Glossaries, read_entries
+from ziggurat.serving.interfaces.deepl import _xml_rules
 from ziggurat.serving.requests import Refused
 from ziggurat.text.markup import xml, xml_tokens
 from ziggurat.text.sentences import Options
@@ -171,18 +171,18 @@ def asked(text: str, **settings: Any) -> tuple[list[str], str]:
         return [Rendered(sentence.text.upper()) for sentence in sentences]
 
     named = [frozenset(settings.pop(name, ())) for name in ("ignored", "splitting", "non_splitting")]
-    rules = xml_rules([xml_tokens(text)], *named, outline=settings.pop("outline", True))
+    rules = _xml_rules([xml_tokens(text)], *named, outline=settings.pop("outline", True))
     return seen, run(xml(text, Options(sentencex_splitter("en"), aligned=False), rules), upper).value
 
 
 def test_xml_is_cut_where_its_structure_says() -> None:
     text = "<doc><p>One <b>dog</b></p><p>Two cats</p></doc>"
     assert asked(text) == (["One", "dog", "Two cats"], "<doc><p>ONE <b>DOG</b></p><p>TWO CATS</p></doc>")
-    rules = xml_rules([xml_tokens(text)], frozenset(), frozenset(), frozenset(), outline=True)
+    rules = _xml_rules([xml_tokens(text)], frozenset(), frozenset(), frozenset(), outline=True)
     assert (rules.inline, rules.xml) == ({"b"}, True)
-    flat = xml_rules([xml_tokens(text)], frozenset(), frozenset({"p"}), frozenset(), outline=False)
+    flat = _xml_rules([xml_tokens(text)], frozenset(), frozenset({"p"}), frozenset(), outline=False)
     assert flat.inline == {"b", "doc"}
-    kept = xml_rules([xml_tokens(text)], frozenset({"i"}), frozenset({"b"}), frozenset({"p"}), outline=True)
+    kept = _xml_rules([xml_tokens(text)], frozenset({"i"}), frozenset({"b"}), frozenset({"p"}), outline=True)
     assert (kept.inline, kept.copied) == ({"p", "i"}, {"i"})
     assert asked("A <i>b c</i> d", ignored=["i"])[1] == "A <i>b c</i> D"
     assert asked("a &amp; <x/> b")[1] == "A &amp; <x/> B"

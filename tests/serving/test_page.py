@@ -18,7 +18,7 @@ from tests.serving.fake_api import FakeServer, served
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.server import app_of
 
-FOLDER = Path(__file__).resolve().parents[2] / "ziggurat" / "serving" / "page"
+FOLDER = Path(__file__).resolve().parents[2] / "ziggurat" / "serving" / "interfaces" / "static"
 GERMAN = "Der Hund 🐕 läuft schnell.\n\nEr bellt laut."
 ENGLISH = "The dog 🐕 runs fast.\n\nIt barks loudly."
 REFUSED = "Failed to load resource"  # the browser says so itself, of each answer with an error

@@ -15,8 +15,7 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator
 from ziggurat.serving.batches import WholeBatch
 from ziggurat.serving.engine import SLOTS, Engine, Opened
-from ziggurat.serving.queue import FairQueue, Job, Late, Options
-from ziggurat.serving.turns import Turns
+from ziggurat.serving.queue import FairQueue, Job, Late, Options, Turns
 
 
 def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:

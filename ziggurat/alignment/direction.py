@@ -22,7 +22,7 @@ _CELLS = 1 << 18
 
 
 class TrainingOptions(NamedTuple):
-    """How an aligner is trained."""
+    """Settings of an aligner's training."""
 
     model1_iterations: int = 5
     """Iterations of IBM Model 1, which the HMM starts from."""

@@ -102,7 +102,7 @@ class Emissions(NamedTuple):
 
 
 class Posteriors(NamedTuple):
-    """What the model makes of a batch."""
+    """Posteriors and likelihood of a batch."""
 
     links: Floats
     """[B, J, I]: probability that word i generated word j; 0 behind the end of a target."""

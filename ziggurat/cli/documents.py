@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-import warnings
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -19,13 +18,12 @@ from ziggurat.cli.output import (
     refuse_overwriting,
     say,
 )
+from ziggurat.decoding.engines import tells_alignments
 from ziggurat.documents import read_bounded
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.served import ServedTranslator
-    from ziggurat.decoding.translator import Translator
     from ziggurat.text.work import Rendered, Sentence
 
 __all__ = ["refuse_for_documents", "translate_documents"]
@@ -70,7 +68,7 @@ def translate_documents(
         open_engine(models, opening, beside_lines="terminology" in extras) as engine,
     ):
         translator: Any = engine
-        aligned = _is_aligned(translator)
+        aligned = tells_alignments(translator)
         if not aligned:
             say("no alignments from this model: text with tags inside of sentences is translated segment by segment")
         settings = Settings(Options(split, aligned), source, target)
@@ -121,19 +119,6 @@ def _languages(model: str) -> tuple[str, str]:
         return "", ""
     data = load_experiment(config).data
     return data.source_language, data.target_language
-
-
-def _is_aligned(translator: Translator | ServedTranslator) -> bool:
-    """Return whether the translator tells alignments; models without attention weights do not."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
-            best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
-    except ConfigError:
-        return False
-    finally:
-        translator.notices.clear()
-        translator.notices.told.clear()
-    return best.alignment is not None
 
 
 def _rendered(

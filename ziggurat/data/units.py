@@ -116,7 +116,7 @@ class PieceLinks(NamedTuple):
 
 
 class PieceUnits:
-    """What each piece of a vocabulary stands for, in units.
+    """Units that each piece of a vocabulary stands for.
 
     A piece that only marks a blank belongs to the character after it, a byte that continues a character to that
     character. Tags and control symbols stand for nothing.

@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pydantic import Field
 
@@ -21,6 +21,10 @@ from ziggurat.data.workspace import recover
 from ziggurat.decoding.lines import Notices, TranslationWarning
 from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.decoding.served import ServedTranslator
+    from ziggurat.decoding.translator import Translator
 
 __all__ = [
     "ENGINES",
@@ -35,6 +39,7 @@ __all__ = [
     "read_report",
     "refuse_unserved",
     "served_folder",
+    "tells_alignments",
     "trial_of",
     "unserved",
 ]
@@ -67,7 +72,7 @@ def trial_of(lines: Sequence[str]) -> Sequence[str]:
 
 
 class Engine(Protocol):
-    """What a choice needs of a translator: Translator, WorkerTranslator and ServedTranslator have it."""
+    """A translator as a choice needs it: Translator, WorkerTranslator and ServedTranslator are such."""
 
     notices: Notices
 
@@ -176,7 +181,7 @@ def _searches_alike(decoding: DecodingConfig) -> bool:
 
 
 class ExportReport(Form):
-    """What is read of an export's report."""
+    """The part of an export's report that is read."""
 
     positions: int = Field(ge=1, le=1 << 31)
     """Positions that the model has on either side."""
@@ -184,7 +189,7 @@ class ExportReport(Form):
     """Fingerprint of the file with the weights that it was made of."""
     quantization: str | None = Field(max_length=100)
     alignments: bool = False
-    """Whether its attention is of the same heads as ours: not in exports made before there was guided alignment."""
+    """True where its attention is of the same heads as ours: not in exports made before there was guided alignment."""
 
     @property
     def precision(self) -> str | None:
@@ -219,3 +224,20 @@ def faster(ours: Engine, theirs: Engine, lines: Sequence[str], workers: int = 1)
         engine.notices = Notices()
     best, other = map(min, seconds)
     return other < _CLEARLY * best, best / other
+
+
+def tells_alignments(translator: Translator | ServedTranslator) -> bool:
+    """Return whether the translations of this translator come with alignments.
+
+    A word is translated to see: whether there are attention weights depends on every model of an ensemble, and of an
+    export on the version that wrote it.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):  # of this word nobody wants to know that it was cut
+            best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
+    except ConfigError:
+        return False
+    finally:
+        translator.notices.clear()
+        translator.notices.told.clear()
+    return best.alignment is not None

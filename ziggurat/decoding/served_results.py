@@ -1,4 +1,4 @@
-"""What CTranslate2 finds, as hypotheses with the scores and alignments that ours have.
+"""Results of CTranslate2 as hypotheses, with the scores and alignments that ours have.
 
 This module needs neither PyTorch nor CTranslate2.
 """

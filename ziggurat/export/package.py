@@ -1,4 +1,4 @@
-"""What a user says of a package for Argos Translate: its metadata, and a sentence splitter to put into it."""
+"""Choices of a user for a package for Argos Translate: its metadata, and a sentence splitter to put into it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _SPLITTERS = (("minisbd", "*.onnx"), ("stanza", "resources.json"), ("spacy", "co
 
 @dataclass(frozen=True)
 class PackageChoices:
-    """What a user says of a package.
+    """Choices of a user for a package.
 
     Attributes:
         metadata: values of metadata.json that replace ours, by name (`_KEYS`).

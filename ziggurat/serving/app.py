@@ -24,17 +24,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
-from ziggurat.serving.deepl import DeepL, DeepLAccount
-from ziggurat.serving.deepl_more import DeepLDocuments, DeepLGlossaries
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
-from ziggurat.serving.files import UPLOADS, Files
 from ziggurat.serving.glossaries import Glossaries
-from ziggurat.serving.libretranslate import LibreTranslate
+from ziggurat.serving.interfaces.deepl import DeepL, DeepLAccount
+from ziggurat.serving.interfaces.deepl_resources import DeepLDocuments, DeepLGlossaries
+from ziggurat.serving.interfaces.files import UPLOADS, Files
+from ziggurat.serving.interfaces.libretranslate import LibreTranslate
+from ziggurat.serving.interfaces.openai import OpenAI
+from ziggurat.serving.interfaces.own import Own
+from ziggurat.serving.interfaces.page import page_routes
 from ziggurat.serving.metrics import Metrics
-from ziggurat.serving.openai import OpenAI
-from ziggurat.serving.own import Own
-from ziggurat.serving.page import page_routes
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations

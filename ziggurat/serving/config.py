@@ -29,7 +29,7 @@ class ModelConfigEntry(Section):
 
 
 class LimitsConfig(Section):
-    """What one request may ask for, and one client in a minute."""
+    """Limits of one request, and of one client in a minute."""
 
     characters: Size = Field(default=20_000, ge=1)
     """Most characters of all texts of a request together."""

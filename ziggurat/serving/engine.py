@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ZigguratError, printable
 from ziggurat.serving.batches import LineBatch, batch_of
-from ziggurat.serving.queue import FairQueue, Late, Options
-from ziggurat.serving.turns import Turns
+from ziggurat.serving.queue import FairQueue, Late, Options, Turns
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
@@ -60,7 +59,7 @@ class Opened:
 
 @dataclass
 class EngineState:
-    """What is known of a model: `cold` (not open), `ready` or `failed`, with the reason; counts since the start."""
+    """State of a model: `cold` (not open), `ready` or `failed`, with the reason; counts since the start."""
 
     status: str = "cold"
     reason: str = ""

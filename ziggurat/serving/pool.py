@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from ziggurat.config import load_experiment
 from ziggurat.config.languages import language_name
-from ziggurat.decoding.engines import SERVED_FILE, is_served
+from ziggurat.decoding.engines import SERVED_FILE, is_served, tells_alignments
 from ziggurat.decoding.lines import Notices
 from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
 
 if TYPE_CHECKING:
-    from ziggurat.decoding.translator import Translator
+    pass
 
 __all__ = ["Model", "ModelPool", "ModelSource"]
 
@@ -103,7 +102,7 @@ class ModelSource:
         if self.threads is not None:
             torch.set_num_threads(self.threads)  # of this thread alone: OpenMP keeps the number by thread
         translator = load_translator(self.path, device=self.device, which=self.which, **self.decoding)
-        aligned = _tells_alignments(translator)
+        aligned = tells_alignments(translator)
         _silence(translator.notices)
         return Opened(translator, version, aligned)
 
@@ -111,19 +110,6 @@ class ModelSource:
 def _silence(notices: Notices) -> None:
     """Let notices be counted and not told: what people translate is in no log, and these may quote it."""
     notices.told |= dict.fromkeys(("blank_lines", "long_lines", "unfinished", "unmet"), "")
-
-
-def _tells_alignments(translator: Translator) -> bool:
-    """Return whether a model has attention weights to tell alignments by."""
-    try:
-        with warnings.catch_warnings(action="ignore"):  # nobody wants to know that this word was cut
-            best = translator.translate(["a"], alignments=True)[0].hypotheses[0]
-    except ConfigError:
-        return False
-    finally:
-        translator.notices.clear()
-        translator.notices.told.clear()
-    return best.alignment is not None
 
 
 def _of_model(name: str) -> bool:

@@ -1,4 +1,7 @@
-"""The lines that wait for a model: bounded, fair to clients, and left by whoever does not want them any more."""
+"""The lines that wait for a model: bounded, fair to clients, and left by whoever does not want them any more.
+
+And the turns that models take.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ from typing import Any
 from ziggurat.decoding.results import Translation
 from ziggurat.errors import ZigguratError
 
-__all__ = ["FairQueue", "Job", "Late", "Options", "QueueFull"]
+__all__ = ["FairQueue", "Job", "Late", "Options", "QueueFull", "Turns"]
 
 
 _MEMORY = 0.999  # of a step: a few hundred steps count
@@ -33,7 +36,7 @@ class Late(ZigguratError):  # noqa: N818 - likewise
 
 @dataclass(frozen=True)
 class Options:
-    """What lines must have in common to be translated together.
+    """Settings that lines must have in common to be translated together.
 
     Attributes:
         n_best: translations of a line.
@@ -228,3 +231,32 @@ class FairQueue:
             job.finish(Late("the deadline passed while the request waited for its turn"))
             job.cancel()
         return not job.cancelled
+
+
+class Turns:
+    """A lock for `with`, fair between threads.
+
+    A thread that lets `threading.Lock` go and wants it again at once mostly gets it again, so that of two models that
+    compute step by step one could wait for as long as the other has work.
+    """
+
+    def __init__(self) -> None:
+        self._inner = threading.Lock()
+        self._held = False
+        self._waiting: deque[threading.Event] = deque()
+
+    def __enter__(self) -> None:
+        with self._inner:
+            if not self._held:
+                self._held = True
+                return
+            turn = threading.Event()
+            self._waiting.append(turn)
+        turn.wait()
+
+    def __exit__(self, *error: object) -> None:
+        with self._inner:
+            if self._waiting:
+                self._waiting.popleft().set()  # handed over: nobody who comes now is before it
+            else:
+                self._held = False

@@ -22,7 +22,7 @@ __all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone", "upload_of"]
 Value = TypeVar("Value")
 
 _BYTES_PER_SECOND = 10_000
-"""What a slow line carries."""
+"""Bytes that a slow line carries in a second."""
 _LARGE = 1 << 16
 """Bytes of JSON that are read beside the event loop."""
 

@@ -1,4 +1,4 @@
-"""What every interface of a server can ask for: translations of texts, the language of a text, who may ask."""
+"""Services behind every interface of a server: translations of texts, the language of a text, who may ask."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _THREADS = 4  # for longer ones, and for the detection of languages
 
 @dataclass(frozen=True)
 class Wanted:
-    """What a request wants beside the best translations.
+    """Wishes of a request beside the best translations.
 
     Attributes:
         markup: the rules of its tags; None: plain text.
@@ -178,6 +178,13 @@ class Translations:
         if code not in known:
             raise Refused(400, f"{given} is not supported")
         return code
+
+    def refuse_large(self, texts: Sequence[str]) -> int:
+        """Return the characters of a request's texts. Raises Refused (413) beyond the limits."""
+        limits, characters = self.limits, sum(map(len, texts))
+        if len(texts) > limits.texts or characters > limits.characters:
+            raise Refused(413, f"At most {limits.texts} texts and {limits.characters} characters in a request.")
+        return characters
 
     def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
         """Raise Refused (400) for soft terms where an exported model translates, which cannot be told to use them."""

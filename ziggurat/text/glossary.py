@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import regex
 
@@ -140,11 +140,10 @@ def _inflected(target: str) -> regex.Pattern[str]:
 
 @dataclass
 class Tally:
-    """What came of the terms of a text: how often each was found, applied, and dropped since it did harm."""
+    """Counts of the terms of a text: how often each was found, and how often it is in the translation."""
 
     found: Counter[Term] = field(default_factory=Counter)
     applied: Counter[Term] = field(default_factory=Counter)
-    dropped: Counter[Term] = field(default_factory=Counter)
 
     def count(self, found: Sequence[Found], translation: str) -> None:
         """Count the terms of a sentence, given its translation."""
@@ -154,3 +153,16 @@ class Tally:
             self.found[term] += number
             self.applied[term] += min(number, there)
             left[term.target] = max(0, there - number)
+
+    def records(self, terms: Terms) -> list[dict[str, Any]]:
+        """Return the counts of these terms as answers of a server have them."""
+        return [
+            {
+                "source": term.source,
+                "target": term.target,
+                "mode": "hard" if term.hard else "soft",
+                "found": self.found[term],
+                "applied": self.applied[term],
+            }
+            for term in terms.terms
+        ]

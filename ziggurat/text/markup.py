@@ -28,7 +28,7 @@ def _names(text: str) -> frozenset[str]:
 
 @dataclass(frozen=True)
 class Rules:
-    """What the elements of a format mean, by name.
+    """Meanings of the elements of a format, by name.
 
     Attributes:
         inline: elements inside of sentences; all others break them.

@@ -28,7 +28,7 @@ _TOUCHES = regex.compile(r"[\p{L}\p{N}]")
 
 @dataclass(frozen=True)
 class Options:
-    """How texts are cut and put together again.
+    """Settings of cutting texts and putting them together again.
 
     Attributes:
         split: cuts a paragraph into sentences (ziggurat.text.splitting); None: a paragraph is one sentence.

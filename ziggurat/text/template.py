@@ -21,7 +21,7 @@ __all__ = ["Form", "MarkupForm", "PlainForm", "Raw", "Slot", "Template", "add", 
 
 
 class Form(Protocol):
-    """How the pieces of a translated paragraph are written in a format."""
+    """The way in which a format writes the pieces of a translated paragraph."""
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots of nested paragraphs."""

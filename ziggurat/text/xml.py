@@ -74,7 +74,7 @@ def _decoded(content: bytes, name: str) -> tuple[str, str]:
 
 
 class _RefusedError(Exception):
-    """What is well-formed, but not read."""
+    """Well-formed XML that is not read."""
 
 
 class _Reader:

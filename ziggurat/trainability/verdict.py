@@ -71,7 +71,7 @@ class Reference:
 
     @property
     def bar(self) -> float:
-        """What a trial should have learnt, in nats per token."""
+        """Nats per token that a trial should have learnt."""
         return max(LEARNING, SHARE * self.learned)
 
 

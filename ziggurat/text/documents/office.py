@@ -66,7 +66,7 @@ def _office(
 
 @dataclass(eq=False)
 class _Run:
-    """What a run is written with: everything before its text, and everything after it."""
+    """Spelling of a run: everything before its text, and everything after it."""
 
     before: str
     after: str
@@ -74,7 +74,7 @@ class _Run:
 
 @dataclass
 class _RunForm:
-    """How a paragraph of runs is written.
+    """Spelling of a paragraph of runs.
 
     Attributes:
         ground: the run of text that belongs to no element.

@@ -1,4 +1,4 @@
-"""What every kind of document needs to be told: how text is cut, its languages, the limits for files of strangers."""
+"""Settings of every kind of document: how text is cut, its languages, the limits for files of strangers."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
 from ziggurat.serving.document import Document
 from ziggurat.serving.documents import Documents
-from ziggurat.serving.own import terms_of
+from ziggurat.serving.interfaces.own import terms_of
 from ziggurat.serving.requests import Refused, unless_gone, upload_of
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind
@@ -184,15 +184,5 @@ def _progress(given: Document) -> dict[str, Any]:
     if given.error is not None:
         record["error"] = getattr(given.error, "text", None) or str(given.error)
     if given.terms is not None and given.status == "done":
-        tally = given.tally
-        record["glossary"] = [
-            {
-                "source": term.source,
-                "target": term.target,
-                "mode": "hard" if term.hard else "soft",
-                "found": tally.found[term],
-                "applied": tally.applied[term],
-            }
-            for term in given.terms.terms
-        ]
+        record["glossary"] = given.tally.records(given.terms)
     return record

@@ -14,11 +14,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ziggurat.errors import DataError
-from ziggurat.serving.deepl import DeepLAccount
 from ziggurat.serving.document import Document
 from ziggurat.serving.documents import Documents
-from ziggurat.serving.files import name_of, sent
 from ziggurat.serving.glossaries import Glossary, read_entries
+from ziggurat.serving.interfaces.deepl import DeepLAccount
+from ziggurat.serving.interfaces.files import name_of, sent
 from ziggurat.serving.requests import Refused, fields_of, upload_of
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind

@@ -1,12 +1,13 @@
 """The parts of DeepL's interface (v2) that its own client libraries use, for programs built on these.
 
-What each field does is in docs/serve.md. Documents and glossaries are in ziggurat.serving.deepl_more.
+What each field does is in docs/serve.md. Documents and glossaries are in ziggurat.serving.interfaces.deepl_resources.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 from starlette.requests import Request
@@ -15,12 +16,12 @@ from starlette.routing import Route
 
 from ziggurat.config.languages import main_language
 from ziggurat.errors import DataError
-from ziggurat.serving.deepl_tags import html_rules, xml_rules
 from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
 from ziggurat.serving.translations import Translations, Wanted
 from ziggurat.text.glossary import Terms
-from ziggurat.text.markup import Rules, xml_tokens
+from ziggurat.text.markup import HTML, Rules, xml_tokens
+from ziggurat.text.tokens import Token
 
 __all__ = ["DeepL", "DeepLAccount"]
 
@@ -123,9 +124,7 @@ class DeepL:
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise Refused(400, "Parameter 'text' not specified.")
-        limits, characters = self._server.limits, sum(map(len, texts))
-        if len(texts) > limits.texts or characters > limits.characters:
-            raise Refused(413, f"At most {limits.texts} texts and {limits.characters} characters in a request.")
+        characters = self._server.refuse_large(texts)
         for name in _REFUSED:
             if fields.get(name):
                 raise Refused(400, f"Value for '{name}' not supported.")
@@ -167,11 +166,11 @@ class DeepL:
         if not handling:
             return None
         if handling == "html":
-            return html_rules(*named)
+            return _html_rules(*named)
         outline = str(fields.get("outline_detection", "1")).lower() not in ("0", "false")
         try:
             return await self._server.in_thread(
-                lambda: xml_rules([xml_tokens(text) for text in texts], *named, outline=outline)
+                lambda: _xml_rules([xml_tokens(text) for text in texts], *named, outline=outline)
             )
         except DataError:
             raise Refused(400, "Tag handling parsing failed, please check input.") from None
@@ -200,3 +199,43 @@ def _names(given: Any) -> frozenset[str]:
     """Return names of tags from a list, or from a text with commas between them."""
     listed = given if isinstance(given, list) else [given]
     return frozenset(name.strip() for text in listed if isinstance(text, str) for name in text.split(",")) - {""}
+
+
+def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> Rules:
+    """Return the rules of HTML in which some elements are copied, break sentences or do not."""
+    return replace(HTML, copied=HTML.copied | ignored, inline=((HTML.inline - splitting) | non_splitting | ignored))
+
+
+def _xml_rules(
+    tokens: Sequence[Sequence[Token]],
+    ignored: frozenset[str],
+    splitting: frozenset[str],
+    non_splitting: frozenset[str],
+    *,
+    outline: bool,
+) -> Rules:
+    """Return the rules of XML whose texts have these tokens.
+
+    With `outline` an element breaks sentences unless there is text beside it, in the same element, at one of its places
+    at least; without, only the elements that are named as `splitting` do.
+    """
+    names: set[str] = set()
+    beside: set[str] = set()
+    for text in tokens:
+        children: list[set[str]] = [set()]  # of each open element, and of the text itself
+        has_text = [False]
+        for token in text:
+            if token.kind == "text":
+                has_text[-1] |= bool(token.text.strip())
+            if token.kind in ("open", "empty"):
+                names.add(token.name)
+                children[-1].add(token.name)
+            if token.kind == "open":
+                children.append(set())
+                has_text.append(False)
+            elif token.kind == "close" and len(children) > 1:
+                inside, text_inside = children.pop(), has_text.pop()
+                beside |= inside if text_inside else set()
+        beside |= children[0] if has_text[0] else set()
+    inline = frozenset(beside if outline else names)
+    return Rules(inline=(inline - splitting) | non_splitting | ignored, copied=ignored, xml=True)

@@ -11,7 +11,7 @@ from starlette.routing import Route
 
 from ziggurat import __version__
 from ziggurat.errors import printable
-from ziggurat.serving.details import details
+from ziggurat.serving.interfaces.details import details
 from ziggurat.serving.requests import Refused, fields_of, unless_gone
 from ziggurat.serving.translations import TextTranslation, Translations, Wanted
 from ziggurat.text.documents.kinds import KINDS
@@ -93,9 +93,7 @@ class Own:
         texts = [given] if isinstance(given, str) else given
         if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
             raise Refused(400, "`text` is a text or a list of texts")
-        limits, characters = self._server.limits, sum(map(len, texts))
-        if len(texts) > limits.texts or characters > limits.characters:
-            raise Refused(413, f"at most {limits.texts} texts and {limits.characters} characters in a request")
+        self._server.refuse_large(texts)
         return texts
 
     def _wanted(self, fields: Mapping[str, Any], texts: Sequence[str]) -> Wanted:

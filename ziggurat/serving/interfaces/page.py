@@ -32,7 +32,7 @@ _HEADERS = {
 
 def page_routes() -> list[Route]:
     """Return the paths of the page, whose files are read now."""
-    folder = files("ziggurat.serving") / "page"
+    folder = files("ziggurat.serving.interfaces") / "static"
     return [_route(path, (folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()]
 
 

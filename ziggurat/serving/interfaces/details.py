@@ -1,4 +1,4 @@
-"""What the server's own interface tells of a translation: sentences, alternatives, scores, links, terms."""
+"""Answers of the server's own interface: sentences, alternatives, scores, links, terms."""
 
 from __future__ import annotations
 
@@ -24,17 +24,9 @@ def details(found: TextTranslation, source: str, wanted: Wanted) -> dict[str, An
     if wanted.markup is None and (wanted.more or wanted.alignments or wanted.scores):
         record["sentences"] = _sentences(found, wanted)
     if wanted.terms is not None:
-        tally = found.tally
+        records = found.tally.records(wanted.terms)
         record["glossary"] = [
-            {
-                "source": term.source,
-                "target": term.target,
-                "mode": "hard" if term.hard else "soft",
-                "found": tally.found[term],
-                "applied": tally.applied[term],
-                "dropped": _dropped(found, term),
-            }
-            for term in wanted.terms.terms
+            {**each, "dropped": _dropped(found, term)} for each, term in zip(records, wanted.terms.terms, strict=True)
         ]
     return record
 
