@@ -66,6 +66,13 @@ def _halves(model: ModelConfig) -> Iterator[str]:
                 f"`init.kind: {kind}` is for both stacks: it {elsewhere} in the {other} too, whose "
                 f"`residual: {residuals[other][-1]}` was not made for that; choose `residual: {residual}` for both"
             )
+        for side in chosen if model.init.kind == kind and elsewhere else ():
+            if others := list(dict.fromkeys(its for its in residuals[side] if its != residual)):
+                these = " and ".join(f"`residual: {its}`" for its in others)
+                yield (
+                    f"`init.kind: {kind}` is for all layers: it {elsewhere} in those of the {side} with {these} "
+                    f"too, which were not made for that (`model.{side}.ranges`)"
+                )
     yield from _three_branches(model)
     for side, stack in (("encoder", model.encoder), ("decoder", model.decoder)):
         paper = residuals[side] == ("none",) * stack.layers and model.combination.unit == "sublayer"
