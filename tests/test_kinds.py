@@ -147,6 +147,7 @@ ATTENTION_REFERENCES = {
     "relative": "test_relative.py",
     "average": "test_average_attention.py",
     "simplified_average": "test_average_attention.py",
+    "ssru": "test_ssru.py",
     "merged": "test_merged_attention.py",
     "merged_full": "test_merged_attention.py",
     "merged_gated": "test_merged_attention.py",

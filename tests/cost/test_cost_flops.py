@@ -58,6 +58,10 @@ CASES: dict[str, tuple[list[str], dict[str, float]]] = {
         ["model.decoder.attention=simplified_average"],
         {"decoder": 2 * (2 * D * D + CROSS + FFN), "decoder_attention": 2 * 2 * S * D},
     ),
+    "ssru": (
+        ["model.decoder.attention=ssru"],
+        {"decoder": 2 * (2 * D * D + CROSS + FFN), "decoder_attention": 2 * 2 * S * D},
+    ),
     "merged": (
         ["model.decoder.attention=merged", "model.attention.share_value=true"],
         {"decoder": 2 * (3 * D * D + FFN), "decoder_attention": 2 * 2 * S * D},

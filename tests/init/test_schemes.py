@@ -122,7 +122,7 @@ def model(init: dict[str, Any], **more: Any) -> Seq2Seq:
     return build_model(ModelConfig.model_validate(config | more), 29, 31, seed=5)
 
 
-@pytest.mark.parametrize("attention", ["full", "merged", "average", "merged_full", "simplified_average"])
+@pytest.mark.parametrize("attention", ["full", "merged", "average", "merged_full", "simplified_average", "ssru"])
 @pytest.mark.parametrize(("exponent", "alpha"), [(0.25, 1.0), (0.5, 1.0), (0.25, 0.5)])
 def test_depth_scaled_is_the_plain_initialiser_shrunk_by_depth(exponent: float, alpha: float, attention: str) -> None:
     """Each stack counts its own layers from 1; layer 1 (alpha 1) and all that is no linear map are as they were."""

@@ -77,6 +77,7 @@ ADMIN: list[dict[str, Any]] = [
         "attention": {"relative_values": True},
     },
     {"decoder": {"attention": "simplified_average"}},
+    {"decoder": {"attention": "ssru"}},
     {"decoder": {"attention": "merged"}, "attention": {"share_value": False}},
     {"decoder": {"attention": "merged_full"}, "embedding": {"positions": "rotary"}},
     {"encoder": {"d_model": 12, "d_ff": 16}, "embedding": {"sharing": "decoder"}},

@@ -282,6 +282,7 @@ HOMES = {
         (AAN | {"attention.average_ffn": True}, 2, 3),
         (GATED | {"attention.average_ffn": True}, 2, 3),
         ({"decoder.attention": "simplified_average"}, 2, 2),
+        ({"decoder.attention": "ssru"}, 2, 2),
         ({"decoder.attention": "merged"}, 2, 2),
         ({"decoder.attention": "merged_full"}, 3, 2),
     ],

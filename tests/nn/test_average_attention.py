@@ -162,8 +162,8 @@ def test_the_cache_does_not_grow() -> None:
     for step in range(5):
         module.step(draw(2, 1, D_MODEL, seed=step), cache)
         live.end()
-        assert cache.total is not None
-        assert cache.total.shape == (2, 1, D_MODEL)
+        assert cache.state is not None
+        assert cache.state.shape == (2, 1, D_MODEL)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])

@@ -45,7 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "post": {"residual": "post"},
     **{
         kind: {"decoder": {"attention": kind}}
-        for kind in ("relative", "average", "simplified_average", "merged", "merged_full", "merged_gated")
+        for kind in ("relative", "average", "simplified_average", "ssru", "merged", "merged_full", "merged_gated")
     },
     "transparent": {"memory": "transparent"},
     "hyper": {"residual": "hyper", "wiring": {"streams": 2}},

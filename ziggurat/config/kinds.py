@@ -71,7 +71,7 @@ HistoryKind = Literal[
 MemoryKind = Literal["top", "transparent"]
 EncoderAttentionKind = Literal["full", "relative"]
 DecoderAttentionKind = Literal[
-    "full", "relative", "average", "simplified_average", "merged", "merged_full", "merged_gated"
+    "full", "relative", "average", "simplified_average", "ssru", "merged", "merged_full", "merged_gated"
 ]
 InitKind = Literal["xavier", "depth_scaled", "admin", "deepnorm", "magneto", "t_fixup", "fixup", "uniform"]
 PositionKind = Literal["sinusoidal", "learned", "rotary", "none"]
@@ -251,6 +251,7 @@ ATTENTIONS: dict[DecoderAttentionKind, AttentionFacts] = {
     ),
     "average": AttentionFacts(_AAN, _AVERAGE),
     "simplified_average": AttentionFacts(_MATT),
+    "ssru": AttentionFacts("Kim et al. 2019"),
     "merged": AttentionFacts(_MATT, frozenset({"attention.share_value"}), merged=True),
     "merged_full": AttentionFacts(_MATT, merged=True, rotary=True),
     "merged_gated": AttentionFacts(_MATT, _AVERAGE, merged=True),

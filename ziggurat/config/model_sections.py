@@ -87,8 +87,9 @@ class DecoderConfig(StackConfig):
 
     attention: DecoderAttentionKind = "full"
     """`full`, `relative`; `average`: average attention (AAN, Zhang et al. 2018); `simplified_average`: SAAN;
-    `merged`: SAAN and cross-attention in one sub-layer (MAtt, Zhang et al. 2019); `merged_full`: self-attention
-    and cross-attention in one sub-layer; `merged_gated`: AAN and cross-attention in one sub-layer."""
+    `ssru`: a recurrent unit (Kim et al. 2019); `merged`: SAAN and cross-attention in one sub-layer (MAtt, Zhang et
+    al. 2019); `merged_full`: self-attention and cross-attention in one sub-layer; `merged_gated`: AAN and
+    cross-attention in one sub-layer."""
 
 
 class DropoutConfig(Section):

@@ -25,7 +25,7 @@ from ziggurat.nn.attention import (
 )
 from ziggurat.nn.lstm import LstmCell, LstmLayer, LstmState, StepOrder
 
-__all__ = ["GrowingCache", "LayerCache", "RecurrentCache", "RunningSum", "ScannedLstm"]
+__all__ = ["GrowingCache", "LayerCache", "RecurrentCache", "RunningCell", "RunningSum", "ScannedLstm"]
 
 
 class _Rows:
@@ -114,6 +114,15 @@ class RunningSum:
         """Add one position, [N, K, d_model]; return the mean of all so far."""
         self.parts = [self.parts[0] + x]
         return self.parts[0] / self.count
+
+
+class RunningCell(RunningSum):
+    """Cells of a simple recurrent unit, [N, K, d_model], in place of ziggurat.nn.attention.ssru.CellCache."""
+
+    def append(self, x: Tensor, keep: Tensor) -> Tensor:  # type: ignore[override]
+        """Let each cell become keep * cell + x, both [N, K, d_model]; return the cells."""
+        self.parts = [self.parts[0] * keep + x]
+        return self.parts[0]
 
 
 class LayerCache:

@@ -10,7 +10,7 @@ from typing import Protocol, cast
 import torch
 from torch import Tensor, nn
 
-from ziggurat.export.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningSum, ScannedLstm
+from ziggurat.export.onnx_caches import GrowingCache, LayerCache, RecurrentCache, RunningCell, RunningSum, ScannedLstm
 from ziggurat.models.layers import AnyDecoderLayer, DecoderLayerCache, MergedDecoderLayer
 from ziggurat.models.rnmt import RnmtDecoder, RnmtEncoder, RnmtLayer
 from ziggurat.models.seq2seq import Memory, Seq2Seq
@@ -23,6 +23,7 @@ from ziggurat.nn.attention import (
     Mask,
     OwnAttention,
     SelfAttention,
+    Ssru,
     padding_bias,
 )
 from ziggurat.nn.lstm import LstmLayer, LstmState
@@ -73,7 +74,7 @@ def ports_of(model: Seq2Seq, longest: int) -> Ports:
 
 
 class _TransformerPorts:
-    """Layout per layer: keys and values of the memory, and of the target so far, or the sum of an average attention."""
+    """Layout per layer: keys and values of the memory, and of the target so far; a sum or cells in their place."""
 
     def __init__(self, decoder: Decoder, longest: int) -> None:
         self.longest = longest
@@ -89,9 +90,10 @@ class _TransformerPorts:
             if isinstance(own, SelfAttention):
                 grown = ("sentences", "beams", own.heads, "steps", width // own.heads)
                 self.states += [Port(f"{number}.{part}", grown) for part in ("key", "value")]
+                self._kinds.append(GrowingCache)
             else:
                 self.states.append(Port(f"{number}.sum", ("sentences", "beams", width)))
-            self._kinds.append(GrowingCache if isinstance(own, SelfAttention) else RunningSum)
+                self._kinds.append(RunningCell if isinstance(own, Ssru) else RunningSum)
 
     def remember(self, memory: Memory) -> list[Tensor]:
         first = FirstValues()

@@ -24,6 +24,7 @@ from ziggurat.nn.attention import (
     Rotary,
     SelfAttention,
     SimplifiedAverageAttention,
+    Ssru,
     ValueResidual,
 )
 from ziggurat.nn.attention.values import ValueResidualKind
@@ -69,6 +70,10 @@ def _average(parts: StackParts, layer: int) -> AverageAttention:
 
 def _simplified(parts: StackParts, layer: int) -> SimplifiedAverageAttention:
     return SimplifiedAverageAttention(parts.d_model, linear=parts.linear)
+
+
+def _ssru(parts: StackParts, layer: int) -> Ssru:
+    return Ssru(parts.d_model, linear=parts.linear, value=parts.linear_without_bias)
 
 
 def _merged(parts: StackParts, layer: int) -> MergedAttention:
@@ -138,6 +143,7 @@ ATTENTION: dict[DecoderAttentionKind, AttentionRow] = {
     # It averages and gates the stream itself.
     "average": AttentionRow(_average, None, None),
     "simplified_average": AttentionRow(_simplified, ("v_proj",), ("out_proj",)),
+    "ssru": AttentionRow(_ssru, ("v_proj", "gate_proj"), None),
     # With `attention.share_value` there is no `v_proj`: a map that also reads the memory takes its place.
     "merged": AttentionRow(_merged, ("cross.q_proj", "v_proj"), ("out_proj",)),
     "merged_full": AttentionRow(

@@ -103,6 +103,7 @@ class StackParts:
         self.kinds: tuple[ResidualKind, ...] = config.residuals(decoder=decoder)
         self.row: ResidualRow = RESIDUAL[self.kinds[-1]]  # the stack ends as its top layers do
         self.linear: LinearMaker = ShiftedLinear if self.row.shifted else Linear
+        self.linear_without_bias: LinearMaker = self.linear if self.row.shifted else partial(Linear, bias=False)
 
     def dropout(self, p: float) -> Dropout:
         """Return a Dropout of probability `p`."""
@@ -180,7 +181,7 @@ class StackParts:
                 self.d_model,
                 self.d_ff,
                 dropout,
-                linear=self.linear if self.row.shifted else partial(Linear, bias=False),
+                linear=self.linear_without_bias,
                 out=partial(self._normed_linear, bias=False) if self.row.inner_norm else None,
                 shifted=self.row.shifted,
             )

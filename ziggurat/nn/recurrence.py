@@ -1,11 +1,12 @@
-"""The recurrence of layer-normalised LSTM layers over whole sequences, with a backward pass written by hand.
+"""Recurrences over whole sequences, with backward passes written by hand: of layer-normalised LSTM layers, and of cells
+that keep a part of themselves at every step (`decayed_sum`).
 
-What does not depend on the step before is one matrix product over all steps: the input's part of the gates, and in
-the backward pass the gradients of weights and input, as cuDNN does for a plain LSTM (Appleyard et al. 2016). What is
-left to a step is about ten kernels in either pass, for all gates and both directions at once. Sums and gates are
-computed in the dtype of the gains (fp32 under autocast), products in that of input and weights.
+In an LSTM, what does not depend on the step before is one matrix product over all steps: the input's part of the
+gates, and in the backward pass the gradients of weights and input, as cuDNN does for a plain LSTM (Appleyard et al.
+2016). What is left to a step is about ten kernels in either pass, for all gates and both directions at once. Sums and
+gates are computed in the dtype of the gains (fp32 under autocast), products in that of input and weights.
 
-The two passes are torch operators, opaque to torch.compile: a compiled layer holds one call of each, not a loop
+The passes are torch operators, opaque to torch.compile: a compiled layer holds one call of them, not a loop
 unrolled over the steps. They are registered by hand because `torch.library.custom_op` imports the whole compiler,
 more than a second, when an operator is first called.
 
@@ -22,7 +23,7 @@ from torch import Tensor
 
 from ziggurat.nn.linear import product
 
-__all__ = ["CELL_CLIP", "EPSILON", "STEP_BY_STEP", "recur"]
+__all__ = ["CELL_CLIP", "EPSILON", "STEP_BY_STEP", "decayed_sum", "recur"]
 
 CELL_CLIP = 10.0
 """Cells are clipped to [-10, 10] (lingvo's cell_value_cap)."""
@@ -189,6 +190,49 @@ def _differentiate(ctx: Any, into_outputs: Tensor | None, *_: None) -> tuple[Any
     return *torch.ops.ziggurat.lstm_backward(into_outputs, x, weights, gain, outputs, cells, gates, sums), None
 
 
+def decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
+    """Return c [batch, length, width] with c_j = keep_j * c_{j-1} + x_j and c before the first position 0.
+
+    `x` and `keep` have that shape and one dtype, which is also that of the sums.
+    """
+    c: Tensor = torch.ops.ziggurat.decayed_sum(x, keep)
+    return c
+
+
+def _decayed_sum(x: Tensor, keep: Tensor) -> Tensor:
+    c = torch.empty_like(x)
+    steps = c.unbind(1)
+    for t, (gained, kept) in enumerate(zip(x.unbind(1), keep.unbind(1), strict=True)):
+        if t:
+            torch.addcmul(gained, kept, steps[t - 1], out=steps[t])
+        else:
+            steps[t].copy_(gained)
+    return c
+
+
+def _decayed_sum_backward(into_c: Tensor, keep: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the gradients of `x` and `keep`: the first is a decayed sum too, from the last position to the first."""
+    into_x, into_keep = torch.empty_like(c), torch.empty_like(c)
+    steps, kept = into_x.unbind(1), keep.unbind(1)
+    for t, gradient in reversed(list(enumerate(into_c.unbind(1)))):
+        if t + 1 < len(steps):
+            torch.addcmul(gradient, kept[t + 1], steps[t + 1], out=steps[t])
+        else:
+            steps[t].copy_(gradient)
+    into_keep[:, :1] = 0.0
+    torch.mul(into_x[:, 1:], c[:, :-1], out=into_keep[:, 1:])
+    return into_x, into_keep
+
+
+def _keep_sums(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(inputs[1], output)
+
+
+def _differentiate_sums(ctx: Any, into_c: Tensor) -> tuple[Tensor, Tensor]:
+    into_x, into_keep = torch.ops.ziggurat.decayed_sum_backward(into_c, *ctx.saved_tensors)
+    return into_x, into_keep
+
+
 _LIBRARY = torch.library.Library("ziggurat", "FRAGMENT")
 _LIBRARY.define(
     "lstm(Tensor x, Tensor[] weights, Tensor gain, Tensor bias, SymInt batch) -> (Tensor, Tensor, Tensor, Tensor)"
@@ -197,14 +241,25 @@ _LIBRARY.define(
     "lstm_backward(Tensor into_outputs, Tensor x, Tensor[] weights, Tensor gain, Tensor outputs, Tensor cells, "
     "Tensor gates, Tensor sums) -> (Tensor, Tensor[], Tensor, Tensor)"
 )
+_LIBRARY.define("decayed_sum(Tensor x, Tensor keep) -> Tensor")
+_LIBRARY.define("decayed_sum_backward(Tensor into_c, Tensor keep, Tensor c) -> (Tensor, Tensor)")
 _LIBRARY.impl("lstm", _forward, "CompositeExplicitAutograd")
 _LIBRARY.impl("lstm_backward", _backward, "CompositeExplicitAutograd")
+_LIBRARY.impl("decayed_sum", _decayed_sum, "CompositeExplicitAutograd")
+_LIBRARY.impl("decayed_sum_backward", _decayed_sum_backward, "CompositeExplicitAutograd")
 torch.library.register_fake("ziggurat::lstm", _forward_shapes, lib=_LIBRARY)
 torch.library.register_fake("ziggurat::lstm_backward", _backward_shapes, lib=_LIBRARY)
+torch.library.register_fake("ziggurat::decayed_sum", lambda x, keep: torch.empty_like(x), lib=_LIBRARY)
+torch.library.register_fake(
+    "ziggurat::decayed_sum_backward", lambda into_c, keep, c: (torch.empty_like(c), torch.empty_like(c)), lib=_LIBRARY
+)
 torch.library.register_autograd("ziggurat::lstm", _differentiate, setup_context=_keep, lib=_LIBRARY)
+torch.library.register_autograd("ziggurat::decayed_sum", _differentiate_sums, setup_context=_keep_sums, lib=_LIBRARY)
 
 STEP_BY_STEP: dict[Any, Callable[..., Any]] = {
     torch.ops.ziggurat.lstm.default: _forward,
     torch.ops.ziggurat.lstm_backward.default: _backward,
+    torch.ops.ziggurat.decayed_sum.default: _decayed_sum,
+    torch.ops.ziggurat.decayed_sum_backward.default: _decayed_sum_backward,
 }
 """Operator -> what it does, for those who count the operators inside (ziggurat.cost)."""

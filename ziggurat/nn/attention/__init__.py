@@ -2,7 +2,14 @@
 
 from ziggurat.nn.attention.average import AverageAttention, SimplifiedAverageAttention
 from ziggurat.nn.attention.base import OwnAttention, OwnCache, attend, weights_explicit
-from ziggurat.nn.attention.cache import Block, CrossAttentionCache, KeptWeights, LiveMemory, SelfAttentionCache
+from ziggurat.nn.attention.cache import (
+    Block,
+    CrossAttentionCache,
+    KeptWeights,
+    LiveMemory,
+    SelfAttentionCache,
+    StateCache,
+)
 from ziggurat.nn.attention.live import LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask, causal_mask, padding_bias, padding_mask
 from ziggurat.nn.attention.merged import MergedAttention, MergedAverageAttention
@@ -10,6 +17,7 @@ from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker, SelfAtt
 from ziggurat.nn.attention.relative import RelativeAttention
 from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
+from ziggurat.nn.attention.ssru import Ssru
 from ziggurat.nn.attention.target import TargetView, WholeTarget
 from ziggurat.nn.attention.values import FirstValues, ValueResidual
 
@@ -35,6 +43,8 @@ __all__ = [
     "SelfAttention",
     "SelfAttentionCache",
     "SimplifiedAverageAttention",
+    "Ssru",
+    "StateCache",
     "TargetView",
     "ValueResidual",
     "WholeTarget",

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.attention.base import OwnAttention
-from ziggurat.nn.attention.live import LiveBeams, RowMoves
+from ziggurat.nn.attention.cache import StateCache
+from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.mask import Mask
 from ziggurat.nn.attention.multihead import LinearMaker
 from ziggurat.nn.attention.values import FirstValues
@@ -34,43 +35,16 @@ def causal_average(x: Tensor, mask: Tensor | None = None) -> Tensor:
     return average.masked_fill(padding, 0.0).to(x.dtype)
 
 
-class AverageCache:
-    """The sum of all inputs of each live hypothesis so far, [slots, K, d_model]; it does not grow with the positions.
-
-    Args:
-        live: the hypotheses.
-    """
-
-    def __init__(self, live: LiveBeams) -> None:
-        self.live = live
-        self.total: Tensor | None = None
+class AverageCache(StateCache):
+    """The sum of all inputs of each live hypothesis so far, [slots, K, d_model]."""
 
     def append(self, x: Tensor) -> Tensor:
         """Add one position, [N, K, d_model]; return the mean of all so far, of the same shape and type.
 
         In a first step it is one beam, [N, 1, d_model], that stands for all.
         """
-        if self.total is None:
-            dtype = torch.promote_types(x.dtype, torch.float32)
-            self.total = x.new_zeros(self.live.slots, self.live.beam_size, x.shape[2], dtype=dtype)
-        total = self.total[: self.live.count].add_(x)[:, : x.shape[1]]
+        total = self.current(x).add_(x)[:, : x.shape[1]]
         return (total / (self.live.positions + 1)[:, None, None]).to(x.dtype)
-
-    def admit(self, rows: slice) -> None:
-        """Start new sentences, which have `rows` among the live ones, from 0."""
-        if self.total is not None:
-            self.total[rows] = 0.0
-
-    def follow(self, parents: Tensor) -> None:
-        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
-        if self.total is not None and self.live.beam_size > 1:
-            total = self.total[: self.live.count]
-            total.copy_(total.gather(1, parents[..., None].expand_as(total)))
-
-    def keep(self, moves: RowMoves) -> None:
-        """Move rows."""
-        if self.total is not None:
-            moves.within(self.total)
 
 
 class AverageAttention(OwnAttention):

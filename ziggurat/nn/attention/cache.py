@@ -1,4 +1,4 @@
-"""Caches of multi-head attention between decoding steps."""
+"""Caches of attention between decoding steps."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from ziggurat.nn.attention.live import BLOCK, LiveBeams, RowMoves
 from ziggurat.nn.attention.mask import Mask
 
-__all__ = ["Block", "CrossAttentionCache", "KeptWeights", "LiveMemory", "SelfAttentionCache"]
+__all__ = ["Block", "CrossAttentionCache", "KeptWeights", "LiveMemory", "SelfAttentionCache", "StateCache"]
 
 _DENSE_BLOCK = 8
 """Positions in a block that is always read whole: a larger one is read in vain, smaller ones take more products."""
@@ -165,3 +165,42 @@ class SelfAttentionCache:
         for block in self._blocks:
             for buffer in block:
                 moves.within(buffer)
+
+
+class StateCache:
+    """One state of every live hypothesis, [slots, K, d_model], in at least fp32; it does not grow with the positions.
+
+    Args:
+        live: the hypotheses.
+    """
+
+    def __init__(self, live: LiveBeams) -> None:
+        self.live = live
+        self.state: Tensor | None = None
+
+    def current(self, x: Tensor) -> Tensor:
+        """Return the states of the live hypotheses, [N, K, d_model], to be changed in place; 0 before any position.
+
+        `x` [N, K or 1, d_model] is the new position.
+        """
+        if self.state is None:
+            # In a half type a growing sum would stand still, and a cell would not decay.
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            self.state = x.new_zeros(self.live.slots, self.live.beam_size, x.shape[2], dtype=dtype)
+        return self.state[: self.live.count]
+
+    def admit(self, rows: slice) -> None:
+        """Start new sentences, which have `rows` among the live ones, from 0."""
+        if self.state is not None:
+            self.state[rows] = 0.0
+
+    def follow(self, parents: Tensor) -> None:
+        """Let beam k of sentence i continue its old beam parents[i, k]; `parents` is [N, K]."""
+        if self.state is not None and self.live.beam_size > 1:
+            state = self.state[: self.live.count]
+            state.copy_(state.gather(1, parents[..., None].expand_as(state)))
+
+    def keep(self, moves: RowMoves) -> None:
+        """Move rows."""
+        if self.state is not None:
+            moves.within(self.state)
