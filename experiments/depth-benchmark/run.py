@@ -2,11 +2,11 @@
 
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, in the order of worth
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory, in turns
-    python experiments/depth-benchmark/run.py --work FOLDER --table                     # the figures so far
 
-STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`; FOLDER keeps the runs, for `ziggurat report`, and their
-translations. A run is one file of results/; those that are there are not repeated, so that a run that was stopped goes
-on, and methods that are added are made up for. Names given by --method, --depth and --seed choose some.
+STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`; FOLDER keeps the runs, for `ziggurat report`.
+A run is one file of results/, and its translations another; those that are there are not repeated, so that a run that
+was stopped goes on, and methods that are added are made up for. --method, --depth and --seed choose some. table.py
+prints the figures so far.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ import gzip
 import json
 import math
 import multiprocessing
-import os
 import shutil
 import statistics
 import sys
@@ -37,6 +36,7 @@ import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
 from ziggurat.cost.simulation import BatchShape, simulate_update  # noqa: E402
 from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.data.files import write_atomically  # noqa: E402
 from ziggurat.errors import TrainingError, ZigguratError  # noqa: E402
 from ziggurat.evaluation.scores import evaluate  # noqa: E402
 from ziggurat.models.build import build_model, count_parameters  # noqa: E402
@@ -106,6 +106,7 @@ def missing(method: str) -> list[float]:
 def one_run(run: Run, store: str, work: Path) -> None:
     """Train once, translate the test set, and write the figures down."""
     out, folder = result_of(run), work / run.name
+    out.parent.mkdir(exist_ok=True)
     still = missing(run.method)
     if out.exists() or (run.rate not in still if run.rate is not None else still):
         return
@@ -133,17 +134,15 @@ def one_run(run: Run, store: str, work: Path) -> None:
         "failure": failure,
         "train": [[r["update"], r["nll"], r["grad_norm"]] for r in records if r["kind"] == "train"][::6],
         "dev": [[r["update"], r["nll"]] for r in records if r["kind"] == "validation"],
-        "measures": {"first": measured[0], "last": measured[-1]} if measured else None,
     }
-    if run.rate is None and failure is None:
-        figures |= scored(folder)
+    if run.rate is None:
+        figures["measures"] = {"first": kept(measured[0]), "last": kept(measured[-1])} if measured else None
+        if failure is None:
+            figures |= scored(folder, out.with_suffix(".en.gz"))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     if run.rate is not None:
         shutil.rmtree(folder, ignore_errors=True)
-    out.parent.mkdir(exist_ok=True)
-    temporary = out.with_suffix(".tmp")
-    temporary.write_text(json.dumps(figures) + "\n", encoding="utf-8")
-    os.replace(temporary, out)
+    write_atomically(out, (json.dumps(figures) + "\n").encode())
     said = f"dev nll {figures['dev'][-1][1]:.3f}" if figures["dev"] else str(failure)
     print(f"{run.name}: {said}, BLEU {figures.get('bleu', 0):.1f}, {seconds:.0f} s", flush=True)
 
@@ -154,14 +153,27 @@ def lines_of(language: str) -> list[str]:
         return file.read().splitlines()
 
 
-def scored(folder: Path) -> dict[str, float]:
-    """Translate the test set by the averaged weights; return BLEU and chrF. The translations stay in the folder."""
+def kept(measured: dict[str, Any]) -> Any:
+    """Return what an entry of depth.jsonl says of each layer, to four digits; without matrices of layers by layers."""
+
+    def rounded(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: rounded(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [rounded(part) for part in value]
+        return float(f"{value:.4g}") if isinstance(value, float) else value
+
+    return rounded({k: v for k, v in measured["values"].items() if k not in ("residual_dependency", "similarity")})
+
+
+def scored(folder: Path, out: Path) -> dict[str, float]:
+    """Translate the test set by the averaged weights into `out`; return BLEU and chrF."""
     try:
         translator = ziggurat.load(folder, which="averaged", device="cpu")
     except ZigguratError:  # nothing was averaged: the run was too short
         translator = ziggurat.load(folder, device="cpu")
     found = [t.text for t in translator.translate(lines_of("de"), beam_size=4)]
-    (folder / "test.en").write_text("".join(line + "\n" for line in found), encoding="utf-8")
+    write_atomically(out, gzip.compress("".join(line + "\n" for line in found).encode(), mtime=0))
     bleu, chrf = evaluate(found, [lines_of("en")], metrics=("bleu", "chrf"))
     return {"bleu": bleu.value, "chrf": chrf.value}
 
@@ -191,57 +203,8 @@ def cost(store: str, depth: str, rounds: int = 12) -> None:
     out.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
 
 
-def _mean(values: list[float]) -> str:
-    if not values:
-        return ""
-    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
-    return f"{statistics.mean(values):.3f}{error}"
-
-
-def table() -> None:
-    """Print the methods by their dev loss at 18-18: means over seeds with standard errors."""
-    rows = []
-    costs = HERE / "results" / f"cost-{MAIN}.json"
-    taken = json.loads(costs.read_text("utf-8")) if costs.exists() else {}
-    for method in METHODS:
-        of: dict[str, list[dict[str, Any]]] = {depth: [] for depth in DEPTHS}
-        for depth in DEPTHS:
-            for seed in (1, 2, 3):
-                file = result_of(Run(method, depth, seed, UPDATES, None))
-                if file.exists():
-                    of[depth].append(json.loads(file.read_text("utf-8")))
-        ended = {depth: [run["dev"][-1][1] for run in runs if run["dev"]] for depth, runs in of.items()}
-        if not any(ended.values()):
-            continue
-        bleu = [run["bleu"] for run in of[MAIN] if "bleu" in run]
-        chrf = [run["chrf"] for run in of[MAIN] if "chrf" in run]
-        rates = {run["rate"] for run in of[MAIN]}
-        more = taken.get(method, {})
-        rows.append(
-            (
-                statistics.mean(ended[MAIN]) if ended[MAIN] else float("inf"),
-                [
-                    method,
-                    ", ".join(f"{rate:g}" for rate in rates),
-                    _mean(ended[MAIN]),
-                    f"{statistics.mean(bleu):.1f}" if bleu else "",
-                    f"{statistics.mean(chrf):.1f}" if chrf else "",
-                    *(_mean(ended[depth]) for depth in DEPTHS if depth != MAIN),
-                    f"{more['relative']:.2f}" if more else "",
-                    f"{more['memory']:.2f}" if more else "",
-                ],
-            )
-        )
-    others = [depth for depth in DEPTHS if depth != MAIN]
-    heads = ["method", "rate", f"dev nll {MAIN}", "BLEU", "chrF", *(f"dev nll {depth}" for depth in others)]
-    heads += ["seconds, of pre", "memory, of pre"]
-    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
-    for _, row in sorted(rows, key=lambda row: row[0]):
-        print("| " + " | ".join(row) + " |")
-
-
 def main() -> None:
-    """Train what is missing, measure, or print the table."""
+    """Train what is missing, or measure."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--store")
     parser.add_argument("--work", type=Path)
@@ -250,11 +213,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
     parser.add_argument("--cost", action="store_true")
-    parser.add_argument("--table", action="store_true")
     o = parser.parse_args()
-    if o.table:
-        table()
-        return
     if o.store is None or o.work is None:
         parser.error("--store and --work say where the data is and where runs go")
     if o.cost:

@@ -1,0 +1,162 @@
+"""The table and the figure of the depth benchmark, from the runs so far: `python experiments/depth-benchmark/table.py`.
+
+Prints Markdown, and draws docs/images/what-depth-is-worth.svg. Means over seeds with standard errors; differences of
+BLEU and chrF from plain pre-norm by paired bootstrap over sentences, all seeds of a method together, p-values corrected
+for the number of methods (Holm 1979).
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import statistics
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from methods import DEPTHS, METHODS, UPDATES  # noqa: E402
+from run import MAIN, Run, lines_of, result_of  # noqa: E402
+
+from ziggurat.evaluation.metrics import TestSet  # noqa: E402
+from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
+
+FIGURE = HERE.parents[1] / "docs" / "images" / "what-depth-is-worth.svg"
+PLAIN = "pre"
+LEVEL = 0.05
+
+
+@dataclass
+class Found:
+    """All runs of one method at one depth that did not fail, and the number of those that did."""
+
+    runs: list[dict[str, Any]]
+    failed: int
+
+    @property
+    def losses(self) -> list[float]:
+        """Dev loss after the last update, one per seed, nats per token."""
+        return [run["dev"][-1][1] for run in self.runs]
+
+    def mean(self, key: str) -> str:
+        """Return the mean of a score, to one decimal."""
+        return f"{statistics.mean(run[key] for run in self.runs):.1f}" if self.runs else ""
+
+
+def found(method: str, depth: str) -> Found:
+    """Read the results of a method."""
+    files = [result_of(Run(method, depth, seed, UPDATES, None)) for seed in (1, 2, 3)]
+    runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+    good = [run for run in runs if not run["failure"]]
+    return Found(good, len(runs) - len(good))
+
+
+def translations(method: str, seeds: list[int]) -> list[list[str]]:
+    """Read the translations of the test set by these runs."""
+    files = [result_of(Run(method, MAIN, seed, UPDATES, None)).with_suffix(".en.gz") for seed in seeds]
+    return [gzip.decompress(file.read_bytes()).decode("utf-8").splitlines() for file in files]
+
+
+def signs(everything: dict[str, Found], name: str) -> dict[str, str]:
+    """Return `+` or `-` for each method that is significantly better or worse than pre-norm by metric `name`."""
+    test_set = TestSet([lines_of("en")], None, "en", None, False)
+    metric = test_set.metric(name, None)
+    compared = [method for method, of in everything.items() if of.runs]
+    tables = {
+        method: metric.statistics(translations(method, [run["seed"] for run in everything[method].runs]))
+        for method in compared
+    }
+    pairs = {
+        method: compare_scores(metric, (method, PLAIN), (tables[method], tables[PLAIN]), trials=1).pairs[0]
+        for method in compared
+        if method != PLAIN
+    }
+    adjusted = holm([pair.bootstrap for pair in pairs.values()])
+    return {
+        method: ("+" if pair.difference > 0 else "-") if p < LEVEL else ""
+        for (method, pair), p in zip(pairs.items(), adjusted, strict=True)
+    }
+
+
+def with_error(values: list[float]) -> str:
+    """Return mean and standard error, which one value has not."""
+    if not values:
+        return ""
+    error = f" ± {statistics.stdev(values) / len(values) ** 0.5:.3f}" if len(values) > 1 else ""
+    return f"{statistics.mean(values):.3f}{error}"
+
+
+def measures(runs: list[dict[str, Any]]) -> list[str]:
+    """Return the gradient of the lowest decoder layer by that of the highest at first, and how alike states end up."""
+    if not runs or not runs[0]["measures"]:
+        return ["", ""]
+    first, last = runs[0]["measures"]["first"], runs[0]["measures"]["last"]
+    gradients = first["gradient_norm"]["decoder"]
+    alike = [value for value in last["adjacent_similarity"] if value is not None]
+    return [f"{gradients[0] / gradients[-1]:.2g}" if gradients[-1] else "", f"{statistics.mean(alike):.2f}"]
+
+
+def draw(everything: dict[str, Found], cost: dict[str, Any]) -> None:
+    """Draw dev losses with the range of their seeds, the best at the top, and what an update costs."""
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+    from matplotlib.figure import Figure
+
+    shown = sorted((m for m, of in everything.items() if of.runs), key=lambda m: -statistics.mean(everything[m].losses))
+    with mpl.rc_context({"svg.hashsalt": "depth", "svg.fonttype": "none", "font.size": 8, "axes.spines.right": False}):
+        figure = Figure(figsize=(7.2, 0.17 * len(shown) + 0.9), layout="constrained")
+        left, right = figure.subplots(1, 2, sharey=True, width_ratios=(3, 1))
+        for row, method in enumerate(shown):
+            losses = everything[method].losses
+            colour = "tab:red" if method == PLAIN else "tab:blue"
+            left.plot([min(losses), max(losses)], [row, row], color=colour, linewidth=1)
+            left.plot(statistics.mean(losses), row, "o", color=colour, markersize=4)
+            if method in cost:
+                right.barh(row, cost[method]["relative"], color=colour, height=0.6)
+        left.axvline(statistics.mean(everything[PLAIN].losses), color="tab:red", linewidth=0.5)
+        left.set_yticks(range(len(shown)), shown)
+        left.set_xlabel(f"dev loss, nats per token, {UPDATES} updates, {MAIN} layers")
+        right.set_xlabel("seconds per update, of pre-norm")
+        for axes in (left, right):
+            axes.spines["top"].set_visible(False)
+        FigureCanvasSVG(figure)
+        figure.savefig(FIGURE, metadata={"Date": None, "Title": "What depth is worth, method by method"})
+
+
+def main() -> None:
+    """Print the table, and draw the figure."""
+    of = {depth: {method: found(method, depth) for method in METHODS} for depth in DEPTHS}
+    main_depth = of[MAIN]
+    costs = HERE / "results" / f"cost-{MAIN}.json"
+    cost = json.loads(costs.read_text("utf-8")) if costs.exists() else {}
+    bleu, chrf = (signs(main_depth, name) if main_depth[PLAIN].runs else {} for name in ("bleu", "chrf"))
+    others = [depth for depth in DEPTHS if depth != MAIN]
+    heads = ["method", "rate", "seeds", f"dev loss {MAIN}", "BLEU", "chrF", *(f"dev loss {depth}" for depth in others)]
+    heads += ["lowest gradient", "likeness", "seconds", "memory"]
+    print("| " + " | ".join(heads) + " |\n" + "|---" * len(heads) + "|")
+    tried = [method for method in METHODS if main_depth[method].runs or main_depth[method].failed]
+    for method in sorted(tried, key=lambda m: statistics.mean(main_depth[m].losses or [float("inf")])):
+        here, more = main_depth[method], cost.get(method)
+        row = [
+            method,
+            ", ".join(sorted({f"{run['rate']:g}" for run in here.runs})),
+            f"{len(here.runs)}" + (f", {here.failed} failed" if here.failed else ""),
+            with_error(here.losses),
+            here.mean("bleu") + bleu.get(method, ""),
+            here.mean("chrf") + chrf.get(method, ""),
+            *(with_error(of[depth][method].losses) for depth in others),
+            *measures(here.runs),
+            f"{more['relative']:.2f}" if more else "",
+            f"{more['memory']:.2f}" if more else "",
+        ]
+        print("| " + " | ".join(row) + " |")
+    if any(here.runs for here in main_depth.values()):
+        draw(main_depth, cost)
+
+
+if __name__ == "__main__":
+    main()
