@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -28,10 +28,17 @@ def commit() -> str:
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
 
 
-def seconds_in_turns(experiments: Mapping[str, Experiment], store: Store, rounds: int) -> dict[str, list[float]]:
+def seconds_in_turns(
+    experiments: Mapping[str, Experiment],
+    store: Store,
+    rounds: int,
+    *,
+    clock: Callable[[], float] = time.perf_counter,
+) -> dict[str, list[float]]:
     """Return the seconds of `rounds` updates of each experiment's model, one thread, each on the same batches.
 
     They take turns, so that whatever else the machine does weighs on all alike; the batches are those of the first.
+    `clock`: time.process_time leaves out what other processes take.
     """
     torch.set_num_threads(1)
     keep_freed_memory()
@@ -41,8 +48,8 @@ def seconds_in_turns(experiments: Mapping[str, Experiment], store: Store, rounds
     for number in range(rounds + 2):
         group = next(groups)
         for name, learner in learners.items():
-            began = time.perf_counter()
+            began = clock()
             train_update(learner.parallel, group.batches, learner.optimiser, rate=1e-4, clip_norm=None)
             if number >= 2:  # the first ones make moments and warm up
-                seconds[name].append(time.perf_counter() - began)
+                seconds[name].append(clock() - began)
     return seconds

@@ -132,8 +132,9 @@ def one_run(run: Run, store: str, work: Path) -> None:
         "commit": commit(),
         "seconds": round(seconds, 1),
         "failure": failure,
-        "train": [[r["update"], r["nll"], r["grad_norm"]] for r in records if r["kind"] == "train"][::6],
-        "dev": [[r["update"], r["nll"]] for r in records if r["kind"] == "validation"],
+        # What is not finite is left out of a record.
+        "train": [[r["update"], r.get("nll"), r.get("grad_norm")] for r in records if r["kind"] == "train"][::6],
+        "dev": [[r["update"], r.get("nll", math.inf)] for r in records if r["kind"] == "validation"],
     }
     if run.rate is None:
         figures["measures"] = {"first": kept(measured[0]), "last": kept(measured[-1])} if measured else None

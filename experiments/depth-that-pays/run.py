@@ -1,0 +1,228 @@
+"""Depth against width at equal CPU seconds of training: quality and decoding speed after 30 and 90 core minutes.
+
+    python experiments/depth-that-pays/run.py --store STORE --cost         # first: CPU seconds of an update, in turns
+    python experiments/depth-that-pays/run.py --store STORE --work FOLDER  # goes on where it was stopped
+    python experiments/depth-that-pays/run.py --work FOLDER --speed        # decoding, in turns, on an idle machine
+    python experiments/depth-that-pays/run.py --table
+
+STORE is Tatoeba de-en as README.md says. A budget is a number of updates: core seconds over the seconds that an update
+takes. So it does not matter what else the machine does while a model trains.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from rich.console import Console
+
+HERE = Path(__file__).resolve().parent
+sys.path.insert(0, str(HERE.parent))
+
+from measuring import commit, seconds_in_turns  # noqa: E402
+
+import ziggurat  # noqa: E402
+from ziggurat.config.recipes import load_named  # noqa: E402
+from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.data.files import write_atomically  # noqa: E402
+from ziggurat.evaluation.scores import evaluate  # noqa: E402
+from ziggurat.models.build import build_model, count_parameters  # noqa: E402
+from ziggurat.training.loop import train  # noqa: E402
+
+RESULTS = HERE / "results"
+TEST = Path("../shared/data/tatoeba-de-en/test")
+BUDGETS = (1800, 5400)
+"""Core seconds: a quarter of an hour and three quarters on two cores."""
+HISTORY = [
+    "model.residual=none",
+    "model.combination.unit=sublayer",
+    "model.encoder.history=block_attention_residuals",
+    "model.decoder.history=block_attention_residuals",
+]
+
+
+class System(NamedTuple):
+    """A model. `stages`: depths of the encoder before the last, each with its share of the first budget."""
+
+    layers: int
+    width: int = 256
+    more: tuple[str, ...] = ()
+    stages: tuple[tuple[int, float], ...] = ()
+
+    def settings(self, layers: int) -> list[str]:
+        """Return the model with so many encoder layers, and all that the systems share."""
+        return [
+            f"model={{preset: small, d_model: {self.width}, d_ff: {4 * self.width}, heads: 4}}",
+            "model.residual=pre",
+            "model.dropout={residual: 0.1, attention: 0.1, activation: 0.0, embedding: 0.1}",
+            f"model.encoder.layers={layers}",
+            "model.decoder.layers=6",
+            *self.more,
+            "training.batch.max_tokens=1024",
+            "training.optimiser={kind: adam, betas: [0.9, 0.98], epsilon: 1e-8}",
+            "training.schedule={kind: isqrt, peak: 2e-3, warmup_updates: 400}",
+            "training.clip_norm=1.0",
+            "training.precision=bf16",
+            "training.threads=1",
+            "training.tensorboard=false",
+        ]
+
+
+SYSTEMS = {
+    "6-6": System(6),
+    "wide 6-6": System(6, width=344),  # as many parameters as 18-6
+    "18-6": System(18),
+    "30-6 grown": System(30, more=tuple(HISTORY), stages=((6, 0.3), (12, 0.15), (24, 0.15))),
+}
+
+
+def cost_file() -> dict[str, dict[str, float]]:
+    """Return CPU seconds of an update by system and depth."""
+    found: dict[str, dict[str, float]] = json.loads((RESULTS / "cost.json").read_text("utf-8"))
+    return found
+
+
+def measure_cost(store: str, rounds: int = 20) -> None:
+    """Measure an update of every system, at every depth that it has, in turns."""
+    opened = Store.open(store)
+    experiments = {
+        (name, layers): load_named("multi30k-de-en", [*system.settings(layers), f"data.store={store}"])
+        for name, system in SYSTEMS.items()
+        for layers in (*(depth for depth, _ in system.stages), system.layers)
+    }
+    seconds = seconds_in_turns(
+        {f"{name}/{layers}": e for (name, layers), e in experiments.items()}, opened, rounds, clock=time.process_time
+    )
+    sizes = (opened.source.size, opened.target.size)
+    found: dict[str, dict[str, float]] = {name: {} for name in SYSTEMS}
+    for (name, layers), experiment in experiments.items():
+        found[name][str(layers)] = statistics.median(seconds[f"{name}/{layers}"])
+        if layers == SYSTEMS[name].layers:
+            found[name]["parameters"] = count_parameters(build_model(experiment.model, *sizes))
+    write_atomically(RESULTS / "cost.json", (json.dumps(found, indent=1) + "\n").encode())
+    print(json.dumps(found, indent=1))
+
+
+def updates(name: str) -> tuple[list[int], list[int]]:
+    """Return the updates after which a system's stages end, and those at which its budgets are spent."""
+    system, cost = SYSTEMS[name], cost_file()[name]
+    done, spent, ends = 0.0, 0.0, []
+    for layers, share in system.stages:
+        done += share * BUDGETS[0] / cost[str(layers)]
+        spent += share * BUDGETS[0]
+        ends.append(round(done))
+    return ends, [round(done + (budget - spent) / cost[str(system.layers)]) for budget in BUDGETS]
+
+
+def one_system(name: str, store: str, work: Path) -> None:
+    """Train a system to both budgets; translate the test set at each."""
+    torch.set_num_threads(1)
+    system, folder = SYSTEMS[name], work / name.replace(" ", "-")
+    ends, budgets = updates(name)
+    stages = [f"{{layers: {layers}, updates: {end}}}" for (layers, _), end in zip(system.stages, ends, strict=True)]
+    for budget, last in zip(BUDGETS, budgets, strict=True):
+        out = RESULTS / f"{name.replace(' ', '-')}-{budget}.json"
+        if out.exists():
+            continue
+        every = budgets[0] // 20
+        values = [
+            *system.settings(system.layers),
+            *([f"training.growth.stages=[{', '.join(stages)}]"] if stages else []),
+            f"training.validation={{every_updates: {4 * every}, decode: false, metric: loss}}",
+            f"training.checkpoint={{every_updates: {every}, keep_last: 5, average_last: 5}}",
+            "training.log_every_updates=50",
+            f"training.stop={{updates: {last}}}",
+            f"data.store={store}",
+        ]
+        experiment = load_named("multi30k-de-en", values)
+        result = train(folder, experiment, resume=(folder / "checkpoints").exists(), console=Console(quiet=True))
+        if result.signal is not None:
+            raise SystemExit(128 + result.signal)
+        records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text("utf-8").splitlines()]
+        translator = ziggurat.load(folder, which="averaged", device="cpu")
+        found = [t.text for t in translator.translate(lines("de"), beam_size=4)]
+        bleu, chrf = evaluate(found, [lines("en")], metrics=("bleu", "chrf"))
+        figures = {
+            "system": name,
+            "core_seconds": budget,
+            "updates": last,
+            "stages": ends,
+            "commit": commit(),
+            "dev": [[r["update"], r["nll"]] for r in records if r["kind"] == "validation"],
+            "bleu": bleu.value,
+            "chrf": chrf.value,
+            "signature": bleu.signature,
+        }
+        translations = "".join(line + "\n" for line in found).encode()
+        write_atomically(out.with_suffix(".en.gz"), gzip.compress(translations, mtime=0))
+        write_atomically(out, (json.dumps(figures) + "\n").encode())
+        print(f"{name}, {budget} core seconds: BLEU {bleu.value:.1f}", flush=True)
+
+
+def lines(language: str) -> list[str]:
+    """Return one side of the test set."""
+    with gzip.open(f"{TEST}.{language}.gz", "rt", encoding="utf-8") as file:
+        return file.read().splitlines()
+
+
+def speed(work: Path, rounds: int = 3) -> None:
+    """Measure decoding of the test set, output tokens per second on all cores, in turns."""
+    translators = {n: ziggurat.load(work / n.replace(" ", "-"), which="averaged", device="cpu") for n in SYSTEMS}
+    source, found = lines("de"), {name: list[float]() for name in SYSTEMS}
+    for _ in range(rounds):
+        for name, translator in translators.items():
+            began = time.perf_counter()
+            tokens = sum(len(t.hypotheses[0].tokens) for t in translator.translate(source, beam_size=4))
+            found[name].append(tokens / (time.perf_counter() - began))
+    means = {name: statistics.median(values) for name, values in found.items()}
+    write_atomically(RESULTS / "speed.json", (json.dumps(means, indent=1) + "\n").encode())
+
+
+def table() -> None:
+    """Print the figures so far."""
+    rates: dict[str, Any] = json.loads(f.read_text("utf-8")) if (f := RESULTS / "speed.json").exists() else {}
+    print("| system | parameters | core minutes | updates | dev loss | BLEU | chrF | tokens/s |\n" + "|---" * 8 + "|")
+    for budget in BUDGETS:
+        for name in SYSTEMS:
+            file = RESULTS / f"{name.replace(' ', '-')}-{budget}.json"
+            if file.exists():
+                r = json.loads(file.read_text("utf-8"))
+                size = cost_file()[name]["parameters"] / 1e6
+                row = [name, f"{size:.1f} M", f"{budget // 60}", f"{r['updates']:,}", f"{r['dev'][-1][1]:.3f}"]
+                row += [f"{r['bleu']:.1f}", f"{r['chrf']:.1f}", f"{rates[name]:,.0f}" if name in rates else ""]
+                print("| " + " | ".join(row) + " |")
+
+
+def main() -> None:
+    """Measure, train, or print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--store")
+    parser.add_argument("--work", type=Path)
+    parser.add_argument("--system", choices=SYSTEMS, nargs="*", default=list(SYSTEMS))
+    parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--speed", action="store_true")
+    parser.add_argument("--table", action="store_true")
+    o = parser.parse_args()
+    RESULTS.mkdir(exist_ok=True)
+    if o.table:
+        table()
+    elif o.speed and o.work:
+        speed(o.work)
+    elif o.cost and o.store:
+        measure_cost(o.store)
+    elif o.store and o.work:
+        for name in o.system:
+            one_system(name, o.store, o.work.resolve())
+    else:
+        parser.error("--store and --work say where the data is and where runs go")
+
+
+if __name__ == "__main__":
+    main()
