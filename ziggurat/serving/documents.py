@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import AsyncIterator, Callable
@@ -18,17 +20,20 @@ from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ziggurat.data.files import write_atomically
+from ziggurat.data.temporary import is_same, try_lock
 from ziggurat.documents import read_bounded
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.config import DocumentsConfig
 from ziggurat.serving.document import Document, translated
-from ziggurat.serving.requests import Refused
+from ziggurat.serving.requests import REQUEST, Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind
 
 __all__ = ["Documents"]
 
 Value = TypeVar("Value")
+
+_PREFIX, _LOCK = "ziggurat-documents-", "lock"
 
 
 class Documents:
@@ -44,6 +49,7 @@ class Documents:
         self.config, self._server, self._say = config, translations, say
         self._known: dict[str, Document] = {}
         self._folder: Path | None = None
+        self._lock = -1
         self._turns = asyncio.Semaphore(config.at_once)
         self._uploads = asyncio.Semaphore(config.uploads)
         self._threads = ThreadPoolExecutor(config.at_once, "documents")
@@ -51,9 +57,11 @@ class Documents:
     # What is kept
 
     def open(self) -> None:
-        """Make the folder. Raises OSError where that is not possible."""
-        parent = None if self.config.folder is None else Path(self.config.folder).expanduser()
-        self._folder = Path(tempfile.mkdtemp(prefix="ziggurat-documents-", dir=parent))  # for this user alone
+        """Make the folder, and remove those of servers that were killed. Raises OSError where it cannot be made."""
+        parent = Path(tempfile.gettempdir() if self.config.folder is None else self.config.folder).expanduser()
+        _sweep(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user alone
+        self._lock = _locked(self._folder)
 
     async def close(self) -> None:
         """Give up what is not done, and remove everything."""
@@ -62,6 +70,7 @@ class Documents:
         self._threads.shutdown(wait=False, cancel_futures=True)
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            os.close(self._lock)
 
     def get(self, name: str) -> Document:
         """Return a document. Raises Refused (404) where there is none, or its time is over."""
@@ -182,8 +191,8 @@ class Documents:
         except Exception as error:  # whatever one document does, the others go on
             given.status, given.error = "failed", error
             if not isinstance(error, (ZigguratError, Refused)):
-                self._say(f"a document failed: {type(error).__name__}: {error}")
-                given.error = ZigguratError("the document could not be translated; the server's log has more")
+                self._say(f"request {REQUEST.get()}: a document failed: {type(error).__name__}: {error}")
+                given.error = Refused(500, "the document could not be translated; the server's log has more")
         finally:
             given.ended = time.monotonic()
 
@@ -197,3 +206,33 @@ class Documents:
         value = await translated(given, content, self._server, self.config, self._in_thread)
         await self._in_thread(partial(self._finish, given, value))
         given.size = len(value)
+
+
+def _locked(folder: Path) -> int:
+    """Return the descriptor of a new lock file, which the kernel unlocks when this process ends, however it ends."""
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    with contextlib.suppress(OSError):  # no locks here, so nobody else can lock it and remove the folder either
+        try_lock(descriptor)
+    os.replace(name, folder / _LOCK)  # now that it is locked it can be found
+    return descriptor
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders in `parent` of servers of this user that are gone: those whose lock nobody holds."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        lock = folder / _LOCK
+        try:
+            found = folder.lstat()
+            # Anybody can give a link, or a folder of its own, such a name where all may write.
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # no lock yet: a server makes it at this moment
+            continue
+        try:
+            if try_lock(descriptor) and is_same(lock, descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # no locks here
+            pass
+        finally:
+            os.close(descriptor)
