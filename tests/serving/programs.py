@@ -59,7 +59,7 @@ class Server(NamedTuple):
                     time.sleep(pause)
                 while new := connection.recv(65536):
                     answer += new
-            except (BrokenPipeError, ConnectionResetError, TimeoutError):  # closed before all was sent, or waiting
+            except (ConnectionError, TimeoutError):  # closed before all was sent, or waiting
                 pass
             return answer
 
@@ -74,7 +74,7 @@ class Server(NamedTuple):
 def served(folder: Path, model: Path, **settings: Any) -> Iterator[Server]:
     """Context with a server over a model, with settings of a configuration that is written into `folder`.
 
-    At the end it must end as it should, with no traceback in what it said.
+    At the end it must end as it should, and have said nothing.
     """
     config = folder / "serve.yaml"
     config.write_text(
@@ -91,8 +91,7 @@ def served(folder: Path, model: Path, **settings: Any) -> Iterator[Server]:
             process.send_signal(signal.SIGTERM)
             _, said = process.communicate(timeout=60)
         assert process.returncode in (0, 143)
-        at = said.find("Traceback")
-        assert at < 0, said[at : at + 6000]
+        assert re.fullmatch(r"(ziggurat: stopped by SIGTERM\n)?", said), said[:6000]
 
 
 def head(*lines: str, path: str = "/translate", method: str = "POST") -> bytes:

@@ -14,7 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ziggurat.serving.config import LimitsConfig
-from ziggurat.serving.middleware import BYTES_PER_SECOND, DISCARDED, Underway
+from ziggurat.serving.middleware import BYTES_PER_SECOND, DISCARDED, LINGER, Underway
 
 __all__ = ["ANSWERING", "HEAD", "Server", "hurried"]
 
@@ -23,7 +23,6 @@ HEAD = 1 << 16
 ANSWERING = 2.0
 """Seconds in which the last answers are written when the server ends, before what is still open is cut off."""
 
-_LINGER = 2.0  # seconds in which what a refused client still sends is thrown away
 _HEAD_END = re.compile(rb"\n\r?\n")  # as h11 finds it
 
 
@@ -105,31 +104,27 @@ def hurried(limits: LimitsConfig) -> type[H11Protocol]:
                 if cycle.response_started:
                     self.transport.close()
                     return
-            if self.transport.is_closing():
-                return
-            self.transport.write(_refusal(431 if self.conn.too_large else 400, msg))
-            self.transport.write_eof()
-            self.flow.resume_reading()
-            self._lingering = self.loop.call_later(_LINGER, self.transport.close)
+            self._refuse(431 if self.conn.too_large else 400, msg)
 
         def _watch(self) -> None:
             if self._lingering is not None or self.conn.their_state is not h11.IDLE:
                 _cancel(self._reading)  # the body has a limit of its own (BodyLimit)
                 self._reading = None
             elif self._reading is None:
-                self._reading = self.loop.call_later(limits.reading_seconds, self._too_slow)
+                self._reading = self.loop.call_later(limits.reading_seconds, self._refuse, 408, "")
 
-        def _too_slow(self) -> None:
-            self.transport.write(_refusal(408, ""))
-            self.transport.close()
+        def _refuse(self, status: int, said: str) -> None:
+            """Answer without the application, and close when the client has had the time to see it."""
+            if self.transport.is_closing():
+                return
+            top = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Length: {len(said)}"
+            kind = "Content-Type: text/plain; charset=utf-8"
+            self.transport.write(f"{top}\r\n{kind}\r\n\r\n{said}".encode("ascii"))
+            self.transport.write_eof()
+            self.flow.resume_reading()
+            self._lingering = self.loop.call_later(LINGER, self.transport.close)
 
     return Hurried
-
-
-def _refusal(status: int, said: str) -> bytes:
-    """Return an answer that the application has no part in."""
-    top = f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\nConnection: close\r\nContent-Length: {len(said)}\r\n"
-    return f"{top}Content-Type: text/plain; charset=utf-8\r\n\r\n{said}".encode("ascii")
 
 
 def _cancel(timer: asyncio.TimerHandle | None) -> None:

@@ -19,12 +19,14 @@ from ziggurat.serving.access import Access
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.requests import REQUEST, Refused
 
-__all__ = ["BYTES_PER_SECOND", "DISCARDED", "BodyLimit", "OwnPages", "Seen", "Underway", "answer"]
+__all__ = ["BYTES_PER_SECOND", "DISCARDED", "LINGER", "BodyLimit", "OwnPages", "Seen", "Underway", "answer"]
 
 BYTES_PER_SECOND = 10_000
 """Bytes that a slow line carries in a second."""
 DISCARDED = 64 << 20
 """Bytes of a refused request that are still read, and thrown away, so that the client sees why it was refused."""
+LINGER = 1.0
+"""Seconds in which this is done for clients that send slowly or break HTTP."""
 
 _CLOSE = (b"connection", b"close")
 _NAME = re.compile(rb"[A-Za-z0-9._-]{8,128}")  # of a request, that a log can hold
@@ -121,7 +123,8 @@ class Seen:
             await answer(scope["path"], 503, "the server is shutting down", headers)(scope, receive, noted)
         except Exception as error:
             where = "".join(traceback.format_tb(error.__traceback__)).rstrip()
-            self._say(f"request {name}: {type(error).__name__}: {printable(str(error), 300)}\n{where}")
+            what = f"{type(error).__name__}: {printable(str(error), 300)}"
+            self._say(f"request {name}: {what}\nTraceback (most recent call last):\n{where}")
             if status:
                 raise  # uvicorn closes the connection: the answer cannot be taken back
             headers = {"Connection": "close"}  # part of the body may be unread
@@ -221,11 +224,11 @@ class BodyLimit:
             elif message["type"] == "http.response.start":
                 others = [each for each in message.get("headers", []) if each[0] != b"connection"]
                 await send({**message, "headers": [*others, _CLOSE]})
-            elif message.get("more_body", False) or late:
+            elif message.get("more_body", False):
                 await send(message)
             else:
                 await send({**message, "more_body": True})
-                await _discard(receive, self._seconds)
+                await _discard(receive, LINGER if late else self._seconds)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
 
         if headers.keys() >= {b"content-length", b"transfer-encoding"}:
@@ -238,12 +241,12 @@ class BodyLimit:
 
 
 async def _discard(receive: Receive, seconds: float) -> None:
-    """Throw away the rest of a body, or as much of it as comes in so many seconds, at most DISCARDED bytes."""
-    left = DISCARDED
+    """Throw away the rest of a body, or as much of it as comes in time, at most DISCARDED bytes."""
+    end, size = asyncio.get_running_loop().time() + seconds, 0
     with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            while left > 0:
+        while size < DISCARDED:
+            async with asyncio.timeout_at(end + size / BYTES_PER_SECOND):
                 message = await receive()
-                left -= len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
+            size += len(message.get("body", b""))
+            if not message.get("more_body", False):
+                return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import socket
 from collections.abc import Callable
@@ -52,6 +53,8 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
     Raises ConfigError where the address cannot be used, and the errors of `app_of`.
     """
     app = app_of(config, say)
+    # Warnings are of broken requests: whoever sends them could fill the disk.
+    logging.getLogger("python_multipart").setLevel(logging.ERROR)
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
     with socket.socket(family, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -67,7 +70,7 @@ def run_server(config: ServeConfig, say: Callable[[str], object]) -> None:
         Server(
             uvicorn.Config(
                 app,
-                log_level="error",  # warnings are of broken requests: whoever sends them could fill the disk
+                log_level="error",
                 access_log=False,  # addresses and what is asked are nobody's business
                 server_header=False,
                 proxy_headers=bool(config.proxies),  # of others nobody may name any address as its own
