@@ -319,11 +319,13 @@ main()
 
 
 def test_what_is_not_done_in_time_is_refused_at_the_end(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
-    """Searches that never end, a document of such sentences, and a body that stops coming."""
+    """Searches that never end, documents of such sentences or that take long to read, a body that stops coming."""
     program = """
 import sys, time
-from ziggurat.serving import batches
+from ziggurat.serving import batches, documents
 batches.LiveBatch.step = lambda self: (time.sleep(0.02), {})[1]
+read = documents.read_bounded
+documents.read_bounded = lambda path, most: (b"long" in read(path, most) and time.sleep(100), read(path, most))[1]
 from ziggurat.cli import main
 sys.argv = ["ziggurat", "serve", "--config", sys.argv[1]]
 main()
@@ -348,6 +350,7 @@ main()
             answers.append(pool.submit(client.post, "/v1/translate", json={"text": LINES, **DE_EN}))
             file = {"file": ("f.txt", LINES[0].encode())}
             answers.append(pool.submit(client.post, "/translate_file", files=file, data=DE_EN))
+            assert client.post("/v1/documents", files={"file": ("f.txt", b"long")}, data=DE_EN).status_code == 202
             held = re.compile(r'ziggurat_(?:live|waiting)_lines\{model="de-en"\} (\d+)')
             until(lambda: sum(map(int, held.findall(client.get("/metrics").text))) == 8)
             process.send_signal(signal.SIGTERM)

@@ -98,6 +98,11 @@ def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp
         ({"files": {"file": ("f.txt", b"\xff\xff")}, "data": DE_EN}, 400, "UTF-8"),
         ({"files": {"file": ("f.docx", b"PK")}, "data": DE_EN}, 400, "zip"),
         ({"files": {"file": ("f.txt", b"ab cd " * 60)}, "data": DE_EN}, 400, "characters, more than 300"),
+        (
+            {"files": {"file": ("f.txt", b"ab cd " * 210)}, "data": DE_EN},
+            400,
+            "1,260 bytes are more than 300 characters",
+        ),
         ({"content": UNNAMED, "headers": MULTIPART}, 400, "Invalid request: missing file parameter"),
         ({"content": b"--x--", "headers": MULTIPART}, 400, "understand"),
     ],

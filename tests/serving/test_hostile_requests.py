@@ -45,7 +45,7 @@ def test_hostile_requests(count: int, folders: dict[tuple[str, str], Path], tmp_
     draw = random.Random(7)
     # One of each kind at least, and among the first, so that the server is warm after them.
     kinds = [*KINDS, *draw.choices([*KINDS], [share for share, _ in KINDS.values()], k=count - len(KINDS))]
-    limits = {"characters": 500, "texts": 5, "reading_seconds": 1.5}
+    limits = {"characters": 500, "texts": 5, "file_bytes": 2_000_000, "reading_seconds": 1.5}
     documents = {"keep_seconds": 1, "characters": 3000, "waiting_of_client": 50}
     seen: dict[str, Counter[int]] = {kind: Counter() for kind in KINDS}
     memory: list[int] = []

@@ -12,9 +12,9 @@ import os
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
@@ -52,7 +52,6 @@ class Documents:
         self._lock = -1
         self._turns = asyncio.Semaphore(config.at_once)
         self._uploads = asyncio.Semaphore(config.uploads)
-        self._threads = ThreadPoolExecutor(config.at_once, "documents")
 
     # What is kept
 
@@ -67,7 +66,6 @@ class Documents:
         """Give up what is not done, and remove everything."""
         for each in list(self._known.values()):
             await self.remove(each)
-        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
             os.close(self._lock)
@@ -196,16 +194,38 @@ class Documents:
         finally:
             given.ended = time.monotonic()
 
-    async def _in_thread(self, work: Callable[[], Value]) -> Value:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
-
     async def _translated(self, given: Document) -> None:
         """Translate a document and write the result."""
         most = self._server.limits.file_bytes
-        content = await self._in_thread(partial(read_bounded, self._path(given, "in"), most))
-        value = await translated(given, content, self._server, self.config, self._in_thread)
-        await self._in_thread(partial(self._finish, given, value))
+        content = await _in_thread(partial(read_bounded, self._path(given, "in"), most))
+        value = await translated(given, content, self._server, self.config, _in_thread)
+        await _in_thread(partial(self._finish, given, value))
         given.size = len(value)
+
+
+async def _in_thread(work: Callable[[], Value]) -> Value:
+    """Return the result of `work`, done in a thread that does not keep the process from ending.
+
+    Python waits for the threads of an executor, and a large document may take one minutes.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Value] = loop.create_future()
+
+    def finish(put: Callable[[], None]) -> None:
+        if not future.done():  # else nobody waits for it any more
+            put()
+
+    def run() -> None:
+        put: Callable[[], None]
+        try:
+            put = partial(future.set_result, work())
+        except Exception as error:
+            put = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, put)
+
+    threading.Thread(target=run, name="document", daemon=True).start()
+    return await future
 
 
 def _locked(folder: Path) -> int:
