@@ -137,8 +137,8 @@ def deep(draw: random.Random) -> Attack:
     if kind == 0:
         opening, closing = draw.choice([(b"[", b"]"), (b'{"a":', b"}")])
         value = opening * depth + b"1" + closing * draw.choice([0, depth])
-        name = draw.choice([b"q", b"text", b"messages", b"glossary"])
-        content = b'{"source": "en", "target": "de", "%s": %s}' % (name, value)
+        field = draw.choice([b"q", b"text", b"messages", b"glossary"])
+        content = b'{"source": "en", "target": "de", "%s": %s}' % (field, value)
         return Attack([sent("POST", draw.choice(PATHS), content=content, headers={"content-type": "application/json"})])
     tags = "<b>" * depth + "A dog" + "</b>" * draw.choice([0, depth])
     if kind == 1:
@@ -147,8 +147,8 @@ def deep(draw: random.Random) -> Attack:
         more = {"text": [tags[:900_000]], "target_lang": "DE", "source_lang": "EN", "tag_handling": "xml"}
         return Attack([sent("POST", "/v2/translate", json=more)])
     name = draw.choice(["a.html", "a.xlf", "a.json", "a.md"])
-    content = {"a.json": b"[" * depth, "a.md": b"> " * depth + b"a"}.get(name, tags.encode())
-    return Attack([sent("POST", "/translate_file", data=PAIR, files={"file": (name, content)})])
+    nested = {"a.json": b"[" * depth, "a.md": b"> " * depth + b"a"}.get(name, tags.encode())
+    return Attack([sent("POST", "/translate_file", data=PAIR, files={"file": (name, nested)})])
 
 
 @cache

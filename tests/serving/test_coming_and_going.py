@@ -401,7 +401,7 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
         for model in pool.models.values():
             line = Job(LINES[0], "c", Options(), time.monotonic() + 60, done.append)
             model.engine.queue.put([line])
-        until(lambda before=before: len(done) == before + 3)  # type: ignore[misc]
+        until(lambda before=before: len(done) == before + 3)
     assert pool.close(30)
     assert [type(each).__name__ for each in done].count("ModelFailed") == 1
     assert most == [1]
