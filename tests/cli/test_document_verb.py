@@ -53,14 +53,24 @@ def test_several_documents_go_into_a_folder(ziggurat: Ziggurat, trained: Path, t
     (tmp_path / "b.odt").write_bytes(odt())
     out = tmp_path / "out"
     names = ["--document", tmp_path / "a.docx", "--document", tmp_path / "b.odt", "--output", out]
+    out.write_text("a file")
     status, _, errors = ziggurat("translate", trained, *SHORT, *names)
     assert status == 2
     assert "is not a folder" in errors
-    out.mkdir()
-    assert ziggurat("translate", trained, *SHORT, *names).status == 0
+    out.unlink()
+    (tmp_path / "bad.docx").write_bytes(b"PK")
+    assert ziggurat("translate", trained, *SHORT, "--document", tmp_path / "bad.docx", *names).status == 2
+    assert not out.exists()  # what is refused leaves no folder
+    assert ziggurat("translate", trained, *SHORT, *names).status == 0  # it is made
     assert list(members((out / "a.docx").read_bytes())) == list(members(docx()))
     assert list(members((out / "b.odt").read_bytes())) == list(members(odt()))
     assert ziggurat("translate", trained, *SHORT, *names).status == 0
+    one = ["--document", tmp_path / "a.docx", "--output"]
+    assert ziggurat("translate", trained, *SHORT, *one, f"{tmp_path}/new/").status == 0
+    assert [path.name for path in (tmp_path / "new").iterdir()] == ["a.docx"]
+    status, _, errors = ziggurat("translate", trained, *SHORT, *one, f"{tmp_path}/none/new/")
+    assert status == 2
+    assert "none does not exist" in errors
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -32,7 +33,8 @@ from ziggurat.serving import batches, engine
 from ziggurat.serving.access import new_key
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.detection import Detector
-from ziggurat.serving.pool import ModelSource
+from ziggurat.serving.pool import ModelPool, ModelSource
+from ziggurat.serving.queue import Job, Options
 from ziggurat.serving.server import app_of
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -314,3 +316,111 @@ main()
             assert [answer.result(60).status_code for answer in answers] == [200] * 20
         assert process.wait(30) in (0, 143)
         assert "Traceback" not in process.stderr.read()
+
+
+def test_what_is_not_done_in_time_is_refused_at_the_end(folders: dict[tuple[str, str], Path], tmp_path: Path) -> None:
+    """Searches that never end, documents of such sentences or that take long to read, a body that stops coming."""
+    program = """
+import sys, time
+from ziggurat.serving import batches, documents
+batches.LiveBatch.step = lambda self: (time.sleep(0.02), {})[1]
+read = documents.read_bounded
+documents.read_bounded = lambda path, most: (b"long" in read(path, most) and time.sleep(100), read(path, most))[1]
+from ziggurat.cli import main
+sys.argv = ["ziggurat", "serve", "--config", sys.argv[1]]
+main()
+"""
+    config = tmp_path / "serve.yaml"
+    entry = {"path": str(folders["de", "en"]), "threads": 1}
+    documents = {"folder": str(tmp_path)}
+    config.write_text(json.dumps({"models": [entry], "port": 0, "drain_seconds": 1, "documents": documents}))
+    with subprocess.Popen([sys.executable, "-c", program, str(config)], stderr=subprocess.PIPE, text=True) as process:
+        assert process.stderr is not None
+        found = re.search(r"http://(\S+):(\d+)", process.stderr.readline())
+        assert found is not None
+        import httpx2
+
+        with (
+            httpx2.Client(base_url=found[0], timeout=60) as client,
+            ThreadPoolExecutor(10) as pool,
+            socket.create_connection((found[1], int(found[2])), timeout=60) as stopped,
+        ):
+            stopped.sendall(b"POST /v2/translate HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+            answers = [pool.submit(client.post, "/translate", json=ASKED) for _ in range(5)]
+            answers.append(pool.submit(client.post, "/v1/translate", json={"text": LINES, **DE_EN}))
+            file = {"file": ("f.txt", LINES[0].encode())}
+            answers.append(pool.submit(client.post, "/translate_file", files=file, data=DE_EN))
+            assert client.post("/v1/documents", files={"file": ("f.txt", b"long")}, data=DE_EN).status_code == 202
+            held = re.compile(r'ziggurat_(?:live|waiting)_lines\{model="de-en"\} (\d+)')
+            until(lambda: sum(map(int, held.findall(client.get("/metrics").text))) == 8)
+            process.send_signal(signal.SIGTERM)
+            for answer in answers:
+                refused = answer.result(60)
+                assert refused.status_code == 503, refused.text
+                assert refused.headers["retry-after"] == "10"
+                assert "the server is shutting down" in refused.text
+                assert refused.headers["x-request-id"]
+            told = stopped.recv(65536)
+            assert told.startswith(b"HTTP/1.1 503 ")
+            assert told.endswith(b'{"message":"the server is shutting down"}')
+        said = process.stderr.read()
+        assert process.wait(30) in (0, 143)
+        assert said == "ziggurat: stopped by SIGTERM\n"
+    assert [path.name for path in tmp_path.iterdir()] == ["serve.yaml"]
+
+
+def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
+    folders: dict[tuple[str, str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is room for one of three, and each takes a while to open; one cannot be opened at first."""
+    opening, lock, said = ModelSource.open, threading.Lock(), list[str]()
+    inside, most, broken = [0], [0], [True]
+
+    def slow(self: ModelSource) -> Any:
+        with lock:
+            inside[0] += 1
+            others = sum(model.engine._opened is not None for model in pool.models.values())
+            most[0] = max(most[0], inside[0] + others)
+        time.sleep(0.1)
+        try:
+            if broken[0]:
+                broken[0] = False
+                raise OSError("broken")
+            return opening(self)
+        finally:
+            with lock:
+                inside[0] -= 1
+
+    monkeypatch.setattr(ModelSource, "open", slow)
+    monkeypatch.setattr(engine, "_RETRY", (0.01, 0.01))
+    sources = [ModelSource(path, threads=1) for path in folders.values()]
+    pool = ModelPool(sources, memory=int(1.5 * sources[0].size()), say=said.append)
+    done: list[Any] = []
+    for _ in range(3):
+        before = len(done)
+        for model in pool.models.values():
+            line = Job(LINES[0], "c", Options(), time.monotonic() + 60, done.append)
+            model.engine.queue.put([line])
+        until(lambda before=before: len(done) == before + 3)
+    assert pool.close(30)
+    assert [type(each).__name__ for each in done].count("ModelFailed") == 1
+    assert most == [1]
+    assert [line for line in said if "beyond the limit" in line] == []
+
+
+def test_what_killed_servers_left_is_removed(serve: Serve, tmp_path: Path) -> None:
+    alive = serve(documents={"folder": str(tmp_path)})
+    (first,) = tmp_path.iterdir()
+    killed = Path(shutil.copytree(first, tmp_path / "ziggurat-documents-killed"))  # nobody holds the lock of the copy
+    (killed / "x.in").write_text("what somebody wanted to have translated")
+    kept = [first, tmp_path / "ziggurat-documents-new", tmp_path / "ziggurat-documents-link"]
+    kept[1].mkdir()  # another server that has not come to its lock yet
+    (outside := tmp_path / "outside").mkdir()
+    (outside / "lock").touch()
+    kept[2].symlink_to(outside)
+    serve(documents={"folder": str(tmp_path)})
+    assert not killed.exists()
+    assert {*kept, outside} < set(tmp_path.iterdir())
+    assert (outside / "lock").exists()
+    answer = alive.post("/translate_file", files={"file": ("f.txt", b"17")}, data=DE_EN)
+    assert answer.status_code == 200

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import re
 import shlex
 import shutil
-import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 
+from benchmarks.serve import free_port
+from tests.serving.programs import running
 from ziggurat.cli import main
+from ziggurat.config.yaml_text import parse_yaml
 from ziggurat.export.exporter import export_model
+from ziggurat.serving.app import CLOSING
+from ziggurat.serving.config import ServeConfig
+from ziggurat.serving.connections import ANSWERING
+from ziggurat.serving.server import app_of
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -30,30 +33,6 @@ def instructions() -> list[tuple[str, str]]:
     lines = (DEPLOY / "Dockerfile").read_text("utf-8").splitlines()
     found = [line.partition(" ") for line in lines if line and not line.startswith("#")]
     return [(name, rest) for name, _, rest in found]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def running(command: list[str], address: str) -> Iterator[None]:
-    """Context with a program that serves at this address."""
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            end = time.monotonic() + 60
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    httpx.get(f"{address}/health")
-                    break
-                assert process.poll() is None, process.stderr and process.stderr.read()
-                assert time.monotonic() < end
-                time.sleep(0.1)
-            yield
-        finally:
-            process.terminate()
 
 
 def test_the_dockerfile_copies_what_there_is_and_starts_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -93,6 +72,34 @@ def test_the_unit_is_well_formed_and_its_command_is_ours(tmp_path: Path, capsys:
     unit.write_text(text.replace("/opt/ziggurat/bin/ziggurat", sys.executable), encoding="utf-8")
     done = subprocess.run(["systemd-analyze", "verify", unit], capture_output=True, text=True, timeout=60)
     assert "ziggurat.service" not in done.stderr, done.stderr
+
+
+def test_the_unit_has_one_folder_to_write_to_and_the_time_that_it_needs(
+    folders: dict[tuple[str, str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = (DEPLOY / "ziggurat.service").read_text("utf-8")
+    unit = dict(re.findall(r"^(\w+)=(.*)$", text, re.M))
+    assert unit["WorkingDirectory"] == f"%S/{unit['StateDirectory']}"
+    ends = ServeConfig().drain_seconds + 2 * ANSWERING + CLOSING
+    assert float(unit["TimeoutStopSec"]) > ends
+    (state := tmp_path / "state").mkdir()
+    monkeypatch.chdir(state)
+    (recipe,) = re.findall(r"`(glossaries:\s+#?\s*glossaries\.json)`", text)
+    config = parse_yaml(recipe.replace("\n#", ""), "unit")[0]
+    config |= {"models": [{"path": str(folders["de", "en"]), "threads": 1}]}
+    app_of(ServeConfig.model_validate(config), lambda text: None)
+    assert [path.name for path in state.iterdir()] == ["glossaries.json"]
+
+
+def test_the_proxy_lets_through_what_the_server_takes_and_waits_for_it() -> None:
+    text = (DEPLOY / "nginx.conf").read_text("utf-8")
+    config = ServeConfig()
+    (size,) = re.findall(r"client_max_body_size (\d+)m;", text)
+    assert int(size) << 20 >= config.limits.file_bytes + config.limits.body_bytes
+    waits = dict(re.findall(r"location =? ?(\S+) \{[^}]*proxy_read_timeout (\d+)s;", text))
+    assert float(waits["/"]) > config.limits.seconds
+    # A document is received for as long as it is translated at most.
+    assert float(waits["/translate_file"]) > 2 * config.documents.seconds
 
 
 @pytest.mark.slow
@@ -136,15 +143,17 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
     port, front = free_port(), free_port()
     config = tmp_path / "serve.yaml"
     model = json.dumps({"path": str(folders["en", "de"])})
-    limits = "{requests_per_minute: 2}"
+    limits = "{requests_per_minute: 3}"
     config.write_text(f"models: [{model}]\nport: {port}\nproxies: [127.0.0.1]\nlimits: {limits}\n", encoding="utf-8")
     recipe = (DEPLOY / "nginx.conf").read_text("utf-8").replace("127.0.0.1:5000", f"127.0.0.1:{port}")
     folders_of_nginx = "".join(
         f"{kind}_temp_path {tmp_path}/{kind}; " for kind in ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
     )
+    user = "" if os.geteuid() else "user root; "  # else its workers are nobody, who may not write here
+    seen = "add_header X-Seen-By-Proxy $request_id always;"
     (tmp_path / "nginx.conf").write_text(
-        f"daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
-        f"http {{ access_log off; {folders_of_nginx}\nserver {{ listen 127.0.0.1:{front};\n{recipe}\n}} }}\n",
+        f"{user}daemon off; pid {tmp_path}/pid; error_log {tmp_path}/errors; events {{}}\n"
+        f"http {{ access_log off; {seen} {folders_of_nginx}\nserver {{ listen 127.0.0.1:{front};\n{recipe}\n}} }}\n",
         encoding="utf-8",
     )
     ours, address = f"http://127.0.0.1:{port}", f"http://127.0.0.1:{front}"
@@ -156,7 +165,20 @@ def test_the_proxy_s_recipe(folders: dict[tuple[str, str], Path], tmp_path: Path
         assert httpx.get(f"{address}/metrics").status_code == 403
         assert httpx.post(f"{address}/translate", json=text, timeout=60).status_code == 200
         forged = {"X-Forwarded-For": "203.0.113.9"}
-        assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 200
+        for _ in range(2):
+            assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 200
         assert httpx.post(f"{address}/translate", json=text, headers=forged).status_code == 429
+        # Files as large as the server takes come through; the rest is the server's to refuse.
+        most = ServeConfig().limits.file_bytes
+        other = httpx.Client(transport=httpx.HTTPTransport(local_address="127.0.0.2"), base_url=address, timeout=60)
+        for content, said in ((b"a" * (most - 1) + b"\xff", "UTF-8"), (b"a" * (most + 1), "larger than 20,971,520")):
+            file = {"file": ("f.txt", content)}
+            answer = other.post("/translate_file", files=file, data=text)
+            assert said in answer.json()["error"], answer.text
+        # Addresses of translated files have the proxy's port, and answers the name that the proxy gave the request.
+        answer = other.post("/translate_file", files={"file": ("f.txt", b"17")}, data=text)
+        assert answer.json()["translatedFileUrl"].startswith(f"{address}/download_file/")
+        assert httpx.get(answer.json()["translatedFileUrl"]).content == b"17"
+        assert answer.headers["x-request-id"] == answer.headers["x-seen-by-proxy"]
         # The proxy itself is believed: another client has turns of its own.
         assert httpx.post(f"{ours}/translate", json=text, headers=forged).status_code == 200

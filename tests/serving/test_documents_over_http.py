@@ -54,6 +54,12 @@ def until(client: TestClient, name: str, *statuses: str) -> dict[str, Any]:
     return dict(found)
 
 
+def files(folder: Path) -> list[str]:
+    """Names of the files of documents in a server's folder in `folder`."""
+    (own,) = folder.iterdir()
+    return sorted(path.name for path in own.iterdir() if path.name != "lock")
+
+
 def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp_path: Path) -> None:
     client = serve(documents={"folder": str(tmp_path)})
     answer = client.post("/translate_file", files={"file": ("../../etc/f x.txt", TEXT)}, data=DE_EN)
@@ -63,8 +69,7 @@ def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp
     found = client.get(url)
     assert (found.content, found.headers["content-type"]) == (wanted, "text/plain; charset=utf-8")
     assert "attachment" in found.headers["content-disposition"]
-    kept = [path.relative_to(tmp_path).parts[1] for path in tmp_path.rglob("*.*") if path.is_file()]
-    assert [name.partition(".")[2] for name in kept] == ["out"]
+    assert [name.partition(".")[2] for name in files(tmp_path)] == ["out"]
     assert client.get(url.replace("f_x", "f_y")).status_code == 404
     settings = client.get("/frontend/settings").json()
     assert settings["filesTranslation"] is True
@@ -93,6 +98,11 @@ def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp
         ({"files": {"file": ("f.txt", b"\xff\xff")}, "data": DE_EN}, 400, "UTF-8"),
         ({"files": {"file": ("f.docx", b"PK")}, "data": DE_EN}, 400, "zip"),
         ({"files": {"file": ("f.txt", b"ab cd " * 60)}, "data": DE_EN}, 400, "characters, more than 300"),
+        (
+            {"files": {"file": ("f.txt", b"ab cd " * 210)}, "data": DE_EN},
+            400,
+            "1,260 bytes are more than 300 characters",
+        ),
         ({"content": UNNAMED, "headers": MULTIPART}, 400, "Invalid request: missing file parameter"),
         ({"content": b"--x--", "headers": MULTIPART}, 400, "understand"),
     ],
@@ -103,7 +113,7 @@ def test_files_that_are_refused(serve: Serve, form: dict[str, Any], status: int,
     answer = client.post("/translate_file", **form)
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]  # nothing is left of it
+    assert files(tmp_path) == []  # nothing is left of it
 
 
 def test_progress(serve: Serve, wanted: bytes, gate: threading.Event) -> None:
@@ -176,7 +186,7 @@ def test_results_expire(serve: Serve, tmp_path: Path) -> None:
     while client.get(f"/v1/documents/{name}").status_code == 200:
         assert time.monotonic() < end
         time.sleep(0.1)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert files(tmp_path) == []
 
 
 def test_a_glossary_and_the_language_of_a_document(serve: Serve) -> None:

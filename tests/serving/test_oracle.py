@@ -5,13 +5,9 @@ $ZIGGURAT_LIBRETRANSLATE_PYTHON is the Python of an environment with libretransl
 
 from __future__ import annotations
 
-import contextlib
 import io
 import os
-import socket
-import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +15,9 @@ from typing import Any, NamedTuple
 import httpx
 import pytest
 
+from benchmarks.serve import free_port
 from tests.export.test_argos import model_directory
+from tests.serving.programs import running
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.export.exporter import export_model
 
@@ -133,33 +131,6 @@ DIFFERENT = {
 """Case -> why we answer otherwise. That we do is asserted, so that the table stays true."""
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@contextlib.contextmanager
-def running(command: list[str], port: int, **environment: str) -> Iterator[str]:
-    """Context with a server that answers; gives its address."""
-    address = f"http://127.0.0.1:{port}"
-    with subprocess.Popen(
-        command, env={**os.environ, **environment}, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-    ) as process:
-        try:
-            end = time.monotonic() + 180
-            while True:
-                with contextlib.suppress(httpx.TransportError):
-                    if httpx.get(f"{address}/health").status_code == 200:
-                        break
-                assert process.poll() is None, "it ended"
-                assert time.monotonic() < end, "it does not answer"
-                time.sleep(0.2)
-            yield address
-        finally:
-            process.terminate()
-
-
 @pytest.fixture(scope="module")
 def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     """Addresses of LibreTranslate and of ours."""
@@ -182,7 +153,8 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
     limits = ["--char-limit", "200", "--batch-limit", "3", "--alternatives-limit", "3"]
     theirs = [python, str(PEER), "--port", str(ports[0]), *limits]
     ours = [sys.executable, "-m", "ziggurat", "serve", "--config", str(config)]
-    with running(theirs, ports[0], ARGOS_FILES=str(package)) as first, running(ours, ports[1]) as second:
+    first, second = (f"http://127.0.0.1:{port}" for port in ports)
+    with running(theirs, first, 180, ARGOS_FILES=str(package)), running(ours, second):
         yield first, second
 
 

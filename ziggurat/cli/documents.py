@@ -45,7 +45,9 @@ def refuse_for_documents(given: Mapping[str, bool]) -> None:
 def translate_documents(
     models: Sequence[str], opening: ModelOptions, paths: Sequence[str], output: str, **extras: Any
 ) -> None:
-    """Translate documents; `output` is a file, or for several documents a folder in which they keep their names.
+    """Translate documents; `output` is a file, or a folder in which they keep their names.
+
+    A folder is made where several documents, or one and a name that ends in `/`, find none.
 
     `extras` are further arguments of the translator: `tag`, `terminology`.
     """
@@ -82,6 +84,8 @@ def translate_documents(
                 return _rendered(translator, asked, Path(path).name, aligned=aligned, extras=extras)
 
             outcome = run(document(contents[path], path, settings), translate)
+            if _is_folder(paths, output):  # made now, so that whatever went wrong before leaves none behind
+                Path(output).mkdir(exist_ok=True)
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
             told = "".join(f", {n:,} {_NOTICES[kind]}" for kind, n in sorted(outcome.notices.items()))
@@ -98,16 +102,21 @@ def _places(paths: Sequence[str], output: str) -> dict[str, str]:
         check_input(path)
     if output == "-":
         raise ConfigError("`--document` needs `--output`: a file, or a folder for several documents")
-    if len(paths) > 1 and not Path(output).is_dir():
-        raise ConfigError(f"{output}: is not a folder, where several documents would keep their names")
-    into = Path(output).is_dir()
+    into = _is_folder(paths, output)
+    if into and Path(output).exists() and not Path(output).is_dir():
+        raise ConfigError(f"{output}: is not a folder, where documents would keep their names")
     places = {path: str(Path(output) / Path(path).name) if into else output for path in paths}
     if len(set(places.values())) < len(places):
         raise ConfigError("two of the documents have the same name; write them to different folders")
     for place in places.values():
         refuse_overwriting(place, *paths)
-        check_output(place)
+        check_output(place if not into or Path(output).is_dir() else str(Path(output)))
     return places
+
+
+def _is_folder(paths: Sequence[str], output: str) -> bool:
+    """Return whether documents are written into the folder `output`, which may have to be made."""
+    return len(paths) > 1 or output.endswith("/") or Path(output).is_dir()
 
 
 def _languages(model: str) -> tuple[str, str]:

@@ -1,13 +1,11 @@
-"""The server as an ASGI application: paths, errors as answers, figures, and what browsers are told."""
+"""The server as an ASGI application: its paths, and errors as answers."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
 import hmac
-import time
-import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from html import escape
 from http import HTTPStatus
@@ -19,8 +17,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Match, Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.routing import Route
 
 from ziggurat import __version__
 from ziggurat.errors import ZigguratError
@@ -35,11 +32,15 @@ from ziggurat.serving.interfaces.openai import OpenAI
 from ziggurat.serving.interfaces.own import Own
 from ziggurat.serving.interfaces.page import page_routes
 from ziggurat.serving.metrics import Metrics
+from ziggurat.serving.middleware import BodyLimit, OwnPages, Seen, Underway, answer
 from ziggurat.serving.queue import Late, QueueFull
-from ziggurat.serving.requests import BodyLimit, Refused
+from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 
-__all__ = ["build_app"]
+__all__ = ["CLOSING", "build_app"]
+
+CLOSING = 5.0
+"""Seconds for a step that is under way at the end, when nobody waits for its lines any more."""
 
 
 def build_app(
@@ -49,9 +50,11 @@ def build_app(
     *,
     page: bool = True,
     metrics_token: str | None = None,
-    drain_seconds: float = 30.0,
+    proxied: bool = False,
+    logged: bool = False,
+    say: Callable[[str], object] = lambda text: None,
 ) -> Starlette:
-    """Return the application over what a server can do.
+    """Return the application over what a server can do; the requests that it has are its `state.underway`.
 
     Args:
         translations: the models, with keys and limits.
@@ -59,7 +62,9 @@ def build_app(
         glossaries: those that clients keep.
         page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
-        drain_seconds: in which what waits is translated at the end.
+        proxied: whether a proxy in front names requests.
+        logged: whether each request is a line of the log.
+        say: receives messages for the operator.
     """
     metrics = Metrics(translations.pool)
     account = DeepLAccount(translations, glossaries)
@@ -71,7 +76,7 @@ def build_app(
         yield
         watch.cancel()
         await documents.close()
-        await run_in_threadpool(translations.pool.close, drain_seconds)
+        await run_in_threadpool(translations.pool.close, CLOSING)
         translations.close()
 
     async def health(request: Request) -> Response:
@@ -108,12 +113,12 @@ def build_app(
     ]
     # A form has more than its file: names, boundaries, a glossary.
     files = dict.fromkeys(UPLOADS, translations.limits.file_bytes + translations.limits.body_bytes)
-    return Starlette(
+    underway = Underway()
+    app = Starlette(
         routes=routes,
         lifespan=lifespan,
-        exception_handlers={Refused: _refused, ZigguratError: _failed, HTTPException: _page, Exception: _broken},
+        exception_handlers={Refused: _refused, ZigguratError: _failed, HTTPException: _page},
         middleware=[
-            Middleware(_Seen, metrics=metrics, routes=routes),
             Middleware(
                 CORSMiddleware,
                 allow_origins=["*"],
@@ -122,6 +127,10 @@ def build_app(
                 expose_headers=["Authorization", "X-Request-ID"],
             ),
             Middleware(
+                Seen, metrics=metrics, routes=routes, underway=underway, proxied=proxied, logged=logged, say=say
+            ),
+            Middleware(OwnPages, access=translations.access, path="/v2/glossaries"),
+            Middleware(
                 BodyLimit,
                 most=translations.limits.body_bytes,
                 of_path=files,
@@ -129,6 +138,8 @@ def build_app(
             ),
         ],
     )
+    app.state.underway = underway
+    return app
 
 
 async def _refresh(translations: Translations, documents: Documents) -> None:
@@ -140,64 +151,20 @@ async def _refresh(translations: Translations, documents: Documents) -> None:
             await documents.expire()
 
 
-class _Seen:
-    """Middleware that counts requests, names each, and forbids browsers to guess types of content."""
-
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: list[Route]) -> None:
-        self._app, self._metrics, self._routes = app, metrics, routes
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        began, status = time.perf_counter(), 500
-
-        async def noted(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                headers = [
-                    *message.get("headers", []),
-                    (b"x-request-id", uuid.uuid4().hex.encode()),
-                    (b"x-content-type-options", b"nosniff"),
-                ]
-                if not any(name == b"cache-control" for name, _ in headers):
-                    headers.append((b"cache-control", b"no-store"))  # translations are nobody else's business
-                message["headers"] = headers
-            await send(message)
-
-        try:
-            await self._app(scope, receive, noted)
-        finally:
-            known = (route.path for route in self._routes if route.matches(scope)[0] != Match.NONE)
-            self._metrics.seen(next(known, "other"), status, time.perf_counter() - began)
-
-
-def _answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
-    """Return an error in the form of the interface whose path was asked for."""
-    content: dict[str, object] = {"error": text}
-    if request.url.path.startswith("/v2/"):
-        content = {"message": text}
-    elif request.url.path.startswith("/v1/"):
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        content = {"error": {"message": text, "type": kind, "param": None, "code": None}}
-    return JSONResponse(content, status, headers=dict(headers or {}))
-
-
 async def _refused(request: Request, error: Exception) -> Response:
     assert isinstance(error, Refused)
-    return _answer(request, error.status, error.text, error.headers)
+    return answer(request.url.path, error.status, error.text, error.headers)
 
 
 async def _failed(request: Request, error: Exception) -> Response:
     """Answer for what a translation ran into; a client learns what it can do about it."""
     if isinstance(error, QueueFull):
-        return _answer(request, 429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
+        return answer(request.url.path, 429, f"Slowdown: {error}", {"Retry-After": str(max(1, round(error.seconds)))})
     if isinstance(error, Late):
-        return _answer(request, 504, str(error))
+        return answer(request.url.path, 504, str(error))
     if isinstance(error, ModelFailed):
-        return _answer(request, 503, str(error), {"Retry-After": "10"})
-    return _answer(request, 400, str(error))
+        return answer(request.url.path, 503, str(error), {"Retry-After": "10"})
+    return answer(request.url.path, 400, str(error))
 
 
 async def _page(request: Request, error: Exception) -> Response:
@@ -206,11 +173,6 @@ async def _page(request: Request, error: Exception) -> Response:
     title = f"{error.status_code} {HTTPStatus(error.status_code).phrase}"
     page = f"<!doctype html>\n<html lang=en>\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{escape(error.detail)}</p>\n"
     return HTMLResponse(page, error.status_code, headers=dict(error.headers or {}))
-
-
-async def _broken(request: Request, error: Exception) -> Response:
-    """Answer for a fault of ours; what it was is in the log and not told."""
-    return _answer(request, 500, "an internal error; the server's log has more")
 
 
 def _spec(routes: list[Route]) -> dict[str, object]:

@@ -48,12 +48,16 @@ class LimitsConfig(Section):
     reading_seconds: float = Field(default=20.0, gt=0, le=3600)
     """Seconds in which the head of a request must come, and in which its body must; a body has a second more for every
     10,000 bytes that have come."""
+    writing_seconds: float = Field(default=30.0, gt=0, le=3600)
+    """Seconds in which a client must read what of its answer does not fit into the system's buffers; it has a second
+    more for every 10,000 bytes."""
     requests_per_minute: Size | None = Field(default=None, ge=1)
     """Requests of one client (its key, or its address) in a minute; null: no limit."""
     characters_per_minute: Size | None = Field(default=None, ge=1)
     """Characters of one client in a minute; null: no limit."""
     waiting: Size = Field(default=2000, ge=1)
-    """Sentences that may wait for each model; beyond that requests are told to come back later (429)."""
+    """Sentences that may wait for each model, and half as many of one client; beyond that requests are told to come
+    back later (429)."""
 
 
 class DocumentsConfig(Section):
@@ -94,9 +98,11 @@ class ServeConfig(Section):
     """Port; 0: a free one, which the first message names."""
     proxies: list[str] = Field(default_factory=list)
     """Addresses, or networks such as `10.0.0.0/8`, of reverse proxies: from them, and from nobody else, the client's
-    address and scheme are believed (`X-Forwarded-For`, `X-Forwarded-Proto`)."""
+    address and scheme are believed (`X-Forwarded-For`, `X-Forwarded-Proto`). Where there are any, names of requests
+    are taken over (`X-Request-ID`)."""
     memory: int | None = Field(default=None, ge=1, le=1 << 50)
-    """Bytes that open models may take, by their size; null: no limit. A model is opened when it is first asked for."""
+    """Bytes that models which are open or being opened may take, by their size; null: no limit. A model is opened when
+    it is first asked for."""
     names: dict[str, str] = Field(default_factory=dict)
     """Names of languages by code, where ISO 639-1 has none."""
     limits: LimitsConfig = LimitsConfig()
@@ -111,5 +117,7 @@ class ServeConfig(Section):
     """File of API keys, as `ziggurat serve --new-key NAME` writes it; null: everybody may ask."""
     metrics_token: str | None = Field(default=None, min_length=8, max_length=200)
     """Token without which /metrics answers nobody; null: everybody who reaches the port."""
+    log_requests: bool = False
+    """Whether each request is a line of the log: its name, path, status and time, and nothing that it holds."""
     drain_seconds: float = Field(default=30.0, ge=0, le=3600)
-    """Seconds in which requests under way are finished when the server is told to end."""
+    """Seconds in which requests under way are finished when the server is told to end; then they are refused (503)."""

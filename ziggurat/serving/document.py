@@ -19,7 +19,7 @@ from ziggurat.serving.lines import Asked
 from ziggurat.serving.queue import Options
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
-from ziggurat.text.documents.kinds import Limits, Settings, document
+from ziggurat.text.documents.kinds import Limits, Settings, document, document_kind
 from ziggurat.text.glossary import Tally, Terms
 from ziggurat.text.sentences import Options as TextOptions
 from ziggurat.text.splitting import sentencex_splitter
@@ -28,6 +28,7 @@ from ziggurat.text.work import Outcome, Work
 __all__ = ["Document", "translated"]
 
 _UNSAFE = regex.compile(r"[^A-Za-z0-9_-]++")
+_PLAIN = ("text/plain", "text/markdown")  # files that are text and little else
 _DETECTED = 2000  # characters by which the language of a document is detected
 
 
@@ -94,6 +95,9 @@ async def translated(
     Raises DataError for a damaged, hostile or too long document, Refused where no model translates its language, Late
     after `config.seconds`, ModelFailed.
     """
+    # Told before cutting it, for which a large one takes minutes: a character has four bytes at most.
+    if document_kind(given.name).media_type in _PLAIN and len(content) > 4 * config.characters:
+        raise DataError(f"{given.name}: {len(content):,} bytes are more than {config.characters:,} characters")
     limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes)
     if given.source == "auto":
         beginning = await run(lambda: _beginning(given, content, limits))

@@ -8,27 +8,32 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import shutil
+import stat
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, TypeVar
 
 from ziggurat.data.files import write_atomically
+from ziggurat.data.temporary import is_same, try_lock
 from ziggurat.documents import read_bounded
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.config import DocumentsConfig
 from ziggurat.serving.document import Document, translated
-from ziggurat.serving.requests import Refused
+from ziggurat.serving.requests import REQUEST, Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind
 
 __all__ = ["Documents"]
 
 Value = TypeVar("Value")
+
+_PREFIX, _LOCK = "ziggurat-documents-", "lock"
 
 
 class Documents:
@@ -44,24 +49,26 @@ class Documents:
         self.config, self._server, self._say = config, translations, say
         self._known: dict[str, Document] = {}
         self._folder: Path | None = None
+        self._lock = -1
         self._turns = asyncio.Semaphore(config.at_once)
         self._uploads = asyncio.Semaphore(config.uploads)
-        self._threads = ThreadPoolExecutor(config.at_once, "documents")
 
     # What is kept
 
     def open(self) -> None:
-        """Make the folder. Raises OSError where that is not possible."""
-        parent = None if self.config.folder is None else Path(self.config.folder).expanduser()
-        self._folder = Path(tempfile.mkdtemp(prefix="ziggurat-documents-", dir=parent))  # for this user alone
+        """Make the folder, and remove those of servers that were killed. Raises OSError where it cannot be made."""
+        parent = Path(tempfile.gettempdir() if self.config.folder is None else self.config.folder).expanduser()
+        _sweep(parent)
+        self._folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))  # for this user alone
+        self._lock = _locked(self._folder)
 
     async def close(self) -> None:
         """Give up what is not done, and remove everything."""
         for each in list(self._known.values()):
             await self.remove(each)
-        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._folder is not None:
             await asyncio.to_thread(shutil.rmtree, self._folder, ignore_errors=True)
+            os.close(self._lock)
 
     def get(self, name: str) -> Document:
         """Return a document. Raises Refused (404) where there is none, or its time is over."""
@@ -182,18 +189,70 @@ class Documents:
         except Exception as error:  # whatever one document does, the others go on
             given.status, given.error = "failed", error
             if not isinstance(error, (ZigguratError, Refused)):
-                self._say(f"a document failed: {type(error).__name__}: {error}")
-                given.error = ZigguratError("the document could not be translated; the server's log has more")
+                self._say(f"request {REQUEST.get()}: a document failed: {type(error).__name__}: {error}")
+                given.error = Refused(500, "the document could not be translated; the server's log has more")
         finally:
             given.ended = time.monotonic()
-
-    async def _in_thread(self, work: Callable[[], Value]) -> Value:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _translated(self, given: Document) -> None:
         """Translate a document and write the result."""
         most = self._server.limits.file_bytes
-        content = await self._in_thread(partial(read_bounded, self._path(given, "in"), most))
-        value = await translated(given, content, self._server, self.config, self._in_thread)
-        await self._in_thread(partial(self._finish, given, value))
+        content = await _in_thread(partial(read_bounded, self._path(given, "in"), most))
+        value = await translated(given, content, self._server, self.config, _in_thread)
+        await _in_thread(partial(self._finish, given, value))
         given.size = len(value)
+
+
+async def _in_thread(work: Callable[[], Value]) -> Value:
+    """Return the result of `work`, done in a thread that does not keep the process from ending.
+
+    Python waits for the threads of an executor, and a large document may take one minutes.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Value] = loop.create_future()
+
+    def finish(put: Callable[[], None]) -> None:
+        if not future.done():  # else nobody waits for it any more
+            put()
+
+    def run() -> None:
+        put: Callable[[], None]
+        try:
+            put = partial(future.set_result, work())
+        except Exception as error:
+            put = partial(future.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(finish, put)
+
+    threading.Thread(target=run, name="document", daemon=True).start()
+    return await future
+
+
+def _locked(folder: Path) -> int:
+    """Return the descriptor of a new lock file, which the kernel unlocks when this process ends, however it ends."""
+    descriptor, name = tempfile.mkstemp(dir=folder)
+    with contextlib.suppress(OSError):  # no locks here, so nobody else can lock it and remove the folder either
+        try_lock(descriptor)
+    os.replace(name, folder / _LOCK)  # now that it is locked it can be found
+    return descriptor
+
+
+def _sweep(parent: Path) -> None:
+    """Remove the folders in `parent` of servers of this user that are gone: those whose lock nobody holds."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        lock = folder / _LOCK
+        try:
+            found = folder.lstat()
+            # Anybody can give a link, or a folder of its own, such a name where all may write.
+            if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+                continue
+            descriptor = os.open(lock, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:  # no lock yet: a server makes it at this moment
+            continue
+        try:
+            if try_lock(descriptor) and is_same(lock, descriptor):
+                shutil.rmtree(folder, ignore_errors=True)
+        except OSError:  # no locks here
+            pass
+        finally:
+            os.close(descriptor)

@@ -34,6 +34,8 @@ _RETRY = (1.0, 60.0)
 _CHANGED = 2.0
 """Seconds between two looks at whether the files of a model have changed."""
 
+_FAILED = "failed while it translated"
+
 _COMPUTING = Turns()
 """Held for a step: models that compute at the same time would share the same cores, each more slowly."""
 
@@ -83,6 +85,7 @@ class Engine:
         version: returns what changes when the files of the model do; raises ZigguratError while they are not whole.
         queue: the lines.
         say: receives what an operator should know, such as that a model was loaded again.
+        closed: called when the model has been closed.
     """
 
     def __init__(
@@ -92,11 +95,12 @@ class Engine:
         version: Callable[[], object],
         queue: FairQueue,
         say: Callable[[str], object] = lambda text: None,
+        closed: Callable[[], object] = lambda: None,
     ) -> None:
         self.name = name
         self.queue = queue
         self.state = EngineState()
-        self._opening, self._version, self._say = opening, version, say
+        self._opening, self._version, self._say, self._closed = opening, version, say, closed
         self._opened: Opened | None = None
         self._batch: LineBatch | None = None
         self._options = Options()
@@ -145,6 +149,7 @@ class Engine:
             if self.queue.first() is None:
                 if self._unload:
                     self._opened, self._unload, self.state.status = None, False, "cold"
+                    self._closed()
                 return
             if not self._ready():
                 return
@@ -188,10 +193,9 @@ class Engine:
             return False
         try:
             self._opened, self._looked = self._opening(), now
-        except Exception as error:
+        except Exception:
             self._retry_at, self._retry = now + self._retry, min(2 * self._retry, _RETRY[1])
-            self._say(f"{self.name}: {error}")
-            raise ModelFailed("could not be opened; the server's log has the reason") from error
+            raise
         self.state.status, self.state.reason, self._retry = "ready", "", _RETRY[0]
         self.state.aligned = self._opened.aligned
         return True
@@ -261,18 +265,20 @@ class Engine:
             except ZigguratError as error:  # this line's own fault
                 taken.finish(error)
                 continue
-            except Exception as error:  # it is in no queue and no batch now
-                taken.finish(ModelFailed(f"{self.name}: failed: {printable(str(error), 300)}"))
+            except Exception:  # it is in no queue and no batch now
+                taken.finish(ModelFailed(f"{self.name}: {_FAILED}"))
                 raise
             room -= 1
 
     def _failed(self, error: Exception) -> None:
         """Let the lines fail that were under way, or all if the model is not open."""
-        why = error if isinstance(error, ModelFailed) else ModelFailed("failed while it translated")
+        what, told = _FAILED, _FAILED
         if self._opened is None:
-            self.state.status, self.state.reason = "failed", str(why)
+            what, told = "could not be opened", "could not be opened; the server's log has the reason"
+            self.state.status, self.state.reason = "failed", told
         self.state.failures += 1
-        self._say(f"{self.name}: {why}: {printable(str(error), 300)}")
+        self._say(f"{self.name}: {what}: {printable(str(error), 1000)}")
+        why = ModelFailed(f"{self.name}: {told}")
         jobs = [] if self._batch is None else list(self._batch.jobs.values())
         self._batch = None
         for job in jobs:

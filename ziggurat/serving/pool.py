@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ziggurat.config import load_experiment
 from ziggurat.config.languages import language_name
@@ -17,15 +18,12 @@ from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.serving.engine import Engine, Opened
 from ziggurat.serving.queue import FairQueue
 
-if TYPE_CHECKING:
-    pass
-
 __all__ = ["Model", "ModelPool", "ModelSource"]
 
 _COPIES = 3
 """Times the size of its weights that a model takes with PyTorch: as it is read, and packed for inference."""
 _POLL = 0.05  # seconds between two looks at whether another model has been closed
-_UNLOADING = 10.0  # seconds that a model waits for the memory of others
+_UNLOADING = 10.0  # seconds that a model waits for the memory of others that are in use
 
 
 @dataclass(frozen=True)
@@ -143,8 +141,8 @@ class ModelPool:
     Args:
         sources: the models, several of one pair of languages only under different names: the first serves the pair.
         waiting: lines that may wait for each model.
-        memory: bytes that the open models may take by their estimate; others are closed for a new one, the longest
-            unused first. None: no limit.
+        memory: bytes that models which are open or being opened may take by their estimate; others are closed for a
+            new one, the longest unused first. None: no limit.
         names: names of languages by code, beside those of ISO 639-1.
         say: receives messages for the operator.
 
@@ -161,6 +159,11 @@ class ModelPool:
         say: Callable[[str], object] = lambda text: None,
     ) -> None:
         self._memory, self._names, self._say = memory, dict(names or {}), say
+        self._held: set[str] = set()
+        """Names of the models that are open or being opened."""
+        self._opened: set[str] = set()
+        """Of these, those that are open."""
+        self._room = threading.Lock()  # for both
         self.models: dict[str, Model] = {}
         self.pairs: dict[tuple[str, str], Model] = {}
         for source in sources:
@@ -170,9 +173,8 @@ class ModelPool:
             name = source.name or "-".join(pair)
             if name in self.models:
                 raise ConfigError(f"two models are called {name!r}: {self.models[name].origin.path}, {source.path}")
-            engine = Engine(
-                name, self._opening(source, name), source.version, FairQueue(waiting, max(1, waiting // 2)), say
-            )
+            queue = FairQueue(waiting, most_of_client=max(1, waiting // 2))
+            engine = Engine(name, self._opening(source, name), source.version, queue, say, self._closing(name))
             self.models[name] = Model(name, *pair, source, engine)
             self.pairs.setdefault(pair, self.models[name])
 
@@ -207,21 +209,45 @@ class ModelPool:
         def opening() -> Opened:
             if self._memory is not None:
                 self._make_room(name, source.size(), self._memory)
-            return source.open()
+            try:
+                opened = source.open()
+            except BaseException:
+                with self._room:
+                    if name not in self._opened:  # it is where only its new files cannot be opened
+                        self._held.discard(name)
+                raise
+            with self._room:
+                self._opened.add(name)
+            return opened
 
         return opening
 
+    def _closing(self, name: str) -> Callable[[], None]:
+        def closing() -> None:
+            with self._room:
+                self._held.discard(name)
+                self._opened.discard(name)
+
+        return closing
+
     def _make_room(self, name: str, needed: int, limit: int) -> None:
-        """Close models that nobody uses until one more fits; one that is too large alone is opened nevertheless."""
+        """Take memory for a model, and close others that nobody uses until it fits.
+
+        One that is too large alone is opened nevertheless, and so is one that others which are in use leave no room.
+        """
         end = time.monotonic() + _UNLOADING
-        while time.monotonic() < end:
-            others = [m for m in self.models.values() if m.name != name and m.engine.state.status == "ready"]
-            if needed + sum(model.origin.size() for model in others) <= limit:
-                return
-            idle = [model for model in others if not model.engine.busy]
-            if not others:
-                break
+        while True:
+            with self._room:
+                others = self._held - {name}
+                fits = needed + sum(self.models[other].origin.size() for other in others) <= limit
+                if self._opened < self._held:  # opening ends, and says what comes after that
+                    end = time.monotonic() + _UNLOADING
+                if fits or not others or time.monotonic() > end:
+                    self._held.add(name)
+                    break
+            idle = [engine for engine in (self.models[other].engine for other in others) if not engine.busy]
             if idle:
-                min(idle, key=lambda model: model.engine.state.last_used).engine.unload()
+                min(idle, key=lambda engine: engine.state.last_used).unload()
             time.sleep(_POLL)
-        self._say(f"{name}: opened beyond the limit of memory: nothing else could be closed")
+        if not fits:
+            self._say(f"{name}: opened beyond the limit of memory: nothing else could be closed")

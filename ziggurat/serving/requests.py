@@ -1,28 +1,28 @@
-"""Requests as APIs have them: fields from JSON, a form or the query, within limits."""
+"""Requests as APIs have them: fields from JSON, a form or the query, in whatever form they come."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import JSONResponse
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
 
-__all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone", "upload_of"]
+__all__ = ["REQUEST", "Refused", "fields_of", "unless_gone", "upload_of"]
 
 Value = TypeVar("Value")
 
-_BYTES_PER_SECOND = 10_000
-"""Bytes that a slow line carries in a second."""
+REQUEST: ContextVar[str] = ContextVar("REQUEST", default="none")
+"""Name of the request that is being answered, for messages to the operator."""
+
 _LARGE = 1 << 16
 """Bytes of JSON that are read beside the event loop."""
 
@@ -39,53 +39,6 @@ class Refused(Exception):  # noqa: N818 - an answer
     def __init__(self, status: int, text: str, headers: Mapping[str, str] | None = None) -> None:
         super().__init__(text)
         self.status, self.text, self.headers = status, text, dict(headers or {})
-
-
-class BodyLimit:
-    """Middleware that refuses bodies beyond a number of bytes (413), or that come too slowly (408), without reading on.
-
-    A body of two lengths (400) is refused too.
-
-    Args:
-        app: what is asked.
-        most: bytes of a body.
-        of_path: bytes at paths for which another number holds.
-        seconds: in which a body must come, and one more for every 10,000 bytes of it that have.
-    """
-
-    def __init__(self, app: ASGIApp, most: int, of_path: Mapping[str, int], seconds: float) -> None:
-        self._app, self._most, self._of_path, self._seconds = app, most, of_path, seconds
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on, counting its bytes as they come."""
-        if scope["type"] != "http":
-            await self._app(scope, receive, send)
-            return
-        names = {name for name, _ in scope["headers"]}
-        if {b"content-length", b"transfer-encoding"} <= names:
-            # A proxy in front may believe the other one, and take what is hidden behind it for the next request
-            # (RFC 9112, 6.1).
-            refusal = JSONResponse({"error": "a length and chunks exclude each other"}, 400, {"Connection": "close"})
-            await refusal(scope, receive, send)
-            return
-        most, size, complete = self._of_path.get(scope["path"], self._most), 0, False
-        end = asyncio.get_running_loop().time() + self._seconds
-
-        async def counted() -> Message:
-            nonlocal size, complete
-            try:
-                # After the body only the end of the connection can come, for which there is no hurry.
-                async with asyncio.timeout_at(None if complete else end + size / _BYTES_PER_SECOND):
-                    message = await receive()
-            except TimeoutError:
-                raise Refused(408, "the request came too slowly", {"Connection": "close"}) from None
-            complete = not message.get("more_body", False)
-            size += len(message.get("body", b""))
-            if size > most:  # a length that was declared may be a lie, so it is what comes that counts
-                raise Refused(413, f"the request is larger than {most:,} bytes", {"Connection": "close"})
-            return message
-
-        await self._app(scope, counted, send)
 
 
 async def fields_of(request: Request) -> dict[str, Any]:
