@@ -146,7 +146,7 @@ def test_links_follow_sampled_segmentations(corpora: Corpora) -> None:
     corpora.add(PAIRS, sure(PAIRS))
     corpora.settings["subword"]["regularisation"] = {"target": True, "alpha": 0.4}
     corpora.prepare()
-    found = linked_words(corpora.store(), regularisation=corpora.config().subword.regularisation)
+    found = linked_words(corpora.store(), data=corpora.config())
     assert found == {number: pair.sure for number, pair in enumerate(PAIRS)}
 
 

@@ -21,7 +21,7 @@ from ziggurat.data.subword import Tokenizer, escape_blank_marks
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 
-__all__ = ["LinkMapper", "PieceLinks", "PieceUnits", "Words", "link_spans"]
+__all__ = ["LinkMapper", "PieceLinks", "PieceUnits", "Words", "link_spans", "unit_ends"]
 
 _BLANK_MARK = "\u2581"  # SentencePiece's
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
@@ -95,6 +95,12 @@ class Words:
 def _spelt(text: str) -> str:
     """Return the characters that SentencePiece's pieces spell, without blanks."""
     return escape_blank_marks([text])[0].replace(" ", "")
+
+
+def unit_ends(text: str) -> NDArray[np.int64]:
+    """Return the number of units up to the end of each character of a text for SentencePiece."""
+    sizes = [0 if character == " " else len(escape_blank_marks([character])[0]) for character in text]
+    return np.cumsum(np.array(sizes, np.int64))
 
 
 class PieceLinks(NamedTuple):
