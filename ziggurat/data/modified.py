@@ -31,7 +31,7 @@ __all__ = ["ModifiedPairs", "PairModifier"]
 Ids = NDArray[np.int32]
 Indices = NDArray[np.int64]
 
-_SAMPLE = 256
+_SAMPLE = 128
 """Pairs on which the growth of a modifier is measured."""
 _SHARE = 0.97
 """Share of them that are to fit into the length that is planned."""
@@ -97,7 +97,10 @@ class PairModifier:
         self._seed, self._longest = seed, longest
         self._sections = {name: section for name, section in config.chosen.items() if name != "merge"}
         self._units = [PieceUnits(tokenizer) for tokenizer in tokenizers]
+        # One after the other, since each needs those before it.
+        self._sample = self._sampled()
         self._growth = {name: self._measured(name) for name in self._sections}
+        self._words = {name: self._words_by_piece(name) for name in self._sections if name in BY_WORD}
 
     def lengths(self, epoch: int) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs]."""
@@ -155,7 +158,8 @@ class PairModifier:
         """Return for each modifier and pair, [modifiers, pairs], the number of the first word to change; -1: none.
 
         Of the words of a pair, each with the modifier's probability, the number of the first one chosen has a geometric
-        distribution. A pair has no more words than pieces; whether it has as many as that number is seen later.
+        distribution. How many words a pair has is seen when it is read; it is drawn if most pairs of its length have as
+        many as that number.
         """
         found = np.full((len(self._sections), len(indices)), -1, np.int64)
         for number, (name, section) in enumerate(self._sections.items()):
@@ -165,7 +169,7 @@ class PairModifier:
                 continue
             with np.errstate(divide="ignore"):  # probability 1: the first word
                 first = np.floor(np.log1p(-uniform) / np.log1p(-section.probability))
-            chosen = first < self._table.source_lengths[indices]
+            chosen = first < self._words[name] * self._table.source_lengths[indices]
             found[number][chosen] = first[chosen].astype(np.int64)
         if "noise" in self._sections:  # what it replaces need not be changed first
             found[1:, found[0] >= 0] = -1
@@ -206,26 +210,29 @@ class PairModifier:
             rooms.append(np.maximum(stored, np.minimum(np.ceil(room), self._longest)).astype(np.int32))
         return _Draw(hits, partners, (rooms[0], rooms[1]))
 
+    def _sampled(self) -> list[Pair]:
+        """Return pairs from all over the table."""
+        indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
+        return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
+
+    def _pieces(self, side: int, pairs: Sequence[Pair]) -> NDArray[np.float64]:
+        return np.array([len(ids) for ids in self._encoded(side, [pair.texts[side] for pair in pairs])], np.float64)
+
+    def _words_by_piece(self, name: str) -> float:
+        """Return the words by source piece that a modifier may change, which few pairs of the sample exceed."""
+        words = np.array([len(BY_WORD[name](pair)) for pair in self._sample], np.float64)
+        return float(np.quantile(np.append(words / np.maximum(1, self._pieces(0, self._sample)), 0.0), _SHARE))
+
     def _measured(self, name: str) -> list[tuple[float, float]]:
-        """Return for either side factor and constant of the length that a modifier gives to most pairs of a sample."""
-        indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64))
-        before, after = [], []
-        pairs = self._pairs([[index] for index in indices.tolist()], with_links=False)
-        for index, pair in zip(indices.tolist(), pairs, strict=True):
-            if pair is not None:
-                before.append(list(pair.texts))
-                MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, index), 0, self._languages)
-                after.append(pair.texts)
+        """Return for either side factor and constant of the length that a modifier gives to most pairs of the sample."""
+        modified = [Pair(*pair.texts, pair.links) for pair in self._sample]
+        for number, pair in enumerate(modified):
+            MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
         growth = []
         for side in (0, 1):
-            old, new = (
-                np.array([len(ids) for ids in self._encoded(side, [texts[side] for texts in each])], np.float64)
-                for each in (before, after)
-            )
+            old, new = self._pieces(side, self._sample), self._pieces(side, modified)
             factor = float(new.sum() / max(1.0, old.sum()))
-            growth.append(
-                (factor, float(np.quantile(new - factor * old, _SHARE, method="higher")) if len(old) else 0.0)
-            )
+            growth.append((factor, float(np.quantile(np.append(new - factor * old, 0.0), _SHARE, method="higher"))))
         return growth
 
     def _tag(self, source: Ids) -> Ids:

@@ -134,8 +134,18 @@ def _hits(rng: Random, first: int, count: int, probability: float) -> Iterator[i
         at += 1 + next_hit(rng.random(), probability)
 
 
+def _differing(pair: Pair) -> list[tuple[Span, Span]]:
+    """Return the links of words with one partner, other than themselves."""
+    source, target = pair.texts
+    return [link for link in pair.one_to_one() if source[slice(*link[SOURCE])] != target[slice(*link[TARGET])]]
+
+
+BY_WORD: dict[str, Callable[[Pair], list[tuple[Span, Span]]]] = {"inline": Pair.one_to_one, "terms": _differing}
+"""Modifiers whose probability is that of a word -> the words of a pair that each may change."""
+
+
 def _inline(pair: Pair, config: InlineConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
-    words = pair.one_to_one()
+    words = BY_WORD["inline"](pair)
     # Place, whether it stands in front of a word, number of what is the same on both sides, and the edit: ordered so,
     # since what stands behind a word comes before what stands in front of the next one at the same place.
     found: tuple[list[tuple[int, bool, int, Edit]], ...] = ([], [])
@@ -168,8 +178,7 @@ def _words_in(text: str, span: Span) -> list[Span]:
 
 
 def _terms(pair: Pair, config: TermsConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
-    source, target = pair.texts
-    words = [link for link in pair.one_to_one() if source[slice(*link[SOURCE])] != target[slice(*link[TARGET])]]
+    words, (source, target) = BY_WORD["terms"](pair), pair.texts
     before, name, between, _, after = template_parts(config.template, ("src", "trg"))
     edits: list[Edit] = []
     hints: list[tuple[int, int, int, Span]] = []  # number of the edit, place in its text, size, the translation
@@ -221,6 +230,3 @@ MODIFIERS: dict[str, Callable[[Pair, Any, Random, int, tuple[str, str]], None]] 
     "prefix": _prefix,
 }
 """Name of a modifier -> its function, in the order in which they are applied; `merge` comes before them."""
-
-BY_WORD = frozenset({"inline", "terms"})
-"""Modifiers whose probability is that of a word."""

@@ -29,6 +29,10 @@ _CONTINUES = "@@"
 _BLANKS = str.maketrans("", "", " \t\r\n")
 
 
+_ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(code)])[0]) == 2]
+"""Characters that are escaped by another one, and so count twice (ziggurat.data.subword)."""
+
+
 class Words:
     """The words of one side's lines, as alignments count them.
 
@@ -99,8 +103,11 @@ def _spelt(text: str) -> str:
 
 def unit_ends(text: str) -> NDArray[np.int64]:
     """Return the number of units up to the end of each character of a text for SentencePiece."""
-    sizes = [0 if character == " " else len(escape_blank_marks([character])[0]) for character in text]
-    return np.cumsum(np.array(sizes, np.int64))
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    sizes = (codes != ord(" ")).astype(np.int64)
+    for escaped in _ESCAPED:
+        sizes += codes == escaped
+    return np.cumsum(sizes)
 
 
 class PieceLinks(NamedTuple):
