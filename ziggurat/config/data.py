@@ -131,6 +131,11 @@ class SubwordConfig(Section):
     """Spell unknown characters as bytes, so that no text is unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
     """Share of the training text's characters that get a piece (SentencePiece)."""
+    symbols: list[Annotated[str, Field(pattern=r"^[^\s\u2581\ufdd0]+$", max_length=100)]] | None = Field(
+        default=None, max_length=1000
+    )
+    """Text that is always one piece (`bpe`, `unigram`), such as the marks of terminology hints, `[__source__,
+    __target__, __done__]`; null: none. They count for the vocabulary's size."""
     sample_pairs: Size = Field(default=200_000, ge=1)
     """Train the model on at most this many sentence pairs, drawn evenly from the corpora."""
     source_model: PathText | None = None
@@ -151,6 +156,8 @@ class SubwordConfig(Section):
             raise ValueError(
                 "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`"
             )
+        if self.symbols and self.kind not in ("bpe", "unigram"):
+            raise ValueError(f"`symbols` needs a model to train: `kind: bpe` or `unigram`, not `{self.kind}`")
         if self.kind == "existing" and self.source_model is None:
             raise ValueError("`kind: existing` needs `source_model`")
         if self.kind == "vocabulary" and self.source_vocabulary is None:

@@ -224,7 +224,7 @@ class PairModifier:
         return float(np.quantile(np.append(words / np.maximum(1, self._pieces(0, self._sample)), 0.0), _SHARE))
 
     def _measured(self, name: str) -> list[tuple[float, float]]:
-        """Return for either side factor and constant of the length that a modifier gives to most pairs of the sample."""
+        """Return for either side factor and constant of the length that a modifier gives to most of the sample."""
         modified = [Pair(*pair.texts, pair.links) for pair in self._sample]
         for number, pair in enumerate(modified):
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)

@@ -93,7 +93,9 @@ class Progress:
         self._move(position, stages)
 
     def lose_patience(self, stages: Sequence[StageConfig]) -> bool:
-        """Move on to the next stage, if the present one ends now for want of a better validation; return whether."""
+        """Move on to the next stage, if a validation has just ended the present one by its patience; return whether."""
+        if (self.epoch, self.batch) == (self.data_stages[-1], 0):
+            self.validations_since_best = 0  # it was of the stage before
         patience = stages[len(self.data_stages) - 1].until.patience if self.stages_to_come > 0 else None
         if patience is None or self.validations_since_best < patience:
             return False
