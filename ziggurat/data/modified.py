@@ -33,8 +33,11 @@ Indices = NDArray[np.int64]
 
 _SAMPLE = 128
 """Pairs on which the growth of a modifier is measured."""
-_SHARE = 0.97
+_SHARE = 0.95
 """Share of them that are to fit into the length that is planned."""
+_WORDS_SHARE = 0.8
+"""Share of them that are to have no more words by piece than is assumed. Pairs that are drawn for words that they lack
+are planned too long, so that a larger share costs more than it gives."""
 _CHUNK = 1 << 20
 """Pairs planned at a time, to bound memory."""
 
@@ -221,7 +224,7 @@ class PairModifier:
     def _words_by_piece(self, name: str) -> float:
         """Return the words by source piece that a modifier may change, which few pairs of the sample exceed."""
         words = np.array([len(BY_WORD[name](pair)) for pair in self._sample], np.float64)
-        return float(np.quantile(np.append(words / np.maximum(1, self._pieces(0, self._sample)), 0.0), _SHARE))
+        return float(np.quantile(np.append(words / np.maximum(1, self._pieces(0, self._sample)), 0.0), _WORDS_SHARE))
 
     def _measured(self, name: str) -> list[tuple[float, float]]:
         """Return for either side factor and constant of the length that a modifier gives to most of the sample."""

@@ -47,6 +47,8 @@ _TAGS = (
 )
 _TURKIC, _TURKIC_I = ("tr", "tur", "az", "aze", "crh", "tt", "tat"), {"i": "İ", "ı": "I"}
 _NOISE_WORDS, _NOISE_LENGTHS = 3, (2, 10)
+_NOISE_BYTES = 16
+"""Most bytes of noise inside a sentence, where each may take a piece: longer noise would make batches uneven."""
 _END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
 """Marks at the end of a sentence: those of a group mean the same. The `;` is the Greek question mark's normal form."""
 
@@ -65,6 +67,12 @@ def _random_words(rng: Random, lengths: tuple[int, int], most: int) -> list[str]
     """Return one to `most` words of random characters of one script, all of one length."""
     alphabet, length = rng.choice(_alphabets()), rng.randint(*lengths)
     return ["".join(rng.choices(alphabet, k=length)) for _ in range(rng.randint(1, most))]
+
+
+def _inserted_noise(rng: Random) -> str:
+    """Return noise for the inside of a sentence."""
+    words = _random_words(rng, _NOISE_LENGTHS, _NOISE_WORDS)
+    return " ".join(words).encode()[:_NOISE_BYTES].decode(errors="ignore").rstrip(" ")
 
 
 def merged(pairs: list[Pair]) -> Pair:
@@ -154,7 +162,7 @@ def _inline(pair: Pair, config: InlineConfig, rng: Random, first: int, languages
         opening, closing = rng.choice(_TAGS)
         added = rng.choice(_PLACEHOLDERS)
         if kind == "noise":
-            added = " ".join(_random_words(rng, _NOISE_LENGTHS, _NOISE_WORDS))
+            added = _inserted_noise(rng)
         for side, (begin, end) in enumerate(words[hit]):
             if kind == "tags":
                 found[side].append((begin, True, 2 * hit, Edit(begin, begin, opening)))
@@ -187,7 +195,7 @@ def _terms(pair: Pair, config: TermsConfig, rng: Random, first: int, languages: 
         (begin, end), translation = words[hit]
         hint = target[slice(*translation)]
         if config.replace and rng.random() < config.replace:
-            hint = " ".join(_random_words(rng, _NOISE_LENGTHS, _NOISE_WORDS))
+            hint = _inserted_noise(rng)
             replaced.append(Edit(*translation, hint))
         # In a script without blanks the marks get some.
         front = (" " if before and source[max(0, begin - 1) : begin].isalnum() else "") + before
