@@ -4,10 +4,10 @@
     python -m benchmarks.train_speed --peer --shape T1 --modified --rounds 3      # training with and without, in turns
 
 Multi30k en-de with word alignments. Batches of 4,096 tokens are loaded without training, with one modifier each time
-and with the mix of Firefox's teachers, in turns with none; figures are medians of the rounds, in CPU time of the thread.
-One modifier: `all` of the pairs, or of the words, are drawn, for the cost of a modified pair. The share is the extra
-time for the mix over the time that training takes for a pair at `--speed` target tokens/s (benchmarks/README.md has that
-of T1). Exit status 1 if it is above 3 %.
+and with the mix of Firefox's teachers, in turns with none; figures are medians of the rounds, in CPU time. Of one
+modifier, `all` pairs (or every tenth word) are drawn, for the cost of a modified pair. The share is the extra time for
+the mix over the time that training takes for a pair at `--speed` target tokens/s (benchmarks/README.md has that of T1).
+Exit status 1 if it is above 3 %.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Changes of a sentence pair that keep its word alignment right: every modifier says what it replaces, nothing else.
 
-First of the modules on modifiers, in order of use: edits, typos, modifiers, modified. Links follow from replacements
-alone, in one place, so that no modifier can get them wrong.
+First of the modules on modifiers, in order of use: edits, typos, modifiers, growth, modified. Links follow from
+replacements alone, in one place, so that no modifier can get them wrong.
 """
 
 from __future__ import annotations

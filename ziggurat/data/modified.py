@@ -4,11 +4,12 @@ A pair is modified as a function of (its text, seed, epoch, its index) alone, so
 time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
 
 A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
-pairs, measured on a sample; one that becomes longer stays as it was. Batches then never exceed their budget.
+pairs like it (ziggurat.data.growth); one that becomes longer stays as it was. Batches then never exceed their budget.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from random import Random
 from typing import Any, NamedTuple
@@ -19,6 +20,7 @@ from xxhash import xxh3_64_intdigest
 
 from ziggurat.config.modifiers import ModifiersConfig
 from ziggurat.data.edits import Pair, Span
+from ziggurat.data.growth import Growth, measured_growth
 from ziggurat.data.modifiers import BY_WORD, MODIFIERS, merged
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
@@ -33,11 +35,8 @@ Indices = NDArray[np.int64]
 
 _SAMPLE = 128
 """Pairs on which the growth of a modifier is measured."""
-_SHARE = 0.95
-"""Share of them that are to fit into the length that is planned."""
-_WORDS_SHARE = 0.8
-"""Share of them that are to have no more words by piece than is assumed. Pairs that are drawn for words that they lack
-are planned too long, so that a larger share costs more than it gives."""
+_EVERY_WORD = ("upper_case", "title_case")
+"""Modifiers that change every word, so that the growth of a pair depends on its words."""
 _CHUNK = 1 << 20
 """Pairs planned at a time, to bound memory."""
 
@@ -100,10 +99,8 @@ class PairModifier:
         self._seed, self._longest = seed, longest
         self._sections = {name: section for name, section in config.chosen.items() if name != "merge"}
         self._units = [PieceUnits(tokenizer) for tokenizer in tokenizers]
-        # One after the other, since each needs those before it.
         self._sample = self._sampled()
         self._growth = {name: self._measured(name) for name in self._sections}
-        self._words = {name: self._words_by_piece(name) for name in self._sections if name in BY_WORD}
 
     def lengths(self, epoch: int) -> tuple[Ids, Ids]:
         """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs]."""
@@ -161,8 +158,8 @@ class PairModifier:
         """Return for each modifier and pair, [modifiers, pairs], the number of the first word to change; -1: none.
 
         Of the words of a pair, each with the modifier's probability, the number of the first one chosen has a geometric
-        distribution. How many words a pair has is seen when it is read; it is drawn if most pairs of its length have as
-        many as that number.
+        distribution. A pair is drawn if it has as many words with one partner as that number; whether the modifier may
+        change them all is seen when their text is read.
         """
         found = np.full((len(self._sections), len(indices)), -1, np.int64)
         for number, (name, section) in enumerate(self._sections.items()):
@@ -172,8 +169,10 @@ class PairModifier:
                 continue
             with np.errstate(divide="ignore"):  # probability 1: the first word
                 first = np.floor(np.log1p(-uniform) / np.log1p(-section.probability))
-            chosen = first < self._words[name] * self._table.source_lengths[indices]
-            found[number][chosen] = first[chosen].astype(np.int64)
+            rows = np.flatnonzero(first < self._table.source_lengths[indices])  # few pairs have more words than pieces
+            links = self._table.links(indices[rows])
+            for row, of_pair in zip(rows.tolist(), links, strict=True):
+                found[number, row] = first[row] if first[row] < _one_to_one(of_pair.tolist()) else -1
         if "noise" in self._sections:  # what it replaces need not be changed first
             found[1:, found[0] >= 0] = -1
         return found
@@ -203,40 +202,35 @@ class PairModifier:
     def _drawn(self, indices: Indices, epoch: int) -> _Draw:
         """Return what is drawn for the pairs at `indices` in an epoch."""
         hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
-        rooms = []
-        for side, lengths in enumerate((self._table.source_lengths, self._table.target_lengths)):
-            stored = lengths[indices].astype(np.int64)
-            room = (stored + np.where(partners >= 0, lengths[partners], 0).sum(axis=1)).astype(np.float64)
-            for number, growth in enumerate(self._growth.values()):
-                factor, constant = growth[side]
-                room = np.where(hits[number] >= 0, factor * room + constant, room)
-            rooms.append(np.maximum(stored, np.minimum(np.ceil(room), self._longest)).astype(np.int32))
-        return _Draw(hits, partners, (rooms[0], rooms[1]))
+        both = (self._table.source_lengths, self._table.target_lengths)
+        stored = [lengths[indices].astype(np.int64) for lengths in both]
+        rooms = [
+            (one + np.where(partners >= 0, lengths[partners], 0).sum(axis=1)).astype(np.float64)
+            for one, lengths in zip(stored, both, strict=True)
+        ]
+        for number, (name, growth) in enumerate(self._growth.items()):
+            rows = np.flatnonzero(hits[number] >= 0)
+            ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
+            for side in (0, 1):
+                rooms[side][rows] = rooms[side][rows] * growth[side].ratio(ids[side]) + growth[side].constant
+        source, target = (
+            np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
+            for one, room in zip(stored, rooms, strict=True)
+        )
+        return _Draw(hits, partners, (source, target))
 
     def _sampled(self) -> list[Pair]:
         """Return pairs from all over the table."""
         indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
         return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
 
-    def _pieces(self, side: int, pairs: Sequence[Pair]) -> NDArray[np.float64]:
-        return np.array([len(ids) for ids in self._encoded(side, [pair.texts[side] for pair in pairs])], np.float64)
+    def _measured(self, name: str) -> list[Growth]:
+        """Return the growth of either side by a modifier."""
 
-    def _words_by_piece(self, name: str) -> float:
-        """Return the words by source piece that a modifier may change, which few pairs of the sample exceed."""
-        words = np.array([len(BY_WORD[name](pair)) for pair in self._sample], np.float64)
-        return float(np.quantile(np.append(words / np.maximum(1, self._pieces(0, self._sample)), 0.0), _WORDS_SHARE))
-
-    def _measured(self, name: str) -> list[tuple[float, float]]:
-        """Return for either side factor and constant of the length that a modifier gives to most of the sample."""
-        modified = [Pair(*pair.texts, pair.links) for pair in self._sample]
-        for number, pair in enumerate(modified):
+        def modify(pair: Pair, number: int) -> None:
             MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
-        growth = []
-        for side in (0, 1):
-            old, new = self._pieces(side, self._sample), self._pieces(side, modified)
-            factor = float(new.sum() / max(1.0, old.sum()))
-            growth.append((factor, float(np.quantile(np.append(new - factor * old, 0.0), _SHARE, method="higher"))))
-        return growth
+
+        return measured_growth(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
 
     def _tag(self, source: Ids) -> Ids:
         """Return the corpus's tag in front of a source, if there is one."""
@@ -286,3 +280,10 @@ class PairModifier:
             spans = np.array([link[side] for link in pair.links], np.int64).reshape(-1, 2)
             columns.append(ends[spans])
         return np.concatenate(columns, axis=1).astype(np.int32)
+
+
+def _one_to_one(links: list[list[int]]) -> int:
+    """Return the number of links between words that have no other link, as Pair.one_to_one has them."""
+    sources = Counter((link[0], link[1]) for link in links)
+    targets = Counter((link[2], link[3]) for link in links)
+    return sum(sources[link[0], link[1]] == targets[link[2], link[3]] == 1 for link in links)

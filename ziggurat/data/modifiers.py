@@ -46,9 +46,9 @@ _TAGS = (
     *(('<a href="https://example.org">', "</a>"), ("<span>", "</span>"), ('<g id="1">', "</g>"), ("[b]", "[/b]")),
 )
 _TURKIC, _TURKIC_I = ("tr", "tur", "az", "aze", "crh", "tt", "tat"), {"i": "İ", "ı": "I"}
-_NOISE_WORDS, _NOISE_LENGTHS = 3, (2, 10)
-_NOISE_BYTES = 16
-"""Most bytes of noise inside a sentence, where each may take a piece: longer noise would make batches uneven."""
+_NOISE_BYTES = 12
+"""Bytes of the words of noise inside a sentence, where each may take a piece: noise of all lengths, as OpusTrainer's,
+would make batches uneven."""
 _END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
 """Marks at the end of a sentence: those of a group mean the same. The `;` is the Greek question mark's normal form."""
 
@@ -71,8 +71,9 @@ def _random_words(rng: Random, lengths: tuple[int, int], most: int) -> list[str]
 
 def _inserted_noise(rng: Random) -> str:
     """Return noise for the inside of a sentence."""
-    words = _random_words(rng, _NOISE_LENGTHS, _NOISE_WORDS)
-    return " ".join(words).encode()[:_NOISE_BYTES].decode(errors="ignore").rstrip(" ")
+    alphabet, words = rng.choice(_alphabets()), rng.randint(1, 3)
+    length = max(1, _NOISE_BYTES // len(alphabet[0].encode()) // words)
+    return " ".join("".join(rng.choices(alphabet, k=length)) for _ in range(words))
 
 
 def merged(pairs: list[Pair]) -> Pair:
