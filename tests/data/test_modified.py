@@ -264,3 +264,24 @@ def test_modifiers_that_need_alignments_say_so(tmp_path: Path, folder: Path) -> 
     prepare(config(tmp_path, train=[{"source": f"{folder}/0.low", "target": f"{folder}/0.high"}]))
     with pytest.raises(DataError, match=r"data\.modifiers\.terms.*data\.alignment\.compute=hmm"):
         modifier(tmp_path, {"terms": {"probability": 0.1}})
+
+
+def test_marks_can_be_pieces_of_their_own(tmp_path: Path, folder: Path) -> None:
+    corpora = [
+        {name: f"{folder}/0.{end}" for name, end in (("source", "low"), ("target", "high"), ("alignment", "align"))}
+    ]
+    marks = ["__source__", "__target__", "__done__", "<>"]
+    prepare(config(tmp_path, train=corpora, subword={"vocabulary_size": 400, "symbols": [*marks, "<>"]}))
+    store, pairs = modifier(tmp_path, {"terms": {"probability": 0.3}})
+    text = "Su __source__ ma __target__ tho__done__ <>"
+    ids = store.source.encode([text])[0]
+    pieces = store.source.pieces(ids)
+    assert store.source.decode(ids) == text
+    assert [piece for piece in pieces if piece in marks] == marks
+    found = pairs.modified(np.arange(200), 0, *store.train.pairs(range(200)), [])
+    assert len(found.texts) > 100
+    for row, (source, _) in found.texts.items():
+        pieces = store.source.pieces(found.sources[row].tolist())
+        assert pieces.count("__target__") == source.count("__target__") > 0
+    with pytest.raises(ValueError, match="`symbols` needs a model to train"):
+        config(tmp_path, subword={"kind": "existing", "source_model": "x.spm", "symbols": ["<>"]})
