@@ -115,13 +115,15 @@ def test_a_modified_pair_is_a_function_of_seed_epoch_and_index(folder: Path) -> 
 
 
 def test_a_resumed_run_sees_the_same_batches(folder: Path) -> None:
-    def taken(state: LoaderState, count: int) -> list[object]:
+    def taken(state: LoaderState, count: int) -> list[tuple[LoaderState, object]]:
         groups = loader(folder, ALL).groups(state)
-        found = [(group.state_after, [rows(batch) for batch in group.batches]) for group in islice(groups, count)]
+        found: list[tuple[LoaderState, object]] = [
+            (group.state_after, [rows(batch) for batch in group.batches]) for group in islice(groups, count)
+        ]
         groups.close()  # type: ignore[attr-defined]
         return found
 
-    whole: list[Any] = taken(LoaderState(), 30)
+    whole = taken(LoaderState(), 30)
     for done in (1, 7, 22):
         assert taken(whole[done - 1][0], 30 - done) == whole[done:]
 

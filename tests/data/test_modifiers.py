@@ -33,7 +33,7 @@ def modified(name: str, pair: Pair, rng: Random, options: dict[str, Any] | None 
     """Apply a modifier to a copy of a pair."""
     kind = name.split()[0]
     config = ModifiersConfig.model_validate({kind: {"probability": p, **(options or {})}})
-    changed = Pair(*pair.texts, pair.links)
+    changed = pair.copy()
     MODIFIERS[kind](changed, getattr(config, kind), rng, 0, ("en", "de"))
     return changed
 
@@ -44,14 +44,14 @@ def check_modifier(name: str, rng: Random) -> bool:
     # Another character in place of the only one would leave nothing to tell the word by.
     pair = marked_pair(rng, letters, shortest=2 if name in ("nearby_char", "similar_char") else 1)
     if name in TYPOS:
-        changed = Pair(*pair.texts, pair.links)
+        changed = pair.copy()
         if (edit := TYPOS[name](pair.texts[SOURCE], rng)) is not None:
             changed.edit(SOURCE, [edit])
     elif name == "merge":
         other = marked_pair(rng, (MARKS[0][10:], MARKS[1][10:]))
         pair = marked_pair(rng, (MARKS[0][:10], MARKS[1][:10]))
         changed = merged([pair, other])
-        check(other, Pair(*changed.texts, changed.links[len(pair.links) :]))
+        check(other, Pair(changed.texts[0], changed.texts[1], changed.links[len(pair.links) :]))
         changed.links = changed.links[: len(pair.links)]
     elif name == "noise":
         changed = modified(name, pair, rng)
@@ -211,7 +211,7 @@ def test_the_share_of_words_is_their_probability() -> None:
     for seed in range(2000):
         generator = Random(seed)
         config = ModifiersConfig.model_validate({"terms": {"probability": 0.2}})
-        changed = Pair(*pair.texts, pair.links)
+        changed = pair.copy()
         MODIFIERS["terms"](changed, config.terms, generator, next_hit(generator.random(), 0.2), ("en", "de"))
         hinted += changed.texts[0].count("__target__")
     assert abs(hinted / 20_000 - 0.2) < 0.012

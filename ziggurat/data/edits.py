@@ -36,6 +36,10 @@ class Pair:
         self.texts = [source, target]
         self.links = list(links)
 
+    def copy(self) -> Pair:
+        """Return a pair that can be changed without changing this one."""
+        return Pair(self.texts[SOURCE], self.texts[TARGET], self.links)
+
     def edit(self, side: int, edits: Sequence[Edit]) -> list[Span]:
         """Apply `edits`, in ascending order and without overlap, to one side; return where their texts are now.
 

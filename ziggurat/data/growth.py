@@ -49,7 +49,7 @@ def measured_growth(
         sample: pairs to try it on; they stay as they are.
         tokenizers: of both sides.
     """
-    modified = [Pair(*pair.texts, pair.links) for pair in sample]
+    modified = [pair.copy() for pair in sample]
     for number, pair in enumerate(modified):
         modify(pair, number)
     found = []
@@ -58,10 +58,18 @@ def measured_growth(
         new = np.array([len(each) for each in tokenizer.encode([pair.texts[side] for pair in modified])], np.float64)
         by_piece = _by_piece(modify, side, tokenizer) if every_word else None
         sums = np.array([len(each) for each in ids], np.float64) if by_piece is None else _sums(by_piece, ids)
-        factor = float(new.sum() / max(1.0, float(sums.sum())))
-        beyond = np.append(new - factor * sums, 0.0)
-        found.append(Growth(by_piece, factor, float(np.quantile(beyond, SHARE, method="higher"))))
+        found.append(_fitted(by_piece, sums, new))
     return found
+
+
+def _fitted(by_piece: NDArray[np.float64] | None, sums: NDArray[np.float64], new: NDArray[np.float64]) -> Growth:
+    """Return the growth that most of the sample fits into: by a factor or by a constant, whichever is tighter."""
+    tried = []
+    for factor in (1.0, float(new.sum() / max(1.0, float(sums.sum())))):
+        beyond = new - factor * sums
+        constant = float(np.quantile(beyond, SHARE, method="higher")) if len(beyond) else 0.0
+        tried.append(Growth(by_piece, factor, constant))
+    return min(tried, key=lambda growth: growth.factor * float(sums.sum()) + growth.constant * len(sums))
 
 
 def _by_piece(modify: Callable[[Pair, int], None], side: int, tokenizer: Tokenizer) -> NDArray[np.float64]:
