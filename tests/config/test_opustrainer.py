@@ -119,7 +119,7 @@ def test_tags_are_two_modifiers_and_need_the_third_column(
         ("max_lines: 3", "most: 3", "`Merge` has no `most`; it has: min_lines, max_lines"),
         ("unichar: 1", "unichar: x", "'x' is not a number"),
         ('"<{trg}> "', '"<>"', r"must have `\{trg\}`"),
-        ("- clean 0.8", "- cleen 0.8", "line 6: unknown data set `cleen`; known are: clean, dirty"),
+        ("- clean 0.8", "- clear 0.8", "line 6: unknown data set `clear`; known are: clean, dirty"),
         ("- until clean 2", "- clean 2", "line 8: wanted: `until`, a data set and epochs"),
         ("- until clean 2", "- until rest 2", "line 8: wanted: `until`, a data set that the stage reads"),
         ("stages: [start, end]", "stages: [start, middle]", "the stage `middle` is not described"),
