@@ -1,7 +1,7 @@
 """Training speed on the shapes T1, T2, T3 beside other toolkits, in turns: target tokens/s and share of matmul peak.
 
     python -m benchmarks.train_speed [--shape T1 ...] [--precision fp32 bf16] [--peer fairseq ...] [--rounds 2]
-        [--seconds 40] [--tokens 4096] [--compiled] [--profile] [--data FOLDER] [--json]
+        [--seconds 40] [--tokens 4096] [--compiled] [--modified] [--profile] [--data FOLDER] [--json]
 
 T1: d_model 256, d_ff 1024, 4 heads, 6+6 layers, vocabulary 8,000; T2: T1 with 30+6 layers; T3: d_model 512, d_ff 2048,
 8 heads, 6+6 layers; D, when it is named: T3 with 60+12. Multi30k en-de in batches of 4,096 tokens; dropout 0.1 also on
@@ -59,8 +59,11 @@ def operations(shape: str, source: list[int], target: list[int]) -> float:
     return 6.0 * products + 12.0 * d * attention
 
 
-def prepared(data: Path) -> Path:
-    """Return a store of Multi30k en-de with a joint vocabulary of 8,000, made in a temporary folder."""
+def prepared(data: Path, aligned: bool = False) -> Path:
+    """Return a store of Multi30k en-de with a joint vocabulary of 8,000, made in a temporary folder.
+
+    `aligned`: with word alignments, for modifiers.
+    """
     from ziggurat.config.recipes import load_named
     from ziggurat.data.prepare import prepare
 
@@ -69,14 +72,15 @@ def prepared(data: Path) -> Path:
         s: f"[{{source: {data}/{f}.en.gz, target: {data}/{f}.de.gz}}]" for s, f in (("train", "train"), ("dev", "val"))
     }
     overrides = [f"data.store={store}", *(f"data.{split}={corpus}" for split, corpus in corpora.items())]
-    prepare(load_named("multi30k-en-de", overrides).data)
+    prepare(load_named("multi30k-en-de", [*overrides, *["data.alignment.compute=hmm"] * aligned]).data)
     return store
 
 
 def _stepper(
-    shape: str, precision: str, store: str, tokens: int, compiled: bool = False
+    shape: str, precision: str, store: str, tokens: int, compiled: bool = False, modified: bool = False
 ) -> Callable[[], tuple[UpdateResult, Sequence[Batch]]]:
     """Return a function that trains one update of ours, and returns its result and its batches."""
+    from benchmarks.modifiers import FIREFOX
     from ziggurat.config.recipes import load_named
     from ziggurat.data.corpus import Store
     from ziggurat.data.loader import Loader
@@ -97,6 +101,7 @@ def _stepper(
             f"training.precision={precision}",
             f"training.batch={{max_tokens: {tokens}}}",
             f"data.store={store}",
+            f"data.modifiers={json.dumps(FIREFOX if modified else {})}",
         ],
     )
     training, opened = experiment.training, Store.open(store)
@@ -105,7 +110,8 @@ def _stepper(
         compile_layers(model)
     optimiser = Optimiser(model, parameter_roles(model), training.optimiser)
     parallel = Parallel(model, training.loss, training.precision)
-    groups = Loader(opened.train, opened.source, opened.target, training.batch, seed=training.seed).groups()
+    tables = opened.train, opened.source, opened.target
+    groups = Loader(*tables, training.batch, seed=training.seed, data=experiment.data).groups()
 
     def step() -> tuple[UpdateResult, Sequence[Batch]]:
         batches = next(groups).batches
@@ -115,13 +121,22 @@ def _stepper(
 
 
 def ours(
-    shape: str, precision: str, store: str, seconds: float, max_tokens: int, compiled: bool = False
+    shape: str,
+    precision: str,
+    store: str,
+    seconds: float,
+    max_tokens: int,
+    compiled: bool = False,
+    modified: bool = False,
 ) -> dict[str, Any]:
-    """Train for `seconds` and return the figures; `compiled`: with `training.compile: layers`."""
+    """Train for `seconds` and return the figures.
+
+    `compiled`: with `training.compile: layers`; `modified`: with the modifiers of Firefox's teachers.
+    """
     import psutil
     import torch
 
-    step = _stepper(shape, precision, store, max_tokens, compiled)
+    step = _stepper(shape, precision, store, max_tokens, compiled, modified)
     began, updates, tokens, work = time.perf_counter(), 0, 0, 0.0
     counting, busy, own = False, 0.0, 0.0
     while True:
@@ -261,11 +276,12 @@ def main() -> None:
     parser.add_argument("--store", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--compiled", action="store_true", help="also ours with `training.compile: layers`")
+    parser.add_argument("--modified", action="store_true", help="also ours with modifiers (benchmarks.modifiers)")
     parser.add_argument("--profile", action="store_true", help="shares of an update of ours, and nothing else")
     parser.add_argument("--once", action="store_true", help=argparse.SUPPRESS)
     o = parser.parse_args()
     if o.once:
-        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds, o.tokens, o.compiled)))
+        print(json.dumps(ours(o.shape[0], o.precision[0], o.store, o.seconds, o.tokens, o.compiled, o.modified)))
         return
     if o.profile:
         store = o.store or str(prepared(o.data))
@@ -281,7 +297,9 @@ def main() -> None:
     peers = [p for p in there if o.peer is None or p in o.peer]
     if missing := set(o.peer or ()) - set(there):
         sys.exit(f"not installed: {', '.join(sorted(missing))} (set BENCH and PEERS)")
-    store = o.store or str(prepared(o.data))
+    store = o.store or str(prepared(o.data, aligned=o.modified))
+    variants = {"ziggurat": [], "compiled": ["--compiled"] * o.compiled, "modified": ["--modified"] * o.modified}
+    variants = {name: flags for name, flags in variants.items() if flags or name == "ziggurat"}
     document = []
     for shape in o.shape:
         for precision in o.precision:
@@ -291,7 +309,7 @@ def main() -> None:
                 own = [sys.executable, "-m", "benchmarks.train_speed", "--once", "--store", store]
                 own += ["--shape", shape, "--precision", precision, "--seconds", str(o.seconds)]
                 own += ["--tokens", str(o.tokens)]
-                for name, flags in {"ziggurat": [], **({"compiled": ["--compiled"]} if o.compiled else {})}.items():
+                for name, flags in variants.items():
                     said = subprocess.run([*own, *flags], check=True, capture_output=True, text=True).stdout
                     runs.setdefault(name, []).append(json.loads(said.splitlines()[-1]))
                 for peer in peers:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any, get_args, get_origin
 
 import pytest
@@ -18,6 +19,7 @@ GIVEN = {
     "training.growth.stages": [{"layers": 2, "updates": 5}],
     "model.encoder.ranges": [{"layers": 2, "residual": "post"}],
     "model.decoder.ranges": [{"layers": 2, "residual": "post"}],
+    "data.stages": [{"mix": {"a": 1}, "until": {"corpus": "a"}}],
     "data.train": [{"path": "a.tsv"}],
     "data.dev": [{"path": "a.tsv"}],
 }
@@ -55,7 +57,7 @@ def put(path: str, value: Any) -> dict[str, Any]:
     at, steps = content, path.split(".")
     for depth, step in enumerate(steps[:-1]):
         inside = ".".join(steps[: depth + 1])
-        at = at[int(step)] if step.isdecimal() else at.setdefault(step, GIVEN.get(inside, {}))
+        at = at[int(step)] if step.isdecimal() else at.setdefault(step, deepcopy(GIVEN.get(inside, {})))
     at[steps[-1]] = value
     return content  # type: ignore[no-any-return]
 

@@ -29,7 +29,7 @@ def test_batches_of_a_store_are_those_of_training(tiny_folder: Path, monkeypatch
     config = tiny_experiment(tiny_folder, batch={"max_tokens": 300, "length_multiple": 4})
     store = Store.open(tiny_folder / "store")
     loader = loader_of(config, store)
-    largest = largest_batches(loader, store.train, 4, epoch=0)
+    largest = largest_batches(loader, 4, epoch=0)
     found = expected_batches(config)
     assert found.largest == tuple(BatchShape(*b.source.shape, b.target_in.shape[1]) for b in largest)
     batches = [batch for number in range(len(loader.plan(0))) for batch in loader.load(0, number)]

@@ -9,12 +9,13 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from ziggurat.config.data import RegularisationConfig
+from ziggurat.config.data import DataConfig, RegularisationConfig, SubwordConfig
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.collate import Background, Batch, SpecialIds, collate
 from ziggurat.data.loader import Group, Loader, LoaderState, fixed_batches
@@ -67,7 +68,13 @@ def table(tmp_path_factory: pytest.TempPathFactory) -> PairTable:
 
 def make_loader(table: PairTable, regularisation: RegularisationConfig | None = None, seed: int = 5) -> Loader:
     batch = BatchConfig(max_tokens=120, accumulate=3, length_multiple=4)
-    return Loader(table, SOURCE, TARGET, batch, seed=seed, temperature=1.5, regularisation=regularisation, prefetch=2)
+    data = data_section(regularisation, sampling_temperature=1.5)
+    return Loader(table, SOURCE, TARGET, batch, seed=seed, data=data, prefetch=2)
+
+
+def data_section(regularisation: RegularisationConfig | None, **settings: Any) -> DataConfig:
+    subword = SubwordConfig(regularisation=regularisation)
+    return DataConfig(source_language="de", target_language="en", store="store", subword=subword, **settings)
 
 
 def take(groups: Iterator[Group], count: int) -> list[Group]:
@@ -232,7 +239,7 @@ def test_sample_too_long_for_any_batch_is_left_alone(tmp_path: Path, max_tokens:
     """Samples have 30 or 60 pieces; end-of-sentence makes 60 too many for 60."""
     table = write_table(tmp_path, [(0, 30, 30)] * 20)
     batch = BatchConfig(max_tokens=max_tokens)
-    loader = Loader(table, SOURCE, TARGET, batch, seed=1, regularisation=RegularisationConfig())
+    loader = Loader(table, SOURCE, TARGET, batch, seed=1, data=data_section(RegularisationConfig()))
     found = [row for group in take(loader.groups(), 20) for b in group.batches for row in rows(b).values()]
     stored = [source[0] < 1000 for source, _ in found]
     assert any(stored)
@@ -345,7 +352,7 @@ def test_seeds_of_batches_follow_from_their_place(table: PairTable) -> None:
 
     def seeds(accumulate: int, seed: int = 1) -> list[int]:
         batch = BatchConfig(max_tokens=120, length_multiple=4, accumulate=accumulate)
-        groups = Loader(table, SOURCE, TARGET, batch, seed=seed, regularisation=sampling).groups()
+        groups = Loader(table, SOURCE, TARGET, batch, seed=seed, data=data_section(sampling)).groups()
         found: list[int] = []
         while True:
             group = next(groups)

@@ -146,7 +146,7 @@ def test_links_follow_sampled_segmentations(corpora: Corpora) -> None:
     corpora.add(PAIRS, sure(PAIRS))
     corpora.settings["subword"]["regularisation"] = {"target": True, "alpha": 0.4}
     corpora.prepare()
-    found = linked_words(corpora.store(), regularisation=corpora.config().subword.regularisation)
+    found = linked_words(corpora.store(), data=corpora.config())
     assert found == {number: pair.sure for number, pair in enumerate(PAIRS)}
 
 
@@ -351,3 +351,17 @@ def test_nothing_to_train_an_aligner_on_is_said(corpora: Corpora) -> None:
     with pytest.raises((DataError, ConfigError), match="no pair to train an aligner on"):
         corpora.prepare()
     assert not (corpora.folder / "store").exists()
+
+
+def test_alignments_in_a_column_of_the_corpus_itself(corpora: Corpora) -> None:
+    path = corpora.folder / "all.tsv"
+    path.write_text("".join(f"{pair.low}\t{pair.high}\t{format_links(pair.sure)}\n" for pair in PAIRS))
+    own = {"path": str(path), "alignment": str(path), "alignment_column": 2}
+    corpora.settings["train"] = [own]
+    assert corpora.prepare().corpora[0].aligned == len(PAIRS)
+    assert linked_words(corpora.store()) == {index: set(pair.sure) for index, pair in enumerate(PAIRS)}
+    corpora.settings |= {"train": [{**own, "alignment_column": 3}], "store": str(corpora.folder / "other")}
+    with pytest.raises(DataError, match=r"all\.tsv, line 1: 3 columns, but column 3 \(from 0\) is the alignment"):
+        corpora.prepare()
+    with pytest.raises(ValueError, match="`alignment_column` needs `alignment`"):
+        DataConfig.model_validate({**corpora.settings, "train": [{"path": str(path), "alignment_column": 2}]})

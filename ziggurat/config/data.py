@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.modifiers import ModifiersConfig, StageConfig
+from ziggurat.config.opustrainer import read_opustrainer
 
 __all__ = ["AlignmentConfig", "CorpusConfig", "DataConfig", "FilterConfig", "RegularisationConfig", "SubwordConfig"]
 
@@ -29,6 +31,9 @@ class CorpusConfig(Section):
     alignment: PathText | None = None
     """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
     lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
+    alignment_column: Annotated[int, Field(ge=0, le=100_000)] | None = None
+    """Column of `alignment` that holds them, from 0, where that is a TSV file, such as the corpus itself; null: whole
+    lines are alignments."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
     (default: the language codes of `data.source_language` and `data.target_language`)."""
@@ -45,6 +50,8 @@ class CorpusConfig(Section):
         aligned = self.source is not None and self.target is not None
         if (self.path is not None) == aligned or (self.source is None) != (self.target is None):
             raise ValueError("give either `source` and `target` (aligned text files) or `path` (one file)")
+        if self.alignment_column is not None and self.alignment is None:
+            raise ValueError("`alignment_column` needs `alignment`, the file that has this column")
         if self.columns and len(self.columns) != 2:
             raise ValueError("`columns` needs two entries: the source column and the target column")
         return self
@@ -124,6 +131,11 @@ class SubwordConfig(Section):
     """Spell unknown characters as bytes, so that no text is unknown."""
     character_coverage: float = Field(default=1.0, gt=0, le=1)
     """Share of the training text's characters that get a piece (SentencePiece)."""
+    symbols: list[Annotated[str, Field(pattern=r"^[^\s\u2581\ufdd0]+$", max_length=100)]] | None = Field(
+        default=None, max_length=1000
+    )
+    """Text that is always one piece (`bpe`, `unigram`), such as the marks of terminology hints, `[__source__,
+    __target__, __done__]`; null: none. They count for the vocabulary's size."""
     sample_pairs: Size = Field(default=200_000, ge=1)
     """Train the model on at most this many sentence pairs, drawn evenly from the corpora."""
     source_model: PathText | None = None
@@ -144,6 +156,8 @@ class SubwordConfig(Section):
             raise ValueError(
                 "`target_vocabulary_size` needs two models to train: `joint: false`, with `kind: bpe` or `unigram`"
             )
+        if self.symbols and self.kind not in ("bpe", "unigram"):
+            raise ValueError(f"`symbols` needs a model to train: `kind: bpe` or `unigram`, not `{self.kind}`")
         if self.kind == "existing" and self.source_model is None:
             raise ValueError("`kind: existing` needs `source_model`")
         if self.kind == "vocabulary" and self.source_vocabulary is None:
@@ -178,6 +192,43 @@ class DataConfig(Section):
     """Segmentation."""
     alignment: AlignmentConfig = AlignmentConfig()
     """Word alignments."""
+    stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
+    """Stages of training, each with its own mix of the corpora (docs/modifiers.md); without any, `sampling_temperature`
+    and the weights of the corpora say how they are mixed."""
+    modifiers: ModifiersConfig = ModifiersConfig()
+    """Random changes of training pairs: upper case, typing errors, terminology hints and others."""
+    opustrainer: PathText | None = None
+    """An OpusTrainer file, to be read in place of `train`, `stages` and `modifiers`."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_opustrainer(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or not isinstance(path := content.get("opustrainer"), str):
+            return content
+        if given := [key for key in ("train", "stages", "modifiers") if content.get(key)]:
+            raise ValueError(f"`opustrainer` gives `{given[0]}` as well: leave one of them out")
+        found = read_opustrainer(path)
+        alignment = {**found.pop("alignment", {}), **(content.get("alignment") or {})}
+        return {**content, **found, "alignment": alignment, "opustrainer": None}
+
+    @model_validator(mode="after")
+    def _stages_can_follow(self) -> Self:
+        for number, stage in enumerate(self.stages[:-1]):
+            if stage.until.epochs is None and stage.until.patience is None:
+                raise ValueError(f"`stages.{number}` never ends: give its `until` `epochs` or `patience`")
+        if self.stages and self.stages[-1].until.patience is not None:
+            raise ValueError("`patience` of the last stage is that of the run: set `training.stop.patience`")
+        if self.stages and (self.sampling_temperature != 1 or any(corpus.weight != 1 for corpus in self.train)):
+            raise ValueError("`stages` say how corpora are mixed: leave out `sampling_temperature` and `weight`")
+        changed = [self.modifiers, *(stage.modifiers for stage in self.stages if stage.modifiers)]
+        if self.subword.kind == "vocabulary" and any(modifiers.chosen for modifiers in changed):
+            raise ValueError("text that is already segmented (`subword.kind: vocabulary`) cannot have `modifiers`")
+        return self
+
+    def stage_modifiers(self, stage: int) -> ModifiersConfig:
+        """Return the modifiers of a stage, from 0."""
+        own = self.stages[stage].modifiers if self.stages else None
+        return self.modifiers if own is None else own
 
     def aligned(self, split: str) -> bool:
         """Return whether the store is to have word alignments of a split, `train` or `dev`."""

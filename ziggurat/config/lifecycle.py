@@ -75,7 +75,8 @@ class StopConfig(Section):
     minutes: Minutes | None = Field(default=None, gt=0)
     """Wall time of training, summed over all resumed parts, validation and checkpoints included."""
     patience: Count | None = Field(default=None, ge=1)
-    """Consecutive validations without a better metric (early stopping)."""
+    """Consecutive validations without a better metric (early stopping); those of the last stage, where there are
+    `data.stages`."""
 
     @model_validator(mode="after")
     def _some_end(self) -> Self:

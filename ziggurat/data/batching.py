@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ziggurat.errors import DataError
 
-__all__ = ["check_fits", "epoch_indices", "make_batches", "round_up", "sorted_batches"]
+__all__ = ["check_fits", "draw", "epoch_indices", "make_batches", "round_up", "sorted_batches"]
 
 
 Integers = NDArray[np.integer]
@@ -45,14 +45,30 @@ def epoch_indices(corpora: Integers, weights: Sequence[float], temperature: floa
     sizes = np.bincount(corpora, minlength=len(weights))
     if len(corpora) == 0:
         return np.zeros(0, dtype=np.int64)
-    parts: list[NDArray[np.int64]] = []
-    for corpus, (size, quota) in enumerate(
-        zip(sizes.tolist(), _quotas(sizes, weights, temperature).tolist(), strict=True)
+    quotas = _quotas(sizes, weights, temperature)
+    return draw(corpora, epoch * quotas, quotas, seed)
+
+
+def draw(corpora: Integers, positions: Indices, quotas: Indices, seed: int) -> Indices:
+    """Take the next pairs of each corpus from its endless sequence of shuffled copies.
+
+    Args:
+        corpora: `[pairs]` number of each pair's corpus, from 0.
+        positions: `[corpora]` pairs of each corpus taken before.
+        quotas: `[corpora]` pairs to take; 0 of a corpus without any.
+        seed: any number from 0.
+
+    Returns: indices of pairs, corpus by corpus.
+    """
+    sizes = np.bincount(corpora, minlength=len(quotas))
+    parts: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    for corpus, (size, position, quota) in enumerate(
+        zip(sizes.tolist(), positions.tolist(), quotas.tolist(), strict=True)
     ):
-        if size == 0:
+        if quota == 0:
             continue
         members = np.flatnonzero(corpora == corpus) if len(sizes) > 1 else np.arange(size)
-        position, end = epoch * quota, (epoch + 1) * quota
+        end = position + quota
         while position < end:
             copy, offset = divmod(position, size)
             taken = min(size - offset, end - position)

@@ -86,7 +86,7 @@ def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> 
             f"{key}: {config.alignment} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
             "paired in sorted order, so there must be equally many"
         )
-    return Corpus(split, key, config, reader, alignments=AlignmentFiles(paths))
+    return Corpus(split, key, config, reader, alignments=AlignmentFiles(paths, config.alignment_column))
 
 
 def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Words, Words] | None = None) -> None:

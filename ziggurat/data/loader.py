@@ -14,10 +14,12 @@ import numpy as np
 from numpy.typing import NDArray
 from xxhash import xxh32_intdigest
 
-from ziggurat.config.data import RegularisationConfig
+from ziggurat.config.data import DataConfig, RegularisationConfig
 from ziggurat.config.train import BatchConfig
-from ziggurat.data.batching import check_fits, epoch_indices, make_batches, round_up, sorted_batches
+from ziggurat.data.batching import check_fits, make_batches, round_up, sorted_batches
 from ziggurat.data.collate import Background, Batch, Ids, SpecialIds, collate
+from ziggurat.data.modified import PairModifier
+from ziggurat.data.stages import FIRST, CorpusMix, Starts, next_starts
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import PairTable
 from ziggurat.data.units import LinkMapper, PieceLinks
@@ -31,6 +33,8 @@ class LoaderState(NamedTuple):
 
     epoch: int = 0
     batch: int = 0
+    starts: Starts = FIRST
+    """First epoch of each stage of `data.stages` that has begun."""
 
 
 class Group(NamedTuple):
@@ -54,15 +58,16 @@ class Loader:
         source_tokenizer: tokenizer of the source side.
         target_tokenizer: tokenizer of the target side.
         batch: section `training.batch`.
-        seed: determines the order and the sampled segmentations.
-        temperature: `data.sampling_temperature`.
-        regularisation: sample new segmentations in every epoch; None: use the stored ones.
+        seed: determines the order, the modified pairs and the sampled segmentations.
+        data: section `data`: stages, modifiers, sampling of corpora and segmentations. None: each pair once an epoch.
+        longest: most pieces of a modified pair on either side; None: as many as fit into a batch.
         links: whether batches have the table's word alignments; it must have some then.
         prefetch: groups prepared ahead, at least 1.
         rank: number of this process, from 0.
         count: number of processes that share the batches.
 
-    Raises: DataError when there are no pairs, a pair does not fit into a batch, or there is no text to sample from.
+    Raises: DataError when there are no pairs, a pair does not fit into a batch, there is no text to sample from, or the
+    stages and modifiers do not fit the table (CorpusMix, PairModifier).
     """
 
     def __init__(
@@ -73,8 +78,8 @@ class Loader:
         batch: BatchConfig,
         *,
         seed: int,
-        temperature: float = 1.0,
-        regularisation: RegularisationConfig | None = None,
+        data: DataConfig | None = None,
+        longest: int | None = None,
         links: bool = False,
         prefetch: int = 8,
         rank: int = 0,
@@ -84,6 +89,7 @@ class Loader:
             raise DataError("the store holds no training pair; run `ziggurat prepare` with a corpus in data.train")
         limits = {"max_tokens": batch.max_tokens, "length_multiple": batch.length_multiple}
         check_fits(table.source_lengths, table.target_lengths, **limits)
+        regularisation = None if data is None else data.subword.regularisation
         if regularisation is not None:
             table.texts(np.zeros(0, dtype=np.int64))  # raises here, not in the middle of the first epoch
         self.waited_seconds = 0.0
@@ -92,26 +98,47 @@ class Loader:
         self._tokenizers = (source_tokenizer, target_tokenizer)
         self._special = SpecialIds.of(source_tokenizer, target_tokenizer)
         self._batch = batch
-        self._seed, self._temperature = seed, temperature
-        self._regularisation = regularisation
+        self._seed, self._regularisation = seed, regularisation
+        self._stages = [] if data is None else data.stages
+        self._mix = CorpusMix(table, self._stages, 1.0 if data is None else data.sampling_temperature, seed)
+        # Padded lengths are multiples of `length_multiple`, so a budget that is none cannot be used to the end.
+        self._room = batch.max_tokens // batch.length_multiple * batch.length_multiple
+        self._modifiers = [] if data is None else self._pair_modifiers(data, min(self._room - 1, longest or self._room))
         self._mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
         self._prefetch = prefetch
         self._rank, self._count = rank, count
-        self._planned: tuple[int, list[NDArray[np.int64]]] | None = None
+        self._planned: tuple[tuple[int, Starts], list[NDArray[np.int64]]] | None = None
 
-    def plan(self, epoch: int) -> list[NDArray[np.int64]]:
+    def _pair_modifiers(self, data: DataConfig, longest: int) -> list[PairModifier | None]:
+        """Return the modifiers of each stage."""
+        languages = data.source_language, data.target_language
+        configs = [data.stage_modifiers(stage) for stage in range(max(1, len(data.stages)))]
+        made = {
+            config: PairModifier(config, self._table, self._tokenizers, languages, seed=self._seed, longest=longest)
+            for config in set(configs)
+            if config.chosen
+        }
+        return [made.get(config) for config in configs]
+
+    def plan(self, epoch: int, starts: Starts = FIRST) -> list[NDArray[np.int64]]:
         """Return the batches of `epoch` in order, as indices of pairs; the latest plan is cached."""
-        if self._planned is None or self._planned[0] != epoch:
-            self._planned = epoch, self._plan(epoch)
+        if self._planned is None or self._planned[0] != (epoch, starts):
+            self._planned = (epoch, starts), self._plan(epoch, starts)
         return self._planned[1]
 
-    def _plan(self, epoch: int) -> list[NDArray[np.int64]]:
-        table, batch = self._table, self._batch
-        chosen = epoch_indices(table.corpora, table.corpus_weights, self._temperature, self._seed, epoch)
+    def lengths(self, epoch: int, starts: Starts = FIRST) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+        """Return the pieces of every pair of the table, int32 [pairs], that `epoch` is planned with: its most."""
+        modifier = self._modifier(epoch, starts)
+        return (self._table.source_lengths, self._table.target_lengths) if modifier is None else modifier.lengths(epoch)
+
+    def _modifier(self, epoch: int, starts: Starts) -> PairModifier | None:
+        return self._modifiers[self._mix.stage(epoch, starts)] if self._modifiers else None
+
+    def _plan(self, epoch: int, starts: Starts) -> list[NDArray[np.int64]]:
+        batch = self._batch
         return make_batches(
-            chosen,
-            table.source_lengths,
-            table.target_lengths,
+            self._mix.chosen(epoch, starts),
+            *self.lengths(epoch, starts),
             max_tokens=batch.max_tokens,
             max_sentences=batch.max_sentences,
             length_multiple=batch.length_multiple,
@@ -140,9 +167,9 @@ class Loader:
             ahead.close()
 
     def _groups(self, state: LoaderState) -> Iterator[Group]:
-        epoch, position = state
+        epoch, position, starts = state
         while True:
-            plan = self.plan(epoch)
+            plan = self.plan(epoch, starts)
             if position > len(plan):
                 raise DataError(
                     f"cannot go on after batch {position} of epoch {epoch}, which has only {len(plan)}: the store, "
@@ -151,28 +178,35 @@ class Loader:
             while position < len(plan):
                 end = min(position + self._batch.accumulate, len(plan))
                 mine = range(position + self._rank, end, self._count)
-                batches = [batch for number in mine for batch in self.load(epoch, number)]
+                batches = [batch for number in mine for batch in self.load(epoch, number, starts)]
                 if not batches:
-                    batches = [self.load(epoch, position)[0].idle()]
+                    batches = [self.load(epoch, position, starts)[0].idle()]
                 position = end
-                after = LoaderState(epoch, position) if position < len(plan) else LoaderState(epoch + 1)
+                after = LoaderState(epoch, position, starts)
+                if position == len(plan):
+                    after = LoaderState(epoch + 1, 0, next_starts(self._stages, starts, epoch + 1))
                 yield Group(batches, after)
-            epoch, position = epoch + 1, 0
+            epoch, position, starts = epoch + 1, 0, next_starts(self._stages, starts, epoch + 1)
 
-    def load(self, epoch: int, position: int) -> list[Batch]:
+    def load(self, epoch: int, position: int, starts: Starts = FIRST) -> list[Batch]:
         """Read and collate batch `position` of `epoch`; sampled segmentations may take several to stay in budget."""
-        parts = self._collated(self.plan(epoch)[position], epoch)
+        parts = self._collated(self.plan(epoch, starts)[position], epoch, self._modifier(epoch, starts))
         seeds = [xxh32_intdigest(f"{self._seed} {epoch} {position} {part}".encode()) for part in range(len(parts))]
         return [replace(part, seed=seed) for part, seed in zip(parts, seeds, strict=True)]
 
-    def _collated(self, indices: NDArray[np.int64], epoch: int) -> list[Batch]:
+    def _collated(self, indices: NDArray[np.int64], epoch: int, modifier: PairModifier | None) -> list[Batch]:
         sources, targets = self._table.pairs(indices)
         multiple, sampling = self._batch.length_multiple, self._regularisation
         links = self._table.links(indices) if self._mapper is not None else []
+        texts: dict[int, list[str]] = {}
+        if modifier is not None:
+            sources, targets, links, texts = modifier.modified(indices, epoch, sources, targets, links)
         if sampling is None:
             return [collate(sources, targets, indices, self._special, multiple, self._mapped(links, sources, targets))]
         stored = sources, targets
         source_texts, target_texts = self._table.texts(indices)
+        for row, of_pair in texts.items():
+            source_texts[row], target_texts[row] = of_pair
         if sampling.source:
             sources = self._sampled(0, sources, source_texts, indices, epoch, sampling)
         if sampling.target:
@@ -204,15 +238,13 @@ class Loader:
         """Sample segmentations of one side; tags stay, and the stored one is used where a sample fits no batch."""
         tokenizer = self._tokenizers[side]
         tags = set(tokenizer.tags.values())
-        # Padded lengths are multiples of `length_multiple`, so a budget that is none cannot be used to the end.
-        room = self._batch.max_tokens // self._batch.length_multiple * self._batch.length_multiple
         # A function of these four numbers only, so that a resumed run draws the same as an uninterrupted one.
         seeds = [xxh32_intdigest(f"{self._seed} {epoch} {side} {index}".encode()) for index in indices.tolist()]
         sentences: list[Ids] = []
         for old, ids in zip(stored, tokenizer.sample(texts, seeds, regularisation), strict=True):
             tag = [first for first in old[:1].tolist() if first in tags]
             new = np.array([*tag, *ids], dtype=np.int32)
-            sentences.append(new if len(new) < room else old)  # not `<=`: end-of-sentence is still to be added
+            sentences.append(new if len(new) < self._room else old)  # not `<=`: end-of-sentence is still to be added
         return sentences
 
 

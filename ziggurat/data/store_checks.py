@@ -164,6 +164,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
+_OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 
@@ -172,8 +173,8 @@ def provenance(
 ) -> dict[str, Any]:
     """Return everything that the pairs and vocabularies of a store depend on: settings, and files by their content.
 
-    Left out are paths and names, and settings that only training reads (weights, sampling temperature, strength of
-    regularisation).
+    Left out are paths and names, and settings that only training reads (weights, sampling temperature, stages,
+    modifiers, strength of regularisation).
     """
     settings = _settings(config.model_dump(mode="json"))
     for name in _MODEL_FILES:
@@ -236,7 +237,7 @@ def _absolute(path: str) -> str:
 
 def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     """Return a dumped `data` section without paths, names and settings that only training reads, except weights."""
-    kept = {key: value for key, value in data.items() if key not in ("store", "sampling_temperature")}
+    kept = {key: value for key, value in data.items() if key not in _OF_TRAINING}
     # Left out where there are none: stores of earlier versions do not know of alignments.
     aligned = data.get("alignment", {}).get("compute", "none") != "none"
     if not aligned and not any(corpus.get("alignment") for split in ("train", "dev") for corpus in data[split]):

@@ -159,6 +159,8 @@ class SentencePieceTokenizer:
     def encode_normalised(self, texts: Sequence[str], threads: int = 1) -> list[list[int]]:
         """Segment texts that are already normalised, on `threads` threads."""
         escaped = escape_blank_marks(list(texts))
+        if threads == 1:  # a list would start a thread, which takes as long as hundreds of texts on a busy machine
+            return [cast(list[int], self._processor.encode(text, out_type=int)) for text in escaped]
         return cast(list[list[int]], self._processor.encode(escaped, out_type=int, num_threads=threads))
 
     def decode(self, ids: Sequence[int]) -> str:

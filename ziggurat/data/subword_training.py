@@ -85,6 +85,7 @@ def _train(config: SubwordConfig, size: int, sentences: Iterator[str], side: str
             bos_id=2,
             eos_id=3,
             pad_piece="<pad>",
+            user_defined_symbols=list(dict.fromkeys(config.symbols or [])),
             max_sentence_length=1 << 14,
             num_threads=_TRAINING_THREADS,
             train_extremely_large_corpus=config.sample_pairs > _LARGE_SAMPLE,

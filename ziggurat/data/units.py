@@ -21,12 +21,16 @@ from ziggurat.data.subword import Tokenizer, escape_blank_marks
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.errors import DataError
 
-__all__ = ["LinkMapper", "PieceLinks", "PieceUnits", "Words", "link_spans"]
+__all__ = ["LinkMapper", "PieceLinks", "PieceUnits", "Words", "link_spans", "unit_ends"]
 
 _BLANK_MARK = "\u2581"  # SentencePiece's
 _BYTE = re.compile(r"<0x([0-9A-F]{2})>")
 _CONTINUES = "@@"
 _BLANKS = str.maketrans("", "", " \t\r\n")
+
+
+_ESCAPED = [code for code in (0x2581, 0xFDD0) if len(escape_blank_marks([chr(code)])[0]) == 2]
+"""Characters that are escaped by another one, and so count twice (ziggurat.data.subword)."""
 
 
 class Words:
@@ -95,6 +99,15 @@ class Words:
 def _spelt(text: str) -> str:
     """Return the characters that SentencePiece's pieces spell, without blanks."""
     return escape_blank_marks([text])[0].replace(" ", "")
+
+
+def unit_ends(text: str) -> NDArray[np.int64]:
+    """Return the number of units up to the end of each character of a text for SentencePiece."""
+    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), np.uint32)
+    sizes = (codes != ord(" ")).astype(np.int64)
+    for escaped in _ESCAPED:
+        sizes += codes == escaped
+    return np.cumsum(sizes)
 
 
 class PieceLinks(NamedTuple):

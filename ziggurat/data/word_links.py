@@ -51,6 +51,8 @@ class AlignmentFiles(NamedTuple):
     """The files with the word alignments of a corpus, one for each of its parts."""
 
     paths: Sequence[Path]
+    column: int | None = None
+    """Where they are TSV files: the column that holds the alignments, from 0."""
 
     def blocks(self, reader: CorpusReader, words: Sides) -> Iterator[tuple[PairBlock, list[list[Link]]]]:
         """Yield the blocks of the corpus with their links; `reader.notes` counts the corrections of this pass.
@@ -66,6 +68,8 @@ class AlignmentFiles(NamedTuple):
                 if len(lines) < len(block[0]):
                     pairs = first + len(block[0]) + sum(len(rest[0]) for rest in blocks)
                     raise _unlike(path, stream.lines, one, pairs)
+                if self.column is not None:
+                    lines = [_cell(line, self.column, path, n) for n, line in enumerate(lines, first + 1)]
                 yield block, _parsed(lines, block, words, path, first)
             pairs = stream.lines
             if stream.drain() != pairs:
@@ -73,6 +77,13 @@ class AlignmentFiles(NamedTuple):
             notes.carriage_returns += one.notes.carriage_returns
             notes.byte_order_marks += one.notes.byte_order_marks
         reader.notes = notes
+
+
+def _cell(line: str, column: int, path: Path, number: int) -> str:
+    cells = line.split("\t")
+    if column >= len(cells):
+        raise DataError(f"{path}, line {number}: {len(cells)} columns, but column {column} (from 0) is the alignment")
+    return cells[column]
 
 
 def _next_lines(stream: LineStream, count: int) -> list[str]:

@@ -27,10 +27,11 @@ from ziggurat.models.directory import (
 from ziggurat.models.run_folder import checkpoint_folders, checkpoint_update, mend_links, read_meta
 from ziggurat.training.checkpoint import read_progress
 from ziggurat.training.growth import stage_experiment
+from ziggurat.training.metrics import RunLog
 from ziggurat.training.run import changes_since
 from ziggurat.training.schedule import finished
 
-__all__ = ["average_newest", "average_run", "mean_weights", "regular_checkpoints"]
+__all__ = ["average_ended", "average_newest", "average_run", "mean_weights", "regular_checkpoints"]
 
 _PATIENCE_SECONDS = 60.0
 
@@ -135,3 +136,12 @@ def average_newest(run: Path, config: TrainingConfig) -> list[int]:
                 again = f"afterwards `ziggurat average {run} --last {wanted}` does it"
                 raise ConfigError(f"{error}; {again}") from None
             time.sleep(0.1)
+
+
+def average_ended(run: Path, config: TrainingConfig, log: RunLog) -> None:
+    """Average the newest checkpoints of a run that has ended, as `training.checkpoint.average_last` says."""
+    try:
+        if updates := average_newest(run, config):
+            log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {run / 'averaged'}")
+    except ConfigError as error:  # the user keeps things of his own there, which training leaves alone
+        log.say(f"NOT AVERAGED: {error}", "bold red")

@@ -16,13 +16,12 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ziggurat.data.loader import LoaderState
 from ziggurat.data.staging import Staging, staged
 from ziggurat.errors import CheckpointError, DataError
 from ziggurat.models.directory import verify
@@ -38,6 +37,7 @@ from ziggurat.models.run_folder import (
 )
 from ziggurat.models.tensors import read_tensors, write_tensors
 from ziggurat.training.processes import Processes
+from ziggurat.training.run_state import Progress
 from ziggurat.training.shards import read_shards, write_shards
 
 __all__ = [
@@ -56,77 +56,6 @@ CHECKPOINT_FORMAT = 5
 _STATE = "state"
 _OPTIMISER = f"{_STATE}/optimiser"
 _OPTIMISER_BEFORE_3 = f"{_STATE}/optimiser.safetensors"
-
-
-@dataclass
-class Progress:
-    """The state of a run except its tensors.
-
-    Attributes:
-        update: optimiser updates done, skipped ones included.
-        epoch, batch: position in the data (ziggurat.data.loader.LoaderState).
-        seconds: wall time of training so far.
-        target_tokens: target tokens trained on so far.
-        skipped: updates skipped for a non-finite loss or gradient, or a loss spike.
-        skipped_in_a_row: length of the row of such updates that ends with the latest update.
-        fault: the fault of the first update in that row, in words; None when the row is empty.
-        spikes: skipped updates with a loss spike (training.divergence.loss_spike).
-        losses: nats per target token of the latest updates taken, where spikes are looked for.
-        roll_backs: number of times that the run went back to a good checkpoint.
-        rate_factor: factor of the schedule's rate, lowered by each of them.
-        good: name of the checkpoint to roll back to; None where the run does not roll back.
-        out_of_memory: updates skipped for want of memory.
-        out_of_memory_in_a_row: length of the row of such updates that ends with the latest update.
-        rejected: updates skipped for a large gradient (training.adaptive_clip).
-        gradient_norms: running sums of their logarithms (ziggurat.training.update).
-        best: best value of the validation metric so far.
-        best_update: its update.
-        best_by: settings by which it is measured (ziggurat.training.setup.rank_anew).
-        validations_since_best: number of validations since the best one.
-        validation_due: True when the validation of this update was interrupted; a resumed run does it first.
-        scores: validation metric by name of the checkpoints kept.
-        stage: present stage of growth, from 0 (training.growth).
-        schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
-        interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
-        by_clock: True when only the clock asked for this checkpoint (`every_minutes`).
-        window: sums of the updates since the last record (ziggurat.training.progress.UpdateWindow).
-    """
-
-    update: int = 0
-    epoch: int = 0
-    batch: int = 0
-    seconds: float = 0.0
-    target_tokens: int = 0
-    skipped: int = 0
-    skipped_in_a_row: int = 0
-    fault: str | None = None
-    spikes: int = 0
-    losses: list[float] = field(default_factory=list)
-    roll_backs: int = 0
-    rate_factor: float = 1.0
-    good: str | None = None
-    out_of_memory: int = 0
-    out_of_memory_in_a_row: int = 0
-    rejected: int = 0
-    gradient_norms: list[float] = field(default_factory=lambda: [0.0, 0.0, 0.0])
-    best: float | None = None
-    best_update: int | None = None
-    best_by: dict[str, Any] = field(default_factory=dict)
-    validations_since_best: int = 0
-    validation_due: bool = False
-    stage: int = 0
-    schedule_update: int = 0
-    scores: dict[str, float] = field(default_factory=dict)
-    interim: list[str] = field(default_factory=list)
-    by_clock: bool = False
-    window: dict[str, float] = field(default_factory=dict)
-
-    def advance(self, target_tokens: int, position: LoaderState) -> None:
-        """Count one update, taken or not, and move on to `position` in the data."""
-        self.update += 1
-        self.schedule_update += 1
-        self.target_tokens += target_tokens
-        self.epoch, self.batch = position
 
 
 @dataclass(frozen=True)

@@ -31,12 +31,19 @@ def loader_of(experiment: Experiment, store: Store, processes: Processes | None 
         store.target,
         experiment.training.batch,
         seed=experiment.training.seed,
-        temperature=experiment.data.sampling_temperature,
-        regularisation=experiment.data.subword.regularisation,
+        data=experiment.data,
+        longest=_longest(experiment),
         links=experiment.training.loss.alignment is not None,
         rank=processes.rank,
         count=processes.count,
     )
+
+
+def _longest(experiment: Experiment) -> int | None:
+    """Return the most pieces of a pair that a modifier may make; None: there is no limit but a batch's."""
+    embedding, filtered = experiment.model.embedding, experiment.data.filters.max_pieces
+    positions = embedding.max_positions - 1 if embedding.positions == "learned" else None
+    return min((limit for limit in (positions, filtered) if limit is not None), default=None)
 
 
 def fed(loader: Loader, state: LoaderState, device: torch.device) -> Iterator[Group]:

@@ -17,7 +17,6 @@ from ziggurat.data.batching import round_up
 from ziggurat.data.collate import Batch
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
-from ziggurat.data.table import PairTable
 from ziggurat.errors import ConfigError, TrainingError
 from ziggurat.models.tensors import local, random_state_kept
 from ziggurat.training.feeding import loader_of
@@ -52,7 +51,7 @@ class TooLarge(NamedTuple):
     shortage: Shortage
 
 
-def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoch: int) -> list[Batch]:
+def largest_batches(loader: Loader, length_multiple: int, epoch: int) -> list[Batch]:
     """Return the one or two batches of an epoch that need the most memory; the position in the data stays.
 
     The first has the most padded tokens, to which the layers' states are proportional; the second, if it is another
@@ -65,7 +64,7 @@ def largest_batches(loader: Loader, table: PairTable, length_multiple: int, epoc
     pairs, starts = np.concatenate(plan), np.cumsum(sentences) - sentences
     source, target = (
         round_up(np.maximum.reduceat(lengths[pairs], starts) + 1, length_multiple).astype(np.int64)
-        for lengths in (table.source_lengths, table.target_lengths)
+        for lengths in loader.lengths(epoch)
     )
     # States grow with the sum of the lengths, cross-attention with their product: which batch needs most depends on the
     # model.
@@ -115,7 +114,7 @@ def try_batches(
 def refuse_too_large(learner: Learner, loader: Loader, experiment: Experiment, epoch: int) -> None:
     """Try the largest batches of an epoch. Raises TrainingError naming one that does not fit, and the ways out."""
     config = experiment.training
-    batches = largest_batches(loader, learner.store.train, config.batch.length_multiple, epoch)
+    batches = largest_batches(loader, config.batch.length_multiple, epoch)
     if failed := try_batches(learner, batches, config):
         raise TrainingError(_too_large_message(failed, learner, config.batch.max_tokens))
 
@@ -168,7 +167,7 @@ def fit_batches(experiment: Experiment, store: Store, learner: Learner) -> tuple
 
     def fits(budget: int) -> bool:
         loader = loader_of(settings(budget), store)
-        batches = largest_batches(loader, table, multiple, epoch=0)
+        batches = largest_batches(loader, multiple, epoch=0)
         failed = try_batches(learner, batches, config, cpu_share=CPU_SHARE)
         failures.extend([failed] if failed else [])
         return failed is None

@@ -12,15 +12,14 @@ from rich.console import Console
 
 from ziggurat.config import Experiment
 from ziggurat.config.notices import notices
-from ziggurat.data.loader import Group, LoaderState
+from ziggurat.data.loader import Group
 from ziggurat.data.workspace import discard
 from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
 from ziggurat.models.build import count_parameters
 from ziggurat.nn.precision import precision_notice
 from ziggurat.terminal import safe
 from ziggurat.tracking.trackers import open_trackers
-from ziggurat.training.average import average_newest
+from ziggurat.training.average import average_ended
 from ziggurat.training.checkpoint import Progress
 from ziggurat.training.depth_records import DepthProbe, DepthReporter
 from ziggurat.training.feeding import fed
@@ -114,7 +113,7 @@ def _train_from(setup: Setup, p: Progress, log: RunLog, console: Console) -> Tra
     if signals.heeded is not None:
         log.say(f"to go on: {how}`")
     elif setup.processes.first:
-        _average(setup, log)
+        average_ended(setup.run, setup.experiment.training, log)
     return TrainingResult(reason, p.update, p.seconds, p.target_tokens, p.best, p.best_update, signals.heeded)
 
 
@@ -140,7 +139,7 @@ class _Loop:
         line: ProgressLine,
     ) -> None:
         self.setup, self.progress, self.log, self.saver, self.signals = setup, progress, log, saver, signals
-        self.config, self.learner = setup.experiment.training, setup.learner
+        self.config, self.stages, self.learner = setup.experiment.training, setup.experiment.data.stages, setup.learner
         self.validator, self.processes = setup.validator, setup.processes
         self.began = time.perf_counter() - progress.seconds  # seconds go on from those before a resumed run
         depth_reporter = DepthReporter(setup.writes_to, metrics, log, self.config, update=progress.update)
@@ -158,7 +157,7 @@ class _Loop:
         """Train until a limit is reached or a signal comes; return which."""
         p, config, learner, processes = self.progress, self.config, self.learner, self.processes
         reason = self._begin()
-        groups: Iterator[Group] = fed(self.setup.loader, LoaderState(p.epoch, p.batch), learner.device)
+        groups: Iterator[Group] = fed(self.setup.loader, p.position, learner.device)
         while reason is None:
             # (1) Prepare. Growth comes before the batch: it is decided by the progress alone, so that a run resumed
             # here grows again in the same way.
@@ -177,7 +176,8 @@ class _Loop:
                     clip_norm=config.clip_norm,
                     guard=self.recovery.guard(p),
                 )
-            p.advance(result.target_tokens, group.state_after)
+            stage = len(p.data_stages)
+            p.advance(result.target_tokens, group.state_after, self.stages)
             self.recovery.count(p, group.batches, result)
             if self.recovery.due(p):
                 self.recovery.roll_back(p)
@@ -189,6 +189,10 @@ class _Loop:
             validated = self.validator is not None and p.update % config.validation.every_updates == 0
             if validated:
                 self._validate()
+            if len(p.data_stages) > stage:
+                self.log.say(f"update {p.update}: stage {len(p.data_stages)} of {len(self.stages)} of the data begins")
+            if p.position != group.state_after:  # early stopping has ended a stage
+                groups = fed(self.setup.loader, p.position, learner.device)
             # (4) Agree. Clock and signals differ between processes, and all must stop after the same update.
             self._agree(self.seconds)
             reason = finished(p, config)
@@ -262,6 +266,8 @@ class _Loop:
         p.validation_due = result is None
         better = result is not None and result.count(p, self.config.validation.metric)
         self.report.validated(p, result, better, time.perf_counter() - began)
+        if result is not None:
+            p.lose_patience(self.stages)
 
     def _agree(self, seconds: float) -> None:
         """Agree on what differs between processes: the first one's clock, a signal, checkpoints being written."""
@@ -288,12 +294,3 @@ class _Loop:
         if (self.setup.run / "averaged").exists():
             self.log.say("removing averaged/: it is of older checkpoints than the ones to come")
             discard(self.setup.run / "averaged")
-
-
-def _average(setup: Setup, log: RunLog) -> None:
-    """Average the newest checkpoints of a run that has ended."""
-    try:
-        if updates := average_newest(setup.run, setup.experiment.training):
-            log.say(f"averaged checkpoints {', '.join(map(str, updates))} into {setup.run / 'averaged'}")
-    except ConfigError as error:  # the user keeps things of his own there, which training leaves alone
-        log.say(f"NOT AVERAGED: {error}", "bold red")

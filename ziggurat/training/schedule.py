@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from ziggurat.config import TrainingConfig
 from ziggurat.config.lifecycle import StopConfig
+from ziggurat.config.modifiers import StageConfig
 from ziggurat.config.train import ScheduleConfig
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
@@ -87,8 +89,13 @@ class TrainingResult:
     signal: int | None
 
 
-def refuse_endless(stop: StopConfig, *, validates: bool) -> None:
-    """Raise ConfigError when nothing would ever end the training."""
+def refuse_endless(stop: StopConfig, stages: Sequence[StageConfig], *, validates: bool) -> None:
+    """Raise ConfigError when nothing would ever end the training, or one of the stages of its data."""
+    if not validates and any(stage.until.patience is not None for stage in stages):
+        raise ConfigError(
+            "a stage would never end: without a dev set there is no validation, so `patience` in `data.stages` stops "
+            "nothing; set `epochs` there, or name `data.dev` corpora"
+        )
     if not validates and stop.updates is stop.epochs is stop.minutes is None:
         raise ConfigError(
             "training would never end: without a dev set there is no validation, so `training.stop.patience` stops "
@@ -99,13 +106,15 @@ def refuse_endless(stop: StopConfig, *, validates: bool) -> None:
 def finished(p: Progress, config: TrainingConfig) -> str | None:
     """Return the reason why training is over, or None; a function of the progress alone, so a resumed run agrees."""
     stop = config.stop
+    if p.stages_to_come < 0:
+        return "the last of `data.stages` is over"
     if stop.updates is not None and p.update >= stop.updates:
         return "`training.stop.updates` reached"
     if stop.epochs is not None and p.epoch >= stop.epochs:
         return "`training.stop.epochs` reached"
     if stop.minutes is not None and p.seconds >= 60 * stop.minutes:
         return "`training.stop.minutes` reached"
-    if stop.patience is not None and p.validations_since_best >= stop.patience:
+    if stop.patience is not None and not p.stages_to_come and p.validations_since_best >= stop.patience:
         return f"no better {config.validation.metric} in {stop.patience} validations"
     return None
 

@@ -107,7 +107,7 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
     learner = Learner(experiment, store, device, processes)
     # Before the search for a batch size, which can take minutes, although that makes the validator once more.
     validator = _validator(experiment, store, processes)
-    refuse_endless(experiment.training.stop, validates=validator is not None)
+    refuse_endless(experiment.training.stop, experiment.data.stages, validates=validator is not None)
     if resume:
         loader = loader_of(experiment, store, processes)
         return Setup(run, experiment, store, processes, store_check, learner, loader, validator)

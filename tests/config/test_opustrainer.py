@@ -1,0 +1,174 @@
+"""OpusTrainer files as our own configuration, and modifiers that neither knows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ziggurat.config.data import DataConfig
+from ziggurat.config.load import parse_experiment
+from ziggurat.config.modifiers import TYPO_KINDS
+from ziggurat.errors import ConfigError
+
+FULL = """\
+datasets:
+  clean: data/clean
+  dirty: /corpora/dirty.gz
+stages: [start, end]
+start:
+  - clean 0.8
+  - dirty 0.2
+  - until clean 2
+end:
+  mix: [clean 1, until clean inf]
+  modifiers: [UpperCase: 0.5]
+modifiers:
+  - UpperCase: 0.05
+  - [TitleCase: 0.05, RemoveEndPunct: 0.2]
+  - Prefix: 0.05
+    min_words: 1
+    template: "<{trg}> "
+  - Merge: 0.01
+    max_lines: 3
+  - Noise: 0.0005
+    max_words: 2
+  - Typos: 0.1
+    char_swap: 0.3
+    unichar: 1
+seed: 1111
+trainer: /usr/bin/cat
+"""
+"""In the form of the README and the examples of OpusTrainer 04cc492."""
+
+
+def read(folder: Path, text: str, **settings: Any) -> DataConfig:
+    (folder / "trainer.yml").write_text(text)
+    section = {"source_language": "de", "target_language": "en", "store": "store", **settings}
+    return DataConfig.model_validate({**section, "opustrainer": str(folder / "trainer.yml")})
+
+
+def test_a_whole_file(tmp_path: Path) -> None:
+    data = read(tmp_path, FULL).model_dump(exclude_defaults=True)
+    assert data["train"] == [
+        {"path": f"{tmp_path}/data/clean", "format": "tsv", "name": "clean"},
+        {"path": "/corpora/dirty.gz", "format": "tsv", "name": "dirty"},
+    ]
+    assert data["stages"] == [
+        {"mix": {"clean": 0.8, "dirty": 0.2}, "until": {"corpus": "clean", "epochs": 2}},
+        {"mix": {"clean": 1.0}, "until": {"corpus": "clean"}, "modifiers": {"upper_case": {"probability": 0.5}}},
+    ]
+    others = {kind: 0.0 for kind in TYPO_KINDS if kind not in ("char_swap", "unichar")}
+    assert data["modifiers"] == {
+        "merge": {"probability": 0.01, "max_pairs": 3},
+        "noise": {"probability": 0.0005, "max_words": 2},
+        "no_end_punctuation": {"probability": 0.2},
+        "upper_case": {"probability": 0.05},
+        "title_case": {"probability": 0.05},
+        "typos": {"probability": 0.1, "char_swap": 0.3, "unichar": 1.0, **others},
+        "prefix": {"probability": 0.05, "min_words": 1, "template": "<{trg}> "},
+    }
+    assert "opustrainer" not in data  # a saved configuration does not depend on the file
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, {"terms": {"probability": 0.2}}),
+        ({"replace": 0.5}, {"terms": {"probability": 0.2, "replace": 0.5}}),
+        ({"augment": 1, "tag": 0}, {"inline": {"probability": 0.2, "tags": 0.0, "placeholders": 0.0}}),
+        (
+            {"augment": 0.5, "replace": 0.25, "custom_detok_trg": "zh", "template": "{src} <{trg}>"},
+            {
+                "inline": {"probability": 0.1, "tags": 0.0, "placeholders": 0.0},
+                "terms": {"probability": 0.1, "replace": 0.5, "template": "{src} <{trg}>"},
+            },
+        ),
+    ],
+)
+def test_tags_are_two_modifiers_and_need_the_third_column(
+    tmp_path: Path, options: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    lines = "".join(f"    {key}: '{value}'\n" for key, value in options.items())
+    text = FULL[: FULL.index("modifiers:\n  - Upper")] + f"modifiers:\n  - Tags: 0.2\n{lines}"
+    data = read(tmp_path, text).model_dump(exclude_defaults=True)
+    assert data["modifiers"] == expected
+    assert data["alignment"] == {"words": "blanks"}
+    assert data["train"][0]["alignment"] == data["train"][0]["path"]
+    assert data["train"][0]["alignment_column"] == 2
+    ours = read(tmp_path, text, alignment={"words": "split"})
+    assert ours.alignment.words == "split"
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        (
+            "UpperCase: 0.05",
+            "LowerCase: 0.05",
+            "line 13: unknown modifier `LowerCase`; known are: UpperCase, TitleCase",
+        ),
+        ("UpperCase: 0.05", "UpperCase: often", "line 13: 'often' is not a number"),
+        (
+            "UpperCase: 0.05",
+            "UpperCase: 1.5",
+            "line 13: `UpperCase`: probability: .* less than or equal to 1",
+        ),
+        ("[TitleCase: 0.05", "[UpperCase: 0.05", "a second `upper_case`"),
+        ("max_lines: 3", "most: 3", "`Merge` has no `most`; it has: min_lines, max_lines"),
+        ("unichar: 1", "unichar: x", "'x' is not a number"),
+        ('"<{trg}> "', '"<>"', r"must have `\{trg\}`"),
+        ("- clean 0.8", "- clear 0.8", "line 6: unknown data set `clear`; known are: clean, dirty"),
+        ("- until clean 2", "- clean 2", "line 8: wanted: `until`, a data set and epochs"),
+        ("- until clean 2", "- until rest 2", "line 8: wanted: `until`, a data set that the stage reads"),
+        ("stages: [start, end]", "stages: [start, middle]", "the stage `middle` is not described"),
+        ("stages: [start, end]", "stages: []", "`stages` is missing or empty"),
+        ("seed: 1111", "version: 2", "version 2 is not known"),
+        ("until clean inf", "until clean two", "'two' is not a number"),
+        ("mix: [", "mix: {", "not valid YAML"),
+    ],
+)
+def test_faults_are_named_with_their_line(tmp_path: Path, old: str, new: str, said: str) -> None:
+    assert old in FULL
+    with pytest.raises(ConfigError, match=said) as caught:
+        read(tmp_path, FULL.replace(old, new, 1))
+    assert str(tmp_path / "trainer.yml") in str(caught.value)
+
+
+def test_no_such_file_and_what_it_would_replace(tmp_path: Path) -> None:
+    section = {"source_language": "de", "target_language": "en", "store": "store"}
+    with pytest.raises(ConfigError, match=r"none\.yml: no such OpusTrainer file"):
+        DataConfig.model_validate({**section, "opustrainer": str(tmp_path / "none.yml")})
+    with pytest.raises(ValueError, match="`opustrainer` gives `modifiers` as well"):
+        read(tmp_path, FULL, modifiers={"upper_case": {"probability": 0.1}})
+
+
+def test_unknown_modifiers_are_told_with_the_known_ones() -> None:
+    text = (
+        "data:\n  source_language: de\n  target_language: en\n  store: s\n  modifiers: {UpperCase: {probability: 1}}\n"
+    )
+    known = "merge, noise, no_end_punctuation, upper_case, title_case, typos, inline, terms, prefix"
+    with pytest.raises(
+        ConfigError, match=f"line 5: `data.modifiers`: unknown modifier `UpperCase`; known are: {known}"
+    ):
+        parse_experiment(text, "x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("modifiers", "said"),
+    [
+        ({"terms": {"probability": 0.1, "template": "{src} {src} {trg}"}}, "each once"),
+        (
+            {"merge": {"probability": 0.1, "min_pairs": 4, "max_pairs": 3}},
+            r"`min_pairs` \(4\) is above `max_pairs` \(3\)",
+        ),
+        ({"inline": {"probability": 0.1, "tags": 0, "placeholders": 0, "noise": 0}}, "must be above 0"),
+        ({"upper_case": {"probability": -0.1}}, "greater than or equal to 0"),
+        ({"upper_case": 0.1}, "upper_case"),
+    ],
+)
+def test_modifiers_that_cannot_be(modifiers: dict[str, Any], said: str) -> None:
+    section = {"source_language": "de", "target_language": "en", "store": "store", "modifiers": modifiers}
+    with pytest.raises(ValueError, match=said):
+        DataConfig.model_validate(section)

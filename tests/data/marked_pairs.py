@@ -1,0 +1,88 @@
+"""Pairs whose words can be told by their letters, and a check of their alignment that knows nothing of edits.
+
+Each word is one letter, repeated, that no other word has: wherever a modifier moves it, its letters say which it is.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from random import Random
+
+from ziggurat.data.edits import Pair, Span
+
+__all__ = ["KEYS", "MARKS", "check", "marked_pair"]
+
+Letters = tuple[str, str]
+
+MARKS: Letters = ("".join(map(chr, range(0x10428, 0x1043C))), "".join(map(chr, range(0x1043C, 0x10450))))
+"""Letters of source and target words: small ones of the Deseret alphabet, which noise has none of."""
+
+KEYS: Letters = ("qetuxn", "äöüßøå")
+"""Letters for typing errors: no key is next to another one's, and none looks like another one."""
+
+ENDS = ("", ".", "?", "!", "...")
+
+
+def marked_pair(rng: Random, letters: Letters = MARKS, most: int = 6, shortest: int = 1) -> Pair:
+    """Return a pair of up to `most` words a side with random links, which may be none, one to one or many to many.
+
+    Marked letters are those of a script without blanks too; keys are not.
+    """
+    texts, spans = [], []
+    separators = (" ", " ", ", ", "") if letters is not KEYS else (" ", " ", ", ")
+    end = rng.choice(ENDS)
+    for side in letters:
+        text, words = "", []
+        for letter in rng.sample(side, rng.randint(1, min(most, len(side)))):
+            begin = len(text)
+            text += letter * rng.randint(shortest, 4)
+            text += f"þ{letter}" if letters is KEYS and rng.random() < 0.3 else ""  # something to swap with
+            words.append((begin, len(text)))
+            text += rng.choice(separators)
+        texts.append(text.rstrip(" ,") + end)
+        spans.append(words)
+    links = {(rng.choice(spans[0]), rng.choice(spans[1])) for _ in range(rng.randint(0, 6))}
+    return Pair(texts[0], texts[1], sorted(links))
+
+
+def _known(text: str, letters: str) -> list[str]:
+    """The letter of each character of a text, in whatever case it is; "" for others."""
+    folded = {letter.casefold()[0]: letter for letter in letters}
+    return [folded.get(character.casefold()[0], "") for character in text]
+
+
+def check(before: Pair, after: Pair, letters: Letters = MARKS) -> None:
+    """Assert that each link of `before` is one of `after`, if there is something left of both its words, and no other.
+
+    Further links of `after` must be of text that is the same on both sides (copies and hints), or of a word whose
+    translation is replaced by a hint.
+    """
+    old = [_known(text, side) for text, side in zip(before.texts, letters, strict=True)]
+    new = [_known(text, side) for text, side in zip(after.texts, letters, strict=True)]
+    wanted = Counter((old[0][source[0]], old[1][target[0]]) for source, target in before.links)
+    found: Counter[tuple[str, str]] = Counter()
+    for link in after.links:
+        texts = [text[slice(*span)] for text, span in zip(after.texts, link, strict=True)]
+        assert all(text and text == text.strip() for text in texts), (after.texts, link)
+        if texts[0] == texts[1]:
+            continue
+        words = [_word(known, span) for known, span in zip(new, link, strict=True)]
+        if not words[1]:
+            assert texts[1] in after.texts[0], "text that is neither a translation nor a hint"
+        found[words[0], words[1]] += 1
+    replaced: Counter[tuple[str, str]] = Counter()
+    for (source, target), count in wanted.items():
+        if source not in new[0] or target not in new[1]:
+            replaced[source, ""] += count if source in new[0] else 0
+            continue
+        assert found.pop((source, target), 0) == count, (before.texts, before.links, after.texts, after.links)
+    assert found == +replaced, (before.texts, before.links, after.texts, after.links)
+
+
+def _word(known: list[str], span: Span) -> str:
+    """The word whose letters are at a span: all of them, and those of no other one; "" for none."""
+    inside = {letter for letter in known[slice(*span)] if letter}
+    assert len(inside) < 2, "a linked word has letters of another one"
+    word = next(iter(inside), "")
+    assert not word or known[slice(*span)].count(word) == known.count(word), "a part of a word has lost its link"
+    return word

@@ -1,0 +1,217 @@
+"""Modifiers of pairs: what each does, and that word alignments stay right through every one."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.data.marked_pairs import KEYS, MARKS, check, marked_pair
+from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
+from ziggurat.data.edits import SOURCE, Edit, Pair, moved
+from ziggurat.data.modifiers import MODIFIERS, merged, next_hit
+from ziggurat.data.typos import TYPOS
+
+ONLY: dict[str, dict[str, Any]] = {
+    "no_end_punctuation": {},
+    "upper_case": {},
+    "title_case": {},
+    "inline": {},
+    "inline tags": {"placeholders": 0.0, "noise": 0.0},
+    "terms": {},
+    "terms obeyed": {"replace": 0.5},
+    "terms turned": {"template": "<{trg}|{src}>"},
+    "prefix": {"min_words": 1},
+}
+"""Modifiers that leave the words in place, with their options."""
+
+
+def modified(name: str, pair: Pair, rng: Random, options: dict[str, Any] | None = None, p: float = 1.0) -> Pair:
+    """Apply a modifier to a copy of a pair."""
+    kind = name.split()[0]
+    config = ModifiersConfig.model_validate({kind: {"probability": p, **(options or {})}})
+    changed = pair.copy()
+    MODIFIERS[kind](changed, getattr(config, kind), rng, 0, ("en", "de"))
+    return changed
+
+
+def check_modifier(name: str, rng: Random) -> bool:
+    """Check one random pair; return whether it was changed."""
+    letters = KEYS if name in TYPOS else MARKS
+    # Another character in place of the only one would leave nothing to tell the word by.
+    pair = marked_pair(rng, letters, shortest=2 if name in ("nearby_char", "similar_char") else 1)
+    if name in TYPOS:
+        changed = pair.copy()
+        if (edit := TYPOS[name](pair.texts[SOURCE], rng)) is not None:
+            changed.edit(SOURCE, [edit])
+    elif name == "merge":
+        other = marked_pair(rng, (MARKS[0][10:], MARKS[1][10:]))
+        pair = marked_pair(rng, (MARKS[0][:10], MARKS[1][:10]))
+        changed = merged([pair, other])
+        check(other, Pair(changed.texts[0], changed.texts[1], changed.links[len(pair.links) :]))
+        changed.links = changed.links[: len(pair.links)]
+    elif name == "noise":
+        changed = modified(name, pair, rng)
+        assert changed.texts[0] == changed.texts[1]
+        words = changed.texts[0].split(" ")
+        assert [changed.texts[0][slice(*source)] for source, _ in changed.links] == words
+        assert all(source == target for source, target in changed.links)
+        return True
+    else:
+        changed = modified(name, pair, rng, ONLY[name], p=rng.choice((0.3, 1.0)))
+    check(pair, changed, letters)
+    return changed.texts != pair.texts
+
+
+EVERY = [*ONLY, "merge", "noise", *TYPO_KINDS]
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_alignments_stay_right(name: str) -> None:
+    changed = sum(check_modifier(name, Random(seed)) for seed in range(300))
+    assert changed > 20, "the check saw too few changed pairs"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EVERY)
+def test_alignments_stay_right_in_a_million_pairs(name: str) -> None:
+    rng = Random(name)
+    changed = sum(check_modifier(name, rng) for _ in range(1_000_000))
+    assert changed > 100_000
+
+
+@given(st.randoms(use_true_random=False), st.lists(st.sampled_from(EVERY), min_size=1, max_size=3))
+def test_alignments_stay_right_through_any_pair(rng: Random, names: list[str]) -> None:
+    for name in names:
+        check_modifier(name, rng)
+
+
+@given(st.text("ab ", max_size=12), st.data())
+def test_a_part_of_a_text_keeps_its_characters(text: str, data: st.DataObject) -> None:
+    """Against a reference that carries a number with each character."""
+    borders = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=6)))
+    edits = [
+        Edit(a, b, data.draw(st.text("XY", max_size=2))) for a, b in zip(borders[::2], borders[1::2], strict=False)
+    ]
+    numbered: list[tuple[str, int | None]] = [(c, n) for n, c in enumerate(text)]
+    for edit in reversed(edits):
+        inside = list(range(edit.first, edit.end))
+        numbered[edit.first : edit.end] = [(c, inside[0] if inside else None) for c in edit.text]
+    pair = Pair(text, "")
+    spans = pair.edit(SOURCE, edits)
+    assert pair.texts[SOURCE] == "".join(c for c, _ in numbered)
+    assert [pair.texts[SOURCE][slice(*span)] for span in spans] == [edit.text for edit in edits]
+    if text:
+        first = data.draw(st.integers(0, len(text) - 1))
+        end = data.draw(st.integers(first + 1, len(text)))
+        inner = [e for e in edits if not (e.end <= first or e.first >= end)]
+        whole = {n for e in inner for n in range(e.first, e.end)} | set(range(first, end))
+        left = [place for place, (_, n) in enumerate(numbered) if n in whole]
+        begin, stop = moved((first, end), edits)
+        assert stop - begin >= len(left)
+        if left:
+            assert (begin, stop) == (left[0], left[-1] + 1) or any(e.first == e.end for e in inner)
+
+
+SENTENCE = "Der Hund, »groß« und müde, schläft."
+TRANSLATION = "The dog, “big” and tired, sleeps."
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "source", "target"),
+    [
+        ("upper_case", {}, "DER HUND, »GROSS« UND MÜDE, SCHLÄFT.", "THE DOG, “BIG” AND TIRED, SLEEPS."),
+        ("title_case", {}, "Der Hund, »Groß« Und Müde, Schläft.", "The Dog, “Big” And Tired, Sleeps."),
+        ("no_end_punctuation", {}, SENTENCE[:-1], TRANSLATION[:-1]),
+        (
+            "terms",
+            {},
+            "Der __source__ Hund __target__ dog __done__, »__source__ groß __target__ big __done__« und müde, schläft.",
+            TRANSLATION,
+        ),
+        ("terms", {"template": "{src}<{trg}>"}, "Der Hund<dog>, »groß<big>« und müde, schläft.", TRANSLATION),
+    ],
+)
+def test_what_modifiers_do(name: str, options: dict[str, Any], source: str, target: str) -> None:
+    links = [((4, 8), (4, 7)), ((11, 15), (10, 13))]
+    assert [SENTENCE[slice(*s)] for s, _ in links] == ["Hund", "groß"]
+    pair = Pair(SENTENCE, TRANSLATION, links)
+    assert modified(name, pair, Random(1), options).texts == [source, target]
+
+
+def test_capitals_of_turkish() -> None:
+    config = ModifiersConfig.model_validate({"upper_case": {"probability": 1.0}})
+    pair = Pair("ılık bir iş", "nice big city")
+    MODIFIERS["upper_case"](pair, config.upper_case, Random(1), 0, ("tr", "en"))
+    assert pair.texts == ["ILIK BİR İŞ", "NICE BIG CITY"]
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "cut"),
+    [
+        ("你好。", "Hello.", True),
+        ("Τι είναι;", "What is it?", True),
+        ("Halt!", "Stop.", False),
+        ("Na ja...", "Well...", False),
+        ("Nein", "No.", False),
+        (".", ".", False),
+        ("Was ?", "What ?", False),
+    ],
+)
+def test_only_the_same_end_is_cut(source: str, target: str, cut: bool) -> None:
+    found = modified("no_end_punctuation", Pair(source, target), Random(1)).texts
+    assert found == ([source[:-1], target[:-1]] if cut else [source, target])
+
+
+@pytest.mark.parametrize("kind", TYPO_KINDS)
+def test_typing_errors_are_small(kind: str) -> None:
+    text, grown = "The aarrow book, on 23 tables", {"missing_char": -1, "skipped_space": -1, "unichar": -1}
+    grown |= {"extra_char": 1, "random_space": 1, "repeated_char": 1}
+    seen = set()
+    for seed in range(40):
+        edit = TYPOS[kind](text, Random(seed))
+        if edit is None:
+            continue
+        pair = Pair(text, "")
+        pair.edit(SOURCE, [edit])
+        assert len(pair.texts[0]) - len(text) == grown.get(kind, 0)
+        assert pair.texts[0] != text
+        seen.add(pair.texts[0])
+        if kind in ("char_swap", "skipped_space", "random_space"):
+            letters = sorted(pair.texts[0].replace(" ", ""))
+            assert letters == sorted(text.replace(" ", ""))
+    assert len(seen) > 2
+
+
+@given(st.text(max_size=30), st.randoms(use_true_random=False), st.sampled_from(TYPO_KINDS))
+def test_typing_errors_take_any_text(text: str, rng: Random, kind: str) -> None:
+    if (edit := TYPOS[kind](text, rng)) is not None:
+        assert 0 <= edit.first <= edit.end <= len(text)
+        assert text[edit.first : edit.end] != edit.text
+
+
+@given(st.text(max_size=30), st.text(max_size=30), st.randoms(use_true_random=False))
+def test_modifiers_take_any_text(source: str, target: str, rng: Random) -> None:
+    for name in ("no_end_punctuation", "upper_case", "title_case", "typos", "inline", "terms", "prefix"):
+        modified(name, Pair(source, target), rng)
+
+
+def test_the_share_of_words_is_their_probability() -> None:
+    """The number of words passed over is geometric: with a hit among n words as often as n draws have one."""
+    rng = Random(3)
+    numbers = [next_hit(rng.random(), 0.05) for _ in range(20_000)]
+    for words in (1, 5, 20):
+        share = sum(number < words for number in numbers) / len(numbers)
+        assert abs(share - (1 - 0.95**words)) < 0.015
+    pair = Pair("a b c d e f g h i j", "A B C D E F G H I J", [((n, n + 1), (n, n + 1)) for n in range(0, 20, 2)])
+    hinted = 0
+    for seed in range(2000):
+        generator = Random(seed)
+        config = ModifiersConfig.model_validate({"terms": {"probability": 0.2}})
+        changed = pair.copy()
+        MODIFIERS["terms"](changed, config.terms, generator, next_hit(generator.random(), 0.2), ("en", "de"))
+        hinted += changed.texts[0].count("__target__")
+    assert abs(hinted / 20_000 - 0.2) < 0.012

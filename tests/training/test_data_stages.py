@@ -1,0 +1,144 @@
+"""Runs whose data come in stages and are modified: when a stage ends, and what an interruption changes: nothing."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import tiny_experiment
+from tests.training.runs import QUIET, outcome, records, train_part
+from ziggurat.alignment.links import format_links
+from ziggurat.config import Experiment
+from ziggurat.config.data import DataConfig
+from ziggurat.config.load import change_section
+from ziggurat.data.babel import generate_aligned
+from ziggurat.data.loader import LoaderState
+from ziggurat.data.prepare import prepare
+from ziggurat.errors import ConfigError
+from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
+from ziggurat.training.loop import train
+from ziggurat.training.schedule import finished
+
+STAGES: list[dict[str, Any]] = [
+    {"mix": {"one": 0.5, "two": 0.5}, "until": {"corpus": "two", "epochs": 1}},
+    {"mix": {"one": 1.0}, "until": {"corpus": "one", "patience": 2}, "modifiers": {}},
+    {"mix": {"one": 0.4, "two": 0.6}, "until": {"corpus": "two", "epochs": 1}},
+]
+MODIFIERS = {
+    **{name: {"probability": 0.3} for name in ("merge", "upper_case", "typos", "prefix")},
+    **{name: {"probability": 0.1} for name in ("terms", "inline")},
+}
+
+
+@pytest.fixture(scope="module")
+def experiment(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
+    """A run on two aligned corpora with three stages, the second of which ends by early stopping."""
+    folder = tmp_path_factory.mktemp("data-stages")
+    pairs = list(generate_aligned(90, 3))
+    corpora = {}
+    for name, part in (("one", pairs[:50]), ("two", pairs[50:80]), ("dev", pairs[80:])):
+        lines = {"source": [pair.low for pair in part], "target": [pair.high for pair in part]}
+        lines["alignment"] = [format_links(pair.sure) for pair in part]
+        for kind, content in lines.items():
+            (folder / f"{name}.{kind}").write_text("".join(line + "\n" for line in content))
+        corpora[name] = {**{kind: str(folder / f"{name}.{kind}") for kind in lines}, "name": name}
+    found = tiny_experiment(
+        folder,
+        batch={"max_tokens": 300, "accumulate": 2},
+        stop={"updates": 1000},
+        checkpoint={"every_updates": 3, "keep_last": 50},
+        validation={"every_updates": 2, "decode": False},
+        # So high that the loss soon gets no better.
+        schedule={"peak": 1.0, "warmup_updates": 1},
+        loss={"alignment": {}},
+        threads=1,
+    )
+    section = {"train": [corpora["one"], corpora["two"]], "dev": [corpora["dev"]]}
+    data = {**found.data.model_dump(), **section, "stages": STAGES, "modifiers": MODIFIERS}
+    found = found.model_copy(update={"data": DataConfig.model_validate(data)})
+    prepare(found.data)
+    return found
+
+
+@pytest.fixture(scope="module")
+def whole(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    run = tmp_path_factory.mktemp("whole") / "run"
+    result = train(run, experiment, console=QUIET)
+    assert result.reason == "the last of `data.stages` is over"
+    return run
+
+
+def test_each_stage_ends_as_it_says(experiment: Experiment, whole: Path) -> None:
+    known = [read_progress(folder) for folder in checkpoint_folders(whole)]
+    assert [p.stages_to_come for p in known] == sorted((p.stages_to_come for p in known), reverse=True)
+    assert {p.stages_to_come for p in known} == {2, 1, 0, -1}
+    last = known[-1]
+    first, second, third = last.data_stages
+    assert (first, second) == (0, 1)
+    assert third >= 2
+    assert last.epoch == third + 1
+    assert last.batch == 0
+    # Early stopping: two validations in a row without a better one, counted from the beginning of the stage.
+    log = (whole / "log.txt").read_text()
+    begun, ended = (
+        int(re.findall(rf"update (\d+): stage {stage} of 3 of the data begins", log)[0]) for stage in (2, 3)
+    )
+    best, misses = float("inf"), 0
+    for record in records(whole, "validation"):
+        better = record["nll"] < best
+        best = min(best, record["nll"])
+        if begun < record["update"] <= ended:
+            misses = 0 if better else misses + 1
+            assert (misses == 2) == (record["update"] == ended)
+
+
+def test_an_interrupted_run_ends_the_same(experiment: Experiment, whole: Path, tmp_path: Path) -> None:
+    """Stopped within each stage and resumed."""
+    run = tmp_path / "run"
+    known = [read_progress(folder) for folder in checkpoint_folders(whole)]
+    updates = known[-1].update
+    # At validations: a limit that is reached at another update would add one, and patience counts them.
+    stops = [min(p.update for p in known if len(p.data_stages) == stage) // 2 * 2 + 2 for stage in (1, 3)]
+    for number, stop in enumerate([*stops, 1000]):
+        training = change_section(experiment.training, {"stop": {"updates": stop}}, "training")
+        part = experiment.model_copy(update={"training": training})
+        train_part(str(run), part.model_dump_json(), "resume" if number else "")
+    found, expected = outcome(run), outcome(whole)
+    last = f"checkpoints/step-{updates:08d}"
+    for side in (found, expected):
+        side["tensors"] = {name: value for name, value in side["tensors"].items() if name.startswith(last)}
+    assert found["tensors"] == expected["tensors"]
+    assert found["tensors"]
+    progress = [side["progress"][f"step-{updates:08d}"] for side in (found, expected)]
+    for key in ("epoch", "batch", "data_stages", "stages_to_come", "validations_since_best", "target_tokens"):
+        assert progress[0][key] == progress[1][key]
+
+
+def test_patience_of_the_run_counts_in_the_last_stage_alone(experiment: Experiment) -> None:
+    training = change_section(experiment.training, {"stop": {"patience": 3}}, "training")
+    stages = experiment.data.stages
+    p = Progress(validations_since_best=3)
+    p.advance(1, LoaderState(0, 1, (0,)), stages)
+    assert (p.stages_to_come, finished(p, training)) == (2, None)
+    p.advance(1, LoaderState(1, 0, (0, 1)), stages)
+    assert (p.stages_to_come, p.validations_since_best) == (1, 0)
+    p.validations_since_best = 2  # by a validation of the stage before
+    assert not p.lose_patience(stages)
+    assert p.validations_since_best == 0
+    p.advance(1, LoaderState(1, 2, (0, 1)), stages)
+    p.validations_since_best = 2
+    assert p.lose_patience(stages)
+    assert p.position == LoaderState(2, 0, (0, 1, 2))
+    p.advance(1, LoaderState(2, 2, (0, 1, 2)), stages)
+    p.validations_since_best = 3
+    assert finished(p, training) == "no better loss in 3 validations"
+
+
+def test_a_stage_that_no_validation_ends_is_refused(experiment: Experiment, tmp_path: Path) -> None:
+    data = experiment.data.model_copy(update={"dev": [], "store": str(tmp_path / "store")})
+    prepare(data)
+    with pytest.raises(ConfigError, match="a stage would never end: without a dev set"):
+        train(tmp_path / "run", experiment.model_copy(update={"data": data}), console=QUIET)

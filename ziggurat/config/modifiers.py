@@ -1,0 +1,254 @@
+"""Modifiers of training pairs, and stages that mix corpora: the parts of the data section that only training reads.
+
+A stage may have modifiers of its own. Fields of `ModifiersConfig` stand in the order in which they are applied.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import Field, model_validator
+
+from ziggurat.config.base import Count, Length, Real, Section
+from ziggurat.errors import printable
+
+__all__ = [
+    "TYPO_KINDS",
+    "InlineConfig",
+    "MergeConfig",
+    "ModifierConfig",
+    "ModifiersConfig",
+    "NoiseConfig",
+    "PrefixConfig",
+    "StageConfig",
+    "TermsConfig",
+    "TyposConfig",
+    "UntilConfig",
+    "template_parts",
+]
+
+Probability = Annotated[float, Field(ge=0, le=1)]
+Words = Annotated[int, Field(ge=1, le=100)]
+
+
+def template_parts(template: str, names: tuple[str, ...]) -> list[str]:
+    """Return `template` cut at its places: text, name, text, name, ..., text.
+
+    Raises ValueError unless each of `names` stands there exactly once, in braces.
+    """
+    parts = re.split(rf"\{{({'|'.join(names)})\}}", template)
+    if sorted(parts[1::2]) != sorted(names):
+        wanted = " and ".join(f"`{{{name}}}`" for name in names)
+        raise ValueError(f"the template {printable(repr(template), 60)} must have {wanted}, each once")
+    return parts
+
+
+class ModifierConfig(Section):
+    """A modifier without options of its own."""
+
+    probability: Probability
+    """Share of the pairs that it changes, where they let it."""
+
+
+class MergeConfig(ModifierConfig):
+    """Several short pairs of a corpus as one, with blanks between them."""
+
+    min_pairs: Annotated[int, Field(ge=2, le=16)] = 2
+    """Pairs in one, at least."""
+    max_pairs: Annotated[int, Field(ge=2, le=16)] = 4
+    """Pairs in one, at most; the others are drawn from the pair's corpus, and also come alone."""
+    max_pieces: Length = Field(default=100, ge=2)
+    """Longest merged pair on either side, in subword pieces; it is made of fewer pairs, or not at all, otherwise."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_order("pairs", self.min_pairs, self.max_pairs)
+        return self
+
+
+class NoiseConfig(ModifierConfig):
+    """The same random words of one script on both sides, in place of the pair: the model learns to copy."""
+
+    min_word_length: Words = 2
+    """Characters of a word, at least."""
+    max_word_length: Words = 5
+    """Characters of a word, at most."""
+    max_words: Words = 6
+    """Words, at most."""
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        _check_order("word_length", self.min_word_length, self.max_word_length)
+        return self
+
+
+class TyposConfig(ModifierConfig):
+    """Typing errors in the source. A chosen pair gets each kind at most once, with the probability of that kind."""
+
+    char_swap: Probability = 0.1
+    """Two neighbouring characters of a word change places."""
+    missing_char: Probability = 0.1
+    """A character is left out."""
+    extra_char: Probability = 0.1
+    """A key next to the right one is hit as well."""
+    nearby_char: Probability = 0.1
+    """A key next to the right one is hit instead."""
+    similar_char: Probability = 0.1
+    """A character that looks alike: 0 for O, e for é, Cyrillic for Latin."""
+    skipped_space: Probability = 0.1
+    """A blank is left out."""
+    random_space: Probability = 0.1
+    """A blank inside a word."""
+    repeated_char: Probability = 0.1
+    """A character comes twice."""
+    unichar: Probability = 0.1
+    """A double character comes once."""
+
+
+TYPO_KINDS = tuple(name for name in TyposConfig.model_fields if name != "probability")
+"""The kinds of typing errors, in the order in which they are made."""
+
+
+class InlineConfig(Section):
+    """What is to be copied, put at aligned words of both sides: tags around them, or placeholders or noise after them.
+
+    Needs word alignments (`data.alignment`). The shares need not add up to 1.
+    """
+
+    probability: Probability
+    """Share of the words with one partner that get it."""
+    tags: Real = Field(default=1.0, ge=0)
+    """Share of tags such as `<b>...</b>`."""
+    placeholders: Real = Field(default=1.0, ge=0)
+    """Share of placeholders such as `{0}`, `%s`, an address or an emoji."""
+    noise: Real = Field(default=1.0, ge=0)
+    """Share of one to three words of random characters."""
+
+    @model_validator(mode="after")
+    def _some_share(self) -> Self:
+        if not self.tags + self.placeholders + self.noise:
+            raise ValueError("one of `tags`, `placeholders` and `noise` must be above 0")
+        return self
+
+
+class TermsConfig(Section):
+    """Terminology hints: the translation of a word, written behind it in the source (Dinu et al. 2019).
+
+    Needs word alignments (`data.alignment`).
+    """
+
+    probability: Probability
+    """Share of the words with one partner, other than themselves, that get a hint."""
+    template: str = "__source__ {src} __target__ {trg} __done__"
+    """Text in place of the word: `{src}` is the word, `{trg}` its translation."""
+    replace: Probability = 0.0
+    """Share of the hints that are random words instead, which replace the translation too: the model learns to obey."""
+
+    @model_validator(mode="after")
+    def _whole_template(self) -> Self:
+        template_parts(self.template, ("src", "trg"))
+        return self
+
+
+class PrefixConfig(ModifierConfig):
+    """A part of the translation, written before the source: the model learns to use given words."""
+
+    min_words: Words = 2
+    """Words of that part, at least; a target with fewer is left as it is."""
+    max_words: Words = 5
+    """Words of that part, at most."""
+    template: str = "__start__ {trg} __end__ "
+    """Text before the source: `{trg}` is the part."""
+
+    @model_validator(mode="after")
+    def _possible(self) -> Self:
+        _check_order("words", self.min_words, self.max_words)
+        template_parts(self.template, ("trg",))
+        return self
+
+
+def _check_order(name: str, least: int, most: int) -> None:
+    if least > most:
+        raise ValueError(f"`min_{name}` ({least}) is above `max_{name}` ({most})")
+
+
+class ModifiersConfig(Section):
+    """Random changes of training pairs, other ones in every epoch (docs/modifiers.md)."""
+
+    merge: MergeConfig | None = None
+    """Short pairs merged."""
+    noise: NoiseConfig | None = None
+    """Random words to copy."""
+    no_end_punctuation: ModifierConfig | None = None
+    """No full stop, question or exclamation mark at the end, where both sides have the same one."""
+    upper_case: ModifierConfig | None = None
+    """Both sides in capitals."""
+    title_case: ModifierConfig | None = None
+    """A capital at the beginning of every word on both sides."""
+    typos: TyposConfig | None = None
+    """Typing errors in the source."""
+    inline: InlineConfig | None = None
+    """Placeholders and inline tags."""
+    terms: TermsConfig | None = None
+    """Terminology hints."""
+    prefix: PrefixConfig | None = None
+    """A given beginning."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known(cls, content: Any) -> Any:
+        known = list(cls.model_fields)
+        unknown = [key for key in content if key not in known] if isinstance(content, dict) else []
+        if unknown:
+            raise ValueError(f"unknown modifier `{printable(str(unknown[0]), 60)}`; known are: {', '.join(known)}")
+        return content
+
+    @property
+    def chosen(self) -> dict[str, Any]:
+        """Sections of the modifiers that change anything, by name, in the order in which they are applied."""
+        sections = {name: getattr(self, name) for name in type(self).model_fields}
+        return {name: section for name, section in sections.items() if section and section.probability}
+
+    @property
+    def need_links(self) -> bool:
+        """True if one of them needs word alignments."""
+        return bool({"inline", "terms"} & self.chosen.keys())
+
+
+class UntilConfig(Section):
+    """The end of a stage, counted by one of its corpora."""
+
+    corpus: str
+    """Name of a corpus of the mix; an epoch of the stage is one pass over it."""
+    epochs: Count | None = Field(default=None, ge=1)
+    """The stage ends after this many of these epochs."""
+    patience: Count | None = Field(default=None, ge=1)
+    """The stage ends after this many validations without a better metric, counted within the stage. For the last stage
+    set `training.stop.patience`, which counts there alone."""
+
+    @model_validator(mode="after")
+    def _one_end(self) -> Self:
+        if self.epochs is not None and self.patience is not None:
+            raise ValueError("give a stage either `epochs` or `patience`, to say when it ends")
+        return self
+
+
+class StageConfig(Section):
+    """One stage of training, with its own mix of corpora."""
+
+    mix: dict[str, Annotated[float, Field(ge=0, le=1e9)]]
+    """Name of a corpus -> its share of the pairs; shares need not add up to 1. Corpora that are not named rest."""
+    until: UntilConfig
+    """The end of the stage."""
+    modifiers: ModifiersConfig | None = None
+    """Modifiers of this stage, instead of `data.modifiers`; `{}`: none."""
+
+    @model_validator(mode="after")
+    def _until_is_mixed(self) -> Self:
+        if not self.mix.get(self.until.corpus):
+            raise ValueError(
+                f"`until` counts epochs of `{printable(self.until.corpus, 60)}`, which is not in the mix with a share "
+                "above 0"
+            )
+        return self

@@ -1,0 +1,195 @@
+"""OpusTrainer files (https://github.com/hplt-project/OpusTrainer) as the corpora, stages and modifiers of our own.
+
+`trainer` and `seed` are passed over: training is `ziggurat train`, its seed `training.seed`. Tokenisers are passed over
+too (`custom_detok_src`, `spm_vocab_src`, likewise for `trg`): our words are found in running text, and alignments are
+traced to the pieces of the store's own vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
+from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, parse_yaml
+from ziggurat.documents import read_bounded
+from ziggurat.errors import ConfigError, printable
+
+__all__ = ["read_opustrainer"]
+
+_ALIGNMENT_COLUMN = 2
+_NAMES = {
+    "UpperCase": "upper_case",
+    "TitleCase": "title_case",
+    "RemoveEndPunct": "no_end_punctuation",
+    "Typos": "typos",
+    "Noise": "noise",
+    "Merge": "merge",
+    "Prefix": "prefix",
+    "Tags": "terms",
+}
+_OPTIONS: dict[str, dict[str, str]] = {
+    "Typos": {kind: kind for kind in TYPO_KINDS},
+    "Noise": {name: name for name in ("min_word_length", "max_word_length", "max_words")},
+    "Merge": {"min_lines": "min_pairs", "max_lines": "max_pairs"},
+    "Prefix": {name: name for name in ("min_words", "max_words", "template")},
+    "Tags": {"template": "template"},
+}
+_TAG_SHARES = {"augment": 0.0, "replace": 0.0, "tag": 1.0}
+_TOKENISERS = {"custom_detok_src", "custom_detok_trg", "spm_vocab", "spm_vocab_src", "spm_vocab_trg"}
+
+
+def read_opustrainer(path: str) -> dict[str, Any]:
+    """Return `train`, `stages`, `modifiers` and, where pairs have alignments, `alignment` of the data section.
+
+    Paths in the file are relative to its folder. Raises ConfigError: no such file, or one that OpusTrainer would not
+    take, or that asks for what we do not have; with the line and what is known.
+    """
+    file = Path(path).expanduser()
+    try:
+        text = read_bounded(file, MAX_YAML_BYTES, error=ConfigError).decode("utf-8")
+    except FileNotFoundError:
+        raise ConfigError(f"{file}: no such OpusTrainer file") from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{file}: not UTF-8 at byte {error.start}") from None
+    return _File(file, *parse_yaml(text, str(file))).read()
+
+
+class _File:
+    """A parsed file, with the line of each key."""
+
+    def __init__(self, path: Path, content: dict[str, Any], lines: Lines) -> None:
+        self._path, self._content, self._lines = path, content, lines
+
+    def read(self) -> dict[str, Any]:
+        version = self._content.get("version", 1)
+        if str(version) != "1":
+            raise self._fault(("version",), f"version {printable(str(version), 20)} is not known; 1 is")
+        datasets, names = self._section("datasets", dict), self._section("stages", list)
+        stages = [self._stage(str(name), datasets) for name in names]
+        modifiers = self._modifiers(self._content, ())
+        ours = [modifiers, *(stage.get("modifiers", {}) for stage in stages)]
+        aligned = self._content.get("num_fields", 2) == 3 or any({"terms", "inline"} & each.keys() for each in ours)
+        corpora = [self._corpus(str(name), file, aligned) for name, file in datasets.items()]
+        found = {"train": corpora, "stages": stages, "modifiers": modifiers}
+        return {**found, "alignment": {"words": "blanks"}} if aligned else found
+
+    def _section(self, key: str, kind: type) -> Any:
+        if not isinstance(found := self._content.get(key), kind) or not found:
+            raise self._fault((key,), f"`{key}` is missing or empty")
+        return found
+
+    def _corpus(self, name: str, file: Any, aligned: bool) -> dict[str, Any]:
+        if not isinstance(file, str):
+            raise self._fault(("datasets", name), "wanted: the path of a TSV file")
+        path = str(self._path.parent / file)
+        corpus = {"path": path, "format": "tsv", "name": name}
+        return {**corpus, "alignment": path, "alignment_column": _ALIGNMENT_COLUMN} if aligned else corpus
+
+    def _stage(self, name: str, datasets: Mapping[str, Any]) -> dict[str, Any]:
+        found = self._content.get(name)
+        if found is None:
+            raise self._fault(("stages",), f"the stage `{printable(name, 60)}` is not described")
+        extended = isinstance(found, dict)
+        mix, place = (found.get("mix"), (name, "mix")) if extended else (found, (name,))
+        if not isinstance(mix, list) or not mix or not all(isinstance(line, str) for line in mix):
+            raise self._fault(place, "wanted: lines such as `clean 0.8`, the last one `until clean 2`")
+        shares: dict[str, float] = {}
+        for number, line in enumerate(mix[:-1]):
+            corpus, share = self._words(line, 2, (*place, number), "a data set and its share, such as `clean 0.8`")
+            if corpus not in datasets:
+                known = ", ".join(map(str, datasets))
+                raise self._fault((*place, number), f"unknown data set `{printable(corpus, 60)}`; known are: {known}")
+            shares[corpus] = self._number(share, (*place, number))
+        last = (*place, len(mix) - 1)
+        until, corpus, epochs = self._words(mix[-1], 3, last, "`until`, a data set and epochs, such as `until clean 2`")
+        if until != "until" or not shares.get(corpus):
+            raise self._fault(last, "wanted: `until`, a data set that the stage reads, and epochs or `inf`")
+        stage: dict[str, Any] = {"mix": shares, "until": {"corpus": corpus}}
+        if epochs != "inf":
+            stage["until"]["epochs"] = int(self._number(epochs, last))
+        if extended and "modifiers" in found:
+            stage["modifiers"] = self._modifiers(found, (name,))
+        return stage
+
+    def _words(self, line: str, count: int, place: tuple[str | int, ...], wanted: str) -> list[str]:
+        if len(words := line.split()) != count:
+            raise self._fault(place, f"wanted: {wanted}; not {printable(repr(line), 60)}")
+        return words
+
+    def _number(self, text: Any, place: tuple[str | int, ...]) -> float:
+        try:
+            number = float(text)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not math.isfinite(number):
+            raise self._fault(place, f"{printable(repr(text), 60)} is not a number")
+        return number
+
+    def _modifiers(self, content: Mapping[str, Any], place: tuple[str | int, ...]) -> dict[str, Any]:
+        """Return the modifiers of a section as `data.modifiers` has them."""
+        found: dict[str, Any] = {}
+        for where, entry in _flat(content.get("modifiers") or [], (*place, "modifiers")):
+            name, probability = next(iter(entry.items())) if isinstance(entry, dict) and entry else (None, None)
+            if name not in _NAMES:
+                known = ", ".join(_NAMES)
+                raise self._fault(where, f"unknown modifier `{printable(str(name), 60)}`; known are: {known}")
+            options = {key: value for key, value in entry.items() if key != name}
+            made = self._modifier(str(name), self._number(probability, where), options, where)
+            if twice := made.keys() & found.keys():
+                raise self._fault(where, f"`{name}`: a second `{min(twice)}`; one of each kind is possible")
+            found |= made
+            try:
+                ModifiersConfig.model_validate(made)
+            except ValidationError as error:
+                first = error.errors()[0]
+                key = ".".join(map(str, first["loc"][1:]))
+                said = first["msg"].removeprefix("Value error, ")
+                raise self._fault(where, f"`{name}`: {f'{key}: ' if key else ''}{said}") from None
+        return found
+
+    def _modifier(
+        self, name: str, probability: float, options: dict[str, Any], place: tuple[str | int, ...]
+    ) -> dict[str, Any]:
+        """Return one modifier; that of `Tags` may be two of ours."""
+        known = {
+            **_OPTIONS.get(name, {}),
+            **(dict.fromkeys([*_TAG_SHARES, *_TOKENISERS], "") if name == "Tags" else {}),
+        }
+        if unknown := [key for key in options if key not in known]:
+            raise self._fault(place, f"`{name}` has no `{printable(str(unknown[0]), 60)}`; it has: {', '.join(known)}")
+        ours = {known[key]: value for key, value in options.items() if known[key]}
+        if name == "Typos" and options:  # as there: kinds that are not named are not made
+            ours = {**dict.fromkeys(TYPO_KINDS, 0.0), **{kind: self._number(p, place) for kind, p in ours.items()}}
+        if name != "Tags":
+            return {_NAMES[name]: {"probability": probability, **ours}}
+        shares = {key: self._number(options.get(key, share), place) for key, share in _TAG_SHARES.items()}
+        augment, replace = shares["augment"], shares["replace"]
+        hints = 1 - augment  # of the words that are chosen; `tag` takes what the other two leave
+        if min(augment, replace) < 0 or augment + replace > 1 or augment + replace + shares["tag"] < 1:
+            raise self._fault(place, "`Tags`: `augment`, `replace` and `tag` must be shares that add up to 1")
+        made: dict[str, Any] = {}
+        if augment > 0:
+            made["inline"] = {"probability": probability * augment, "tags": 0.0, "placeholders": 0.0, "noise": 1.0}
+        if hints > 0:
+            made["terms"] = {"probability": probability * hints, "replace": min(1.0, replace / hints), **ours}
+        return made
+
+    def _fault(self, place: tuple[str | int, ...], said: str) -> ConfigError:
+        while place and place not in self._lines:
+            place = place[:-1]
+        line = f", line {self._lines[place]}" if place else ""
+        return ConfigError(f"{self._path}{line}: {said}")
+
+
+def _flat(entries: Any, place: tuple[str | int, ...]) -> Iterator[tuple[tuple[str | int, ...], Any]]:
+    """Yield the entries of nested lists, each with its place."""
+    if not isinstance(entries, list):
+        yield place, entries
+        return
+    for number, entry in enumerate(entries):
+        yield from _flat(entry, (*place, number))

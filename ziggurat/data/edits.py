@@ -1,0 +1,88 @@
+"""Changes of a sentence pair that keep its word alignment right: every modifier says what it replaces, nothing else.
+
+First of the modules on modifiers, in order of use: edits, typos, modifiers, growth, modified. Links follow from
+replacements alone, in one place, so that no modifier can get them wrong.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["SOURCE", "TARGET", "Edit", "Pair", "Span", "moved"]
+
+SOURCE, TARGET = 0, 1
+Span = tuple[int, int]
+"""First character and end of a part of a text."""
+
+
+class Edit(NamedTuple):
+    """A replacement of a part of a text; one of nothing is an insertion."""
+
+    first: int
+    end: int
+    text: str
+
+
+class Pair:
+    """A sentence pair with its word alignment.
+
+    Attributes:
+        texts: source and target.
+        links: linked words, a span of the source and one of the target each.
+    """
+
+    def __init__(self, source: str, target: str, links: Sequence[tuple[Span, Span]] = ()) -> None:
+        self.texts = [source, target]
+        self.links = list(links)
+
+    def copy(self) -> Pair:
+        """Return a pair that can be changed without changing this one."""
+        return Pair(self.texts[SOURCE], self.texts[TARGET], self.links)
+
+    def edit(self, side: int, edits: Sequence[Edit]) -> list[Span]:
+        """Apply `edits`, in ascending order and without overlap, to one side; return where their texts are now.
+
+        A linked word keeps what is left of it and gets the text that replaces parts of it or stands inside of it; text
+        that is inserted before or after it is no part of it. A word that nothing is left of loses its links.
+        """
+        text, parts, spans, at, size = self.texts[side], [], [], 0, 0
+        for first, end, new in edits:
+            parts += [text[at:first], new]
+            size += first - at
+            spans.append((size, size + len(new)))
+            size, at = size + len(new), end
+        self.texts[side] = "".join([*parts, text[at:]])
+        if side == SOURCE:
+            links = [(moved(source, edits), target) for source, target in self.links]
+        else:
+            links = [(source, moved(target, edits)) for source, target in self.links]
+        self.links = [link for link in links if link[side][0] < link[side][1]]
+        return spans
+
+    def one_to_one(self) -> list[tuple[Span, Span]]:
+        """Return the links between words that have no other link, by their place in the source."""
+        sources: dict[Span, int] = {}
+        targets: dict[Span, int] = {}
+        for source, target in self.links:
+            sources[source] = sources.get(source, 0) + 1
+            targets[target] = targets.get(target, 0) + 1
+        return sorted(link for link in self.links if sources[link[0]] == targets[link[1]] == 1)
+
+
+def moved(span: Span, edits: Sequence[Edit]) -> Span:
+    """Return where a part of a text is after `edits`."""
+    (first, end), (begin, shift) = span, (0, 0)
+    found: int | None = None
+    for edit in edits:
+        grown = len(edit.text) - (edit.end - edit.first)
+        if edit.end <= first:
+            begin += grown
+        elif edit.first >= end:
+            break
+        elif edit.first < first:
+            found = edit.first + begin  # the word's beginning is replaced together with what is before it
+        if edit.end > end:  # likewise its end
+            return (first + begin if found is None else found), edit.first + shift + len(edit.text)
+        shift += grown
+    return (first + begin if found is None else found), end + shift

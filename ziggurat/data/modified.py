@@ -1,0 +1,289 @@
+"""Modified pairs on their way into a batch: which are drawn, how long they are planned to be, and their ids and links.
+
+A pair is modified as a function of (its text, seed, epoch, its index) alone, so that any process draws the same, at any
+time. The store has ids: text is decoded from them, for the few pairs that are drawn, and segmented again.
+
+A batch is planned before its text is read. So a drawn pair is planned with the length that its modifiers give to most
+pairs like it (ziggurat.data.growth); one that becomes longer stays as it was. Batches then never exceed their budget.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from random import Random
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from xxhash import xxh3_64_intdigest
+
+from ziggurat.config.modifiers import ModifiersConfig
+from ziggurat.data.edits import Pair, Span
+from ziggurat.data.growth import Growth, measured_growth
+from ziggurat.data.modifiers import BY_WORD, MODIFIERS, merged
+from ziggurat.data.subword import Tokenizer
+from ziggurat.data.table import PairTable
+from ziggurat.data.units import PieceUnits, unit_ends
+from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.errors import DataError
+
+__all__ = ["ModifiedPairs", "PairModifier"]
+
+Ids = NDArray[np.int32]
+Indices = NDArray[np.int64]
+
+_SAMPLE = 128
+"""Pairs on which the growth of a modifier is measured."""
+_EVERY_WORD = ("upper_case", "title_case")
+"""Modifiers that change every word, so that the growth of a pair depends on its words."""
+_CHUNK = 1 << 20
+"""Pairs planned at a time, to bound memory."""
+
+
+class ModifiedPairs(NamedTuple):
+    """The pairs of a batch, those among them that were drawn and could be modified, modified."""
+
+    sources: list[Ids]
+    targets: list[Ids]
+    links: list[Ids]
+    """Word alignments as a store has them; of all pairs, or of none."""
+    texts: dict[int, list[str]]
+    """Place in the batch -> source and target of a modified pair."""
+
+
+class _Draw(NamedTuple):
+    """What is drawn for some pairs."""
+
+    hits: NDArray[np.int64]
+    """[modifiers, pairs] number of the first word to change; -1: the pair is not drawn."""
+    partners: Indices
+    """[pairs, most] the pairs that are merged to it; -1: none."""
+    rooms: tuple[Ids, Ids]
+    """[pairs] most pieces of source and target."""
+
+
+class PairModifier:
+    """The modifiers of one stage of training.
+
+    Args:
+        config: which, and how often.
+        table: the training pairs.
+        tokenizers: of both sides.
+        languages: their codes.
+        seed: `training.seed`.
+        longest: most pieces of a modified pair on either side.
+
+    Raises DataError: text that is segmented already, or a table without the word alignments that a modifier needs.
+    """
+
+    def __init__(
+        self,
+        config: ModifiersConfig,
+        table: PairTable,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        languages: tuple[str, str],
+        *,
+        seed: int,
+        longest: int,
+    ) -> None:
+        if any(isinstance(tokenizer, VocabularyTokenizer) for tokenizer in tokenizers):
+            raise DataError("text that is already segmented (`data.subword.kind: vocabulary`) cannot be modified")
+        if config.need_links and not table.has_links:
+            name = "inline" if "inline" in config.chosen else "terms"
+            raise DataError(
+                f"the store holds no word alignments, which `data.modifiers.{name}` needs; set `alignment` of the "
+                "corpora in data.train, or `data.alignment.compute=hmm`, and run `ziggurat prepare --force`"
+            )
+        self._config, self._table, self._tokenizers, self._languages = config, table, tokenizers, languages
+        self._seed, self._longest = seed, longest
+        self._sections = {name: section for name, section in config.chosen.items() if name != "merge"}
+        self._units = [PieceUnits(tokenizer) for tokenizer in tokenizers]
+        self._sample = self._sampled()
+        self._growth = {name: self._measured(name) for name in self._sections}
+
+    def lengths(self, epoch: int) -> tuple[Ids, Ids]:
+        """Return the pieces of every pair of the table, as batches of an epoch are to be planned, int32 [pairs]."""
+        planned = [np.array(side) for side in (self._table.source_lengths, self._table.target_lengths)]
+        for start in range(0, len(self._table), _CHUNK):
+            rows = np.arange(start, min(start + _CHUNK, len(self._table)))
+            for side, rooms in zip(planned, self._drawn(rows, epoch).rooms, strict=True):
+                side[rows] = rooms
+        return planned[0], planned[1]
+
+    def modified(
+        self, indices: Indices, epoch: int, sources: list[Ids], targets: list[Ids], links: list[Ids]
+    ) -> ModifiedPairs:
+        """Return the pairs at `indices`, whose ids and links these are, as an epoch has them; `links` may be empty."""
+        found = ModifiedPairs(list(sources), list(targets), list(links), {})
+        hits, partners, rooms = self._drawn(indices, epoch)
+        rows = np.flatnonzero((hits >= 0).any(axis=0) | (partners >= 0).any(axis=1)).tolist()
+        groups = [[int(indices[row]), *partners[row][partners[row] >= 0].tolist()] for row in rows]
+        changed: list[tuple[int, Pair]] = []
+        for row, group, pair in zip(rows, groups, self._pairs(groups, with_links=bool(links)), strict=True):
+            if pair is None:
+                continue
+            before = list(pair.texts)
+            for number, (name, section) in enumerate(self._sections.items()):
+                if hits[number, row] >= 0:
+                    rng = self._generator(name, epoch, int(indices[row]))
+                    MODIFIERS[name](pair, section, rng, int(hits[number, row]), self._languages)
+            if len(group) > 1 or pair.texts != before:
+                changed.append((row, pair))
+        new = [self._encoded(side, [pair.texts[side] for _, pair in changed]) for side in (0, 1)]
+        for (row, pair), source, target in zip(changed, *new, strict=True):
+            tag = self._tag(sources[row])
+            source = np.concatenate([tag, source])
+            if not (len(tag) < len(source) <= rooms[0][row] and 0 < len(target) <= rooms[1][row]):
+                continue
+            found.sources[row], found.targets[row] = source, target
+            found.texts[row] = pair.texts
+            if links:
+                found.links[row] = self._stored_links(pair, source, target)
+        return found
+
+    def _generator(self, name: str, epoch: int, index: int) -> Random:
+        return Random(xxh3_64_intdigest(f"{self._seed} {epoch} {name} {index}".encode()))
+
+    def _uniform(self, name: str, epoch: int, indices: Indices) -> NDArray[np.float64]:
+        """Return a number in [0, 1) for each pair, a function of (seed, epoch, name, index): splitmix64's mixing."""
+        mixed = indices.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed += np.uint64(xxh3_64_intdigest(f"{self._seed} {epoch} {name}".encode()))
+        for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB)):
+            mixed = (mixed ^ (mixed >> np.uint64(shift))) * np.uint64(factor)
+        mixed ^= mixed >> np.uint64(31)
+        return (mixed >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+    def _hits(self, indices: Indices, epoch: int) -> NDArray[np.int64]:
+        """Return for each modifier and pair, [modifiers, pairs], the number of the first word to change; -1: none.
+
+        Of the words of a pair, each with the modifier's probability, the number of the first one chosen has a geometric
+        distribution. A pair is drawn if it has as many words with one partner as that number; whether the modifier may
+        change them all is seen when their text is read.
+        """
+        found = np.full((len(self._sections), len(indices)), -1, np.int64)
+        for number, (name, section) in enumerate(self._sections.items()):
+            uniform = self._uniform(name, epoch, indices)
+            if name not in BY_WORD:
+                found[number][uniform < section.probability] = 0
+                continue
+            with np.errstate(divide="ignore"):  # probability 1: the first word
+                first = np.floor(np.log1p(-uniform) / np.log1p(-section.probability))
+            rows = np.flatnonzero(first < self._table.source_lengths[indices])  # few pairs have more words than pieces
+            links = self._table.links(indices[rows])
+            for row, of_pair in zip(rows.tolist(), links, strict=True):
+                found[number, row] = first[row] if first[row] < _one_to_one(of_pair.tolist()) else -1
+        if "noise" in self._sections:  # what it replaces need not be changed first
+            found[1:, found[0] >= 0] = -1
+        return found
+
+    def _partners(self, indices: Indices, epoch: int) -> Indices:
+        """Return the pairs that are merged to each one, [pairs, most]; -1: none."""
+        merge = self._config.chosen.get("merge")
+        if merge is None:
+            return np.full((len(indices), 0), -1, np.int64)
+        most = merge.max_pairs - 1
+        partners = np.full((len(indices), most), -1, np.int64)
+        rows = np.flatnonzero(self._uniform("merge", epoch, indices) < merge.probability)
+        chosen, table = indices[rows], self._table
+        # The pairs of a corpus stand together in the table.
+        first, end = (np.searchsorted(table.corpora, table.corpora[chosen], side) for side in ("left", "right"))
+        drawn = np.stack([self._uniform(f"merge {n}", epoch, chosen) for n in range(most)], axis=1)
+        others = first[:, None] + np.floor(drawn * (end - first)[:, None]).astype(np.int64)
+        span = merge.max_pairs - merge.min_pairs + 1
+        count = merge.min_pairs - 1 + np.floor(self._uniform("merge pairs", epoch, chosen) * span)
+        fits = np.arange(most) < count[:, None]
+        for lengths in (table.source_lengths, table.target_lengths):
+            together = lengths[chosen][:, None] + np.cumsum(lengths[others], axis=1)
+            fits &= together <= min(merge.max_pieces, self._longest)
+        partners[rows] = np.where(fits, others, -1)
+        return partners
+
+    def _drawn(self, indices: Indices, epoch: int) -> _Draw:
+        """Return what is drawn for the pairs at `indices` in an epoch."""
+        hits, partners = self._hits(indices, epoch), self._partners(indices, epoch)
+        both = (self._table.source_lengths, self._table.target_lengths)
+        stored = [lengths[indices].astype(np.int64) for lengths in both]
+        rooms = [
+            (one + np.where(partners >= 0, lengths[partners], 0).sum(axis=1)).astype(np.float64)
+            for one, lengths in zip(stored, both, strict=True)
+        ]
+        for number, (name, growth) in enumerate(self._growth.items()):
+            rows = np.flatnonzero(hits[number] >= 0)
+            ids = self._table.pairs(indices[rows]) if name in _EVERY_WORD else ([], [])
+            for side in (0, 1):
+                rooms[side][rows] = rooms[side][rows] * growth[side].ratio(ids[side]) + growth[side].constant
+        source, target = (
+            np.maximum(one, np.minimum(np.ceil(room), self._longest)).astype(np.int32)
+            for one, room in zip(stored, rooms, strict=True)
+        )
+        return _Draw(hits, partners, (source, target))
+
+    def _sampled(self) -> list[Pair]:
+        """Return pairs from all over the table."""
+        indices = np.unique(np.linspace(0, len(self._table) - 1, _SAMPLE).astype(np.int64)).tolist()
+        return [pair for pair in self._pairs([[index] for index in indices], with_links=False) if pair is not None]
+
+    def _measured(self, name: str) -> list[Growth]:
+        """Return the growth of either side by a modifier."""
+
+        def modify(pair: Pair, number: int) -> None:
+            MODIFIERS[name](pair, self._sections[name], self._generator(name, 0, number), 0, self._languages)
+
+        return measured_growth(modify, name in _EVERY_WORD, self._sample, self._tokenizers)
+
+    def _tag(self, source: Ids) -> Ids:
+        """Return the corpus's tag in front of a source, if there is one."""
+        return source[:1] if len(source) and source[0] in self._tokenizers[0].tags.values() else source[:0]
+
+    def _pairs(self, groups: Sequence[Sequence[int]], *, with_links: bool) -> list[Pair | None]:
+        """Return each group of pairs as one; None where one holds an unknown piece, whose text is lost."""
+        flat = [index for group in groups for index in group]
+        ids = self._table.pairs(flat)
+        linked = with_links or self._config.need_links
+        links = self._table.links(flat) if linked else [np.zeros((0, 4), np.int32)] * len(flat)
+        single = iter([self._pair(*of_pair) for of_pair in zip(*ids, links, strict=True)])
+        found: list[Pair | None] = []
+        for group in groups:
+            pairs = [next(single) for _ in group]
+            known = [pair for pair in pairs if pair is not None]
+            found.append(None if len(known) < len(pairs) else merged(known) if len(known) > 1 else known[0])
+        return found
+
+    def _pair(self, source: Ids, target: Ids, links: Ids) -> Pair | None:
+        sides = (source[len(self._tag(source)) :], target)
+        if any((ids == tokenizer.unk).any() for ids, tokenizer in zip(sides, self._tokenizers, strict=True)):
+            return None
+        texts = [tokenizer.decode(ids.tolist()) for ids, tokenizer in zip(sides, self._tokenizers, strict=True)]
+        if not len(links):
+            return Pair(texts[0], texts[1])
+        spans: list[list[Span]] = []
+        for text, ids, units, own in zip(texts, sides, self._units, (links[:, :2], links[:, 2:]), strict=True):
+            ends = unit_ends(text)
+            if not len(ends) or ends[-1] != units.totals([ids])[0]:
+                return Pair(texts[0], texts[1])
+            # The character of unit n is the first one that ends after it.
+            first, last = np.searchsorted(ends, own[:, 0], "right"), np.searchsorted(ends, own[:, 1] - 1, "right")
+            spans.append(list(zip(first.tolist(), (last + 1).tolist(), strict=True)))
+        return Pair(texts[0], texts[1], list(zip(*spans, strict=True)))
+
+    def _encoded(self, side: int, texts: Sequence[str]) -> list[Ids]:
+        return [np.array(ids, np.int32) for ids in self._tokenizers[side].encode(texts)] if texts else []
+
+    def _stored_links(self, pair: Pair, source: Ids, target: Ids) -> Ids:
+        """Return the links of a modified pair, [links, 4]; none where its pieces do not spell its text."""
+        columns: list[Any] = []
+        for side, (ids, units) in enumerate(zip((source, target), self._units, strict=True)):
+            ends = np.concatenate([np.zeros(1, np.int64), unit_ends(pair.texts[side])])
+            if ends[-1] != units.totals([ids])[0]:
+                return np.zeros((0, 4), np.int32)
+            spans = np.array([link[side] for link in pair.links], np.int64).reshape(-1, 2)
+            columns.append(ends[spans])
+        return np.concatenate(columns, axis=1).astype(np.int32)
+
+
+def _one_to_one(links: list[list[int]]) -> int:
+    """Return the number of links between words that have no other link, as Pair.one_to_one has them."""
+    sources = Counter((link[0], link[1]) for link in links)
+    targets = Counter((link[2], link[3]) for link in links)
+    return sum(sources[link[0], link[1]] == targets[link[2], link[3]] == 1 for link in links)

@@ -1,0 +1,241 @@
+"""The modifiers of a sentence pair: what each changes, as edits (ziggurat.data.edits).
+
+Each takes the pair, its section of the configuration, a generator and the number of the first word to change, counted
+among those that it may change; one that works on whole sentences ignores that.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
+from random import Random
+from typing import Any
+
+from ziggurat.alignment.words import word_spans
+from ziggurat.config.modifiers import (
+    TYPO_KINDS,
+    InlineConfig,
+    NoiseConfig,
+    PrefixConfig,
+    TermsConfig,
+    TyposConfig,
+    template_parts,
+)
+from ziggurat.data.edits import SOURCE, TARGET, Edit, Pair, Span, moved
+from ziggurat.data.typos import TYPOS
+
+__all__ = ["BY_WORD", "MODIFIERS", "merged", "next_hit"]
+
+# Characters of the scripts that noise is made of, as OpusTrainer has them, without what is no letter, digit or sign and
+# what normalisation would change.
+_SCRIPTS = (
+    *((0x21, 0x7F), (0xA1, 0x100), (0x370, 0x400), (0x400, 0x500), (0x531, 0x590), (0x5D0, 0x5F0), (0x620, 0x700)),
+    *((0x904, 0x980), (0xA85, 0xB00), (0xE01, 0xE80), (0x1000, 0x10A0), (0x10A0, 0x1100), (0x1780, 0x1800)),
+    *((0x3041, 0x30A0), (0x30A1, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0x1F600, 0x1F650)),
+)
+_PLACEHOLDERS = (
+    *("{0}", "{1}", "{2}", "{name}", "{count}", "{{user}}", "%s", "%d", "%1$s", "%(name)s", "$1", "${path}", "#{id}"),
+    *("__1__", "<x/>", "&nbsp;", "https://example.org/a?b=1", "name@example.org", "@user", "#tag", "v1.2.3", "\\n"),
+    *("🙂", "👍", "❤️", "🎉", "→", "©"),
+)
+_TAGS = (
+    *(("<b>", "</b>"), ("<i>", "</i>"), ("<em>", "</em>"), ("<strong>", "</strong>"), ("<u>", "</u>")),
+    *(('<a href="https://example.org">', "</a>"), ("<span>", "</span>"), ('<g id="1">', "</g>"), ("[b]", "[/b]")),
+)
+_TURKIC, _TURKIC_I = ("tr", "tur", "az", "aze", "crh", "tt", "tat"), {"i": "İ", "ı": "I"}
+_NOISE_BYTES = 12
+"""Bytes of the words of noise inside a sentence, where each may take a piece: noise of all lengths, as OpusTrainer's,
+would make batches uneven."""
+_END_MARKS = (".。．।۔。", "?？؟;", "!！¡")
+"""Marks at the end of a sentence: those of a group mean the same. The `;` is the Greek question mark's normal form."""
+
+
+@cache
+def _alphabets() -> list[str]:
+    """Return the characters of each script."""
+
+    def usable(character: str) -> bool:
+        return unicodedata.category(character)[0] in "LNPS" and unicodedata.is_normalized("NFKC", character)
+
+    return ["".join(c for c in map(chr, range(*script)) if usable(c)) for script in _SCRIPTS]
+
+
+def _random_words(rng: Random, lengths: tuple[int, int], most: int) -> list[str]:
+    """Return one to `most` words of random characters of one script, all of one length."""
+    alphabet, length = rng.choice(_alphabets()), rng.randint(*lengths)
+    return ["".join(rng.choices(alphabet, k=length)) for _ in range(rng.randint(1, most))]
+
+
+def _inserted_noise(rng: Random) -> str:
+    """Return noise for the inside of a sentence."""
+    alphabet, words = rng.choice(_alphabets()), rng.randint(1, 3)
+    length = max(1, _NOISE_BYTES // len(alphabet[0].encode()) // words)
+    return " ".join("".join(rng.choices(alphabet, k=length)) for _ in range(words))
+
+
+def merged(pairs: list[Pair]) -> Pair:
+    """Return several pairs as one, with blanks between them."""
+    whole = Pair("", "")
+    for pair in pairs:
+        at, and_ = [len(text) + 1 if text else 0 for text in whole.texts], pair.texts
+        whole.links += [(_shifted(source, at[0]), _shifted(target, at[1])) for source, target in pair.links]
+        whole.texts = [f"{before} {text}" if before else text for before, text in zip(whole.texts, and_, strict=True)]
+    return whole
+
+
+def _shifted(span: Span, by: int) -> Span:
+    return span[0] + by, span[1] + by
+
+
+def _noise(pair: Pair, config: NoiseConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    words = _random_words(rng, (config.min_word_length, config.max_word_length), config.max_words)
+    text = " ".join(words)
+    spans = word_spans(text, "blanks")
+    pair.texts, pair.links = [text, text], list(zip(spans, spans, strict=True))
+
+
+def _no_end_punctuation(pair: Pair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    source, target = pair.texts
+    same = any(source.endswith(tuple(marks)) and target.endswith(tuple(marks)) for marks in _END_MARKS)
+    if not same or any(text[-2:-1] in ("", " ", text[-1:]) for text in pair.texts):  # `...` and `!!` say more
+        return
+    for side, text in enumerate(pair.texts):
+        pair.edit(side, [Edit(len(text) - 1, len(text), "")])
+
+
+def _upper_case(pair: Pair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    for side, language in enumerate(languages):
+        _recased(pair, side, range(len(pair.texts[side])), language, str.upper)
+
+
+def _title_case(pair: Pair, config: Any, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    for side, language in enumerate(languages):
+        text = pair.texts[side]
+        initials = (next((n for n in range(*word) if text[n].isalpha()), None) for word in word_spans(text, "blanks"))
+        _recased(pair, side, (n for n in initials if n is not None), language, str.title)
+
+
+def _recased(pair: Pair, side: int, places: Iterable[int], language: str, recase: Callable[[str], str]) -> None:
+    """Change the case of some characters of one side, in ascending order; ß, for one, becomes two."""
+    text, own = pair.texts[side], _TURKIC_I if language.split("-")[0].lower() in _TURKIC else {}
+    pair.edit(side, [Edit(n, n + 1, new) for n in places if (new := own.get(text[n]) or recase(text[n])) != text[n]])
+
+
+def _typos(pair: Pair, config: TyposConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    for kind in TYPO_KINDS:
+        if rng.random() < getattr(config, kind) and (edit := TYPOS[kind](pair.texts[SOURCE], rng)) is not None:
+            pair.edit(SOURCE, [edit])
+
+
+def next_hit(uniform: float, probability: float) -> int:
+    """Return the number of words passed over before the next one is chosen, each being so with `probability`."""
+    return 0 if probability >= 1 else min(sys.maxsize, int(math.log1p(-uniform) / math.log1p(-probability)))
+
+
+def _hits(rng: Random, first: int, count: int, probability: float) -> Iterator[int]:
+    """Yield the numbers of the chosen ones among `count` words, the first of which is known."""
+    at = first
+    while at < count:
+        yield at
+        at += 1 + next_hit(rng.random(), probability)
+
+
+def _differing(pair: Pair) -> list[tuple[Span, Span]]:
+    """Return the links of words with one partner, other than themselves."""
+    source, target = pair.texts
+    return [link for link in pair.one_to_one() if source[slice(*link[SOURCE])] != target[slice(*link[TARGET])]]
+
+
+BY_WORD: dict[str, Callable[[Pair], list[tuple[Span, Span]]]] = {"inline": Pair.one_to_one, "terms": _differing}
+"""Modifiers whose probability is that of a word -> the words of a pair that each may change."""
+
+
+def _inline(pair: Pair, config: InlineConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    words = BY_WORD["inline"](pair)
+    # Place, whether it stands in front of a word, number of what is the same on both sides, and the edit: ordered so,
+    # since what stands behind a word comes before what stands in front of the next one at the same place.
+    found: tuple[list[tuple[int, bool, int, Edit]], ...] = ([], [])
+    for hit in _hits(rng, first, len(words), config.probability):
+        kind = rng.choices(("tags", "placeholders", "noise"), (config.tags, config.placeholders, config.noise))[0]
+        opening, closing = rng.choice(_TAGS)
+        added = rng.choice(_PLACEHOLDERS)
+        if kind == "noise":
+            added = _inserted_noise(rng)
+        for side, (begin, end) in enumerate(words[hit]):
+            if kind == "tags":
+                found[side].append((begin, True, 2 * hit, Edit(begin, begin, opening)))
+                found[side].append((end, False, 2 * hit + 1, Edit(end, end, closing)))
+            else:
+                blank = " " if pair.texts[side][end : end + 1].isalnum() else ""
+                found[side].append((end, False, 2 * hit, Edit(end, end, f" {added}{blank}")))
+    copies: list[dict[int, Span]] = []
+    for side, numbered in enumerate(found):
+        numbered.sort()
+        spans = pair.edit(side, [edit for *_, edit in numbered])
+        copies.append({number: span for (_, _, number, _), span in zip(numbered, spans, strict=True)})
+    for number, span in copies[SOURCE].items():
+        sides = zip(pair.texts, (span, copies[TARGET][number]), strict=True)
+        pair.links += zip(*(_words_in(text, part) for text, part in sides), strict=True)
+
+
+def _words_in(text: str, span: Span) -> list[Span]:
+    """Return the words between blanks of a part of a text."""
+    return [_shifted(word, span[0]) for word in word_spans(text[slice(*span)], "blanks")]
+
+
+def _terms(pair: Pair, config: TermsConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    words, (source, target) = BY_WORD["terms"](pair), pair.texts
+    before, name, between, _, after = template_parts(config.template, ("src", "trg"))
+    edits: list[Edit] = []
+    hints: list[tuple[int, int, int, Span]] = []  # number of the edit, place in its text, size, the translation
+    replaced: list[Edit] = []
+    for hit in _hits(rng, first, len(words), config.probability):
+        (begin, end), translation = words[hit]
+        hint = target[slice(*translation)]
+        if config.replace and rng.random() < config.replace:
+            hint = _inserted_noise(rng)
+            replaced.append(Edit(*translation, hint))
+        # In a script without blanks the marks get some.
+        front = (" " if before and source[max(0, begin - 1) : begin].isalnum() else "") + before
+        back = after + (" " if after and source[end : end + 1].isalnum() else "")
+        if name == "src":
+            hints.append((len(edits) + 1, len(between), len(hint), translation))
+            edits += [Edit(begin, begin, front), Edit(end, end, between + hint + back)]
+        else:
+            hints.append((len(edits), len(front), len(hint), translation))
+            edits += [Edit(begin, begin, front + hint + between), Edit(end, end, back)]
+    spans = pair.edit(SOURCE, edits)
+    replaced.sort()
+    pair.edit(TARGET, replaced)
+    for number, place, size, translation in hints:
+        at = spans[number][0] + place
+        pair.links.append(((at, at + size), moved(translation, replaced)))
+
+
+def _prefix(pair: Pair, config: PrefixConfig, rng: Random, first: int, languages: tuple[str, str]) -> None:
+    target = pair.texts[TARGET]
+    words, count = word_spans(target, "split"), rng.randint(config.min_words, config.max_words)
+    if count > len(words):
+        return
+    at = rng.randrange(len(words) - count + 1)
+    chosen = words[at : at + count]
+    before, _, after = template_parts(config.template, ("trg",))
+    begin = chosen[0][0]
+    pair.edit(SOURCE, [Edit(0, 0, before + target[begin : chosen[-1][1]] + after)])
+    pair.links += [(_shifted(word, len(before) - begin), word) for word in chosen]
+
+
+MODIFIERS: dict[str, Callable[[Pair, Any, Random, int, tuple[str, str]], None]] = {
+    "noise": _noise,
+    "no_end_punctuation": _no_end_punctuation,
+    "upper_case": _upper_case,
+    "title_case": _title_case,
+    "typos": _typos,
+    "inline": _inline,
+    "terms": _terms,
+    "prefix": _prefix,
+}
+"""Name of a modifier -> its function, in the order in which they are applied; `merge` comes before them."""
