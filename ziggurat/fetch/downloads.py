@@ -190,8 +190,8 @@ class Downloads:
             if wanted is not None and found[name].hexdigest() != wanted:
                 raise DataError(
                     f"{remote.url}: {what} has the {name} {found[name].hexdigest()} ({size:,} bytes), but the registry "
-                    f"says {wanted}{f' ({remote.bytes:,} bytes)' if remote.bytes else ''}: it is damaged, or was "
-                    f"changed at its origin (then give the new checksum in a registry of your own); {self.discard(held)}"
+                    f"says {wanted}{f' ({remote.bytes:,} bytes)' if remote.bytes else ''}: it is damaged, or "
+                    f"was changed at its origin (then give the new checksum in a registry of your own); {self.discard(held)}"
                 )
         return held
 

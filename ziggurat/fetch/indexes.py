@@ -133,7 +133,7 @@ def sacrebleu_listed(words: Sequence[str]) -> Iterator[Listed]:
 
 
 def _sacrebleu(rest: str) -> Corpus:
-    """Return a test set of sacreBLEU: its addresses, checksums and members; the first reference where there are more."""
+    """Return a test set of sacreBLEU: addresses, checksums, members; the first reference where there are several."""
     from sacrebleu.dataset import DATASETS
 
     name, _, pair = rest.rpartition("/")

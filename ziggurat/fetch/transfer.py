@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat import __version__
-from ziggurat.errors import DataError, printable
+from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.fetch.part import Part
 from ziggurat.fetch.refusals import refuse_answer, refuse_page, refuse_unreachable
 
@@ -45,7 +45,7 @@ class Network:
     """How servers are reached."""
 
     proxy: str | None = None
-    """Address of a proxy; None: that of the environment (`https_proxy`, `http_proxy`, `no_proxy`)."""
+    """Address of a proxy; empty: none; None: that of the environment (`https_proxy`, `http_proxy`, `no_proxy`)."""
     retries: int = 5
     """Tries in a row that may fail without getting further."""
     timeout_seconds: float = 60.0
@@ -53,9 +53,18 @@ class Network:
     pause: Callable[[float], object] = field(default=time.sleep, repr=False)
     """Waits between tries."""
 
+    def __post_init__(self) -> None:
+        if self.proxy and not re.match(r"https?://[^/]", self.proxy):
+            raise ConfigError(
+                f"proxy {printable(self.proxy, 200)}: wanted is an address such as http://host:3128; other kinds (SOCKS) "
+                "are not supported"
+            )
+
     def open(self, url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse:
         """Send one request, redirects followed. Raises as urllib does."""
-        proxies = None if self.proxy is None else {"http": self.proxy, "https": self.proxy}
+        proxies = None
+        if self.proxy is not None:
+            proxies = {"http": self.proxy, "https": self.proxy} if self.proxy else {}
         opener = urllib.request.OpenerDirector()
         for handler in (
             urllib.request.ProxyHandler(proxies),
@@ -112,7 +121,7 @@ def download(url: str, path: Path, network: Network, progress: Progress) -> str:
                 furthest = max(furthest, part.size)
                 if failures > (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
                     kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
-                    raise DataError(f"{url}: {dropped}, {failures} times in a row{kept}") from None
+                    raise DataError(f"{url}: {dropped}{_times(failures)}{kept}") from None
                 network.pause(max(min(2.0 ** (failures - 1), 60.0), min(dropped.wait, 300.0)))
         part.finish()
     return came_from
@@ -131,7 +140,7 @@ def read_small(url: str, network: Network) -> bytes:
             return content
         except _Dropped as dropped:
             if tried == (network.retries if dropped.tries is None else min(dropped.tries, network.retries)):
-                raise DataError(f"{url}: {dropped}, {tried + 1} times in a row") from None
+                raise DataError(f"{url}: {dropped}{_times(tried + 1)}") from None
             network.pause(max(min(2.0**tried, 60.0), min(dropped.wait, 300.0)))
     raise AssertionError("the last try returns or raises")
 
@@ -214,6 +223,10 @@ def _version(headers: Message) -> str:
     """Return what If-Range may be sent with: a strong ETag, else the date; empty where there is neither."""
     tag = headers.get("ETag", "").strip()
     return tag if tag and not tag.startswith("W/") else headers.get("Last-Modified", "").strip()
+
+
+def _times(failures: int) -> str:
+    return f", {failures} times in a row" if failures > 1 else ""
 
 
 def _natural(text: str | None) -> int | None:
