@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from tests.fetch.server import Server, serving
 
+from tests.fetch.server import Server, serving
 from ziggurat.fetch.transfer import Network
 
 

@@ -1,4 +1,4 @@
-"""A server of files that can misbehave: it drops connections, lies about lengths, changes files, redirects, sends pages.
+"""A server of files that can misbehave: drop connections, lie about lengths, change files, redirect, send pages.
 
 It knows files by `HOST/PATH`, so it can play a mirror, a proxy, or the server itself.
 """
@@ -79,7 +79,7 @@ class _Handler(BaseHTTPRequestHandler):
         with contextlib.suppress(ConnectionError):
             (waiting.pop(0) if waiting else well)(self, file)
 
-    do_HEAD = do_GET
+    do_HEAD = do_GET  # noqa: N815
 
     def answer(self, status: int, content: bytes, headers: dict[str, str], *, length: int | None = None) -> None:
         """Send an answer; `length` is what it says of the length, where that is not true."""

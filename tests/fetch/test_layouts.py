@@ -5,14 +5,14 @@ from __future__ import annotations
 import gzip
 import io
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 from xml.sax.saxutils import escape
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from sacrebleu.dataset.fake_sgml import FakeSGMLDataset
-from sacrebleu.dataset.wmt_xml import WMTXMLDataset
+from sacrebleu.dataset import fake_sgml, wmt_xml
 
 from ziggurat.errors import DataError
 from ziggurat.fetch.entries import Corpus, Layout, Remote
@@ -20,6 +20,10 @@ from ziggurat.fetch.layouts import Counts, read
 from ziggurat.fetch.xml_layouts import tmx_units, wmt_segments
 
 TEXT = st.text(st.characters(exclude_categories=["Cs", "Cc"], exclude_characters="\u2028\u2029"), max_size=30)
+
+# Without types, as the whole package is.
+FakeSGMLDataset: Any = fake_sgml.FakeSGMLDataset
+WMTXMLDataset: Any = wmt_xml.WMTXMLDataset
 
 
 def corpus(layout: Layout, **how: object) -> Corpus:
@@ -134,8 +138,8 @@ def test_tmx_beside_a_tree(units: list[dict[str, str]], tmp_path_factory: pytest
 
 def test_tmx_without_its_codes(tmp_path: Path) -> None:
     text = (
-        '<tmx><body><tu><tuv lang="DE"><seg><bpt i="1">&lt;b></bpt>fett<ept i="1">&lt;/b></ept> <hi>und</hi> so</seg></tuv>'
-        '<tuv lang="en_US"><seg>bold</seg></tuv></tu><tu><tuv lang="de"><seg>x</seg></tuv></tu></body></tmx>'
+        '<tmx><body><tu><tuv lang="DE"><seg><bpt i="1">&lt;b></bpt>fett<ept i="1">&lt;/b></ept> <hi>und</hi> so</seg>'
+        '</tuv><tuv lang="en_US"><seg>bold</seg></tuv></tu><tu><tuv lang="de"><seg>x</seg></tuv></tu></body></tmx>'
     )
     counts = Counts()
     spellings = (("deu", "de"), ("eng", "en"))

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
 from tests.fetch import server as behaving
 from tests.fetch.server import Server, serving
-
 from ziggurat.errors import DataError
 from ziggurat.fetch.part import Part
 from ziggurat.fetch.transfer import Network, _Redirects, download, read_small, size_of
@@ -141,15 +141,15 @@ def test_a_length_that_is_too_large(server: Server, tmp_path: Path, network: Net
 
 
 def test_an_interrupted_fetch_goes_on_later(server: Server, tmp_path: Path, network: Network) -> None:
-    class Stopped(Exception):
+    class StoppedError(Exception):
         pass
 
     def stop(phase: str, done: int, total: int | None) -> None:
         if done >= 100_000:
-            raise Stopped
+            raise StoppedError
 
     url = server.add("a", TEXT)
-    with pytest.raises(Stopped):
+    with pytest.raises(StoppedError):
         download(url, tmp_path / "file", network, stop)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.part", "file.part.json"]
     kept = (tmp_path / "file.part").stat().st_size

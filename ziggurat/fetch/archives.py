@@ -94,7 +94,7 @@ def _tar_members(archive: Path) -> Iterator[tuple[str, int, IO[bytes]]]:
         tarfile.open(fileobj=stream, mode="r|", tarinfo=_BoundedHeader) as opened,
     ):
         for member in opened:
-            opened.members = []  # else it remembers all of them
+            opened.members = []  # type: ignore[attr-defined]  # else it remembers all of them
             if member.isreg() and not member.issparse() and (file := opened.extractfile(member)) is not None:
                 yield member.name.removeprefix("./"), member.size, file
         # The archive ends before its compressed stream does: that is read to its end too, where its checksum stands.

@@ -63,7 +63,7 @@ def place_of(url: str) -> str:
     if not re.fullmatch(r"(https?|ftp)://[A-Za-z0-9.-]+(:\d{1,5})?/[!-~]+", url) or "\\" in url:
         raise ConfigError(f"{printable(url, 300)}: not an address such as https://host/path/file.gz, without login")
     parts = urlsplit(url)
-    steps = [parts.netloc.replace(":", "_"), *parts.path.strip("/").split("/")]
+    steps = [parts.netloc.replace(":", "_"), *parts.path.removeprefix("/").removesuffix("/").split("/")]
     if any(step in ("", ".", "..") or len(step) > 200 for step in steps):
         raise ConfigError(f"{printable(url, 300)}: has an empty, too long or `..` step in its path")
     if parts.query:
@@ -191,7 +191,8 @@ class Downloads:
                 raise DataError(
                     f"{remote.url}: {what} has the {name} {found[name].hexdigest()} ({size:,} bytes), but the registry "
                     f"says {wanted}{f' ({remote.bytes:,} bytes)' if remote.bytes else ''}: it is damaged, or "
-                    f"was changed at its origin (then give the new checksum in a registry of your own); {self.discard(held)}"
+                    f"was changed at its origin (then give the new checksum in a registry of your own); "
+                    f"{self.discard(held)}"
                 )
         return held
 

@@ -127,7 +127,7 @@ def sacrebleu_listed(words: Sequence[str]) -> Iterator[Listed]:
         pairs = [word for word in words if word in known.langpairs]
         text = f"sacrebleu/{name} {known.description}".casefold()
         if all(word in pairs or word.casefold() in text for word in words):
-            title = known.description if pairs else f"{known.description} Pairs: {' '.join(known.langpairs)}"
+            title = str(known.description) if pairs else f"{known.description} Pairs: {' '.join(known.langpairs)}"
             shown = f"sacrebleu/{name}/{pairs[0] if pairs else '{a}-{b}'}"
             yield Listed(shown, title, None, None, _SACREBLEU_LICENCE)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -139,6 +140,10 @@ class Mtdata:
     def _python(self) -> str:
         """Return the Python of the environment, made now if there is none. Raises DataError."""
         if self._given is not None:
+            if shutil.which(self._given) is None:
+                raise ConfigError(
+                    f"{printable(self._given, 4096)}: no such program; `--mtdata` names a Python with mtdata"
+                )
             return self._given
         folder = self._downloads.folder / MTDATA.replace("==", "-")
         python = folder / "bin" / "python"

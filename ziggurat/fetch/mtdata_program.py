@@ -12,13 +12,14 @@ from __future__ import annotations
 import json
 import os
 import sys
+from typing import Any
 
 __all__ = ["main"]
 
 _MOST_LISTED = 2000
 
 
-def main(request_path, answer_path):  # type: ignore[no-untyped-def]
+def main(request_path: str, answer_path: str) -> None:
     """Read the request and write the answer, which appears in one piece."""
     with open(request_path, encoding="utf-8") as file:
         request = json.load(file)
@@ -33,7 +34,7 @@ def main(request_path, answer_path):  # type: ignore[no-untyped-def]
     os.replace(f"{answer_path}.part", answer_path)
 
 
-def _answer(request):  # type: ignore[no-untyped-def]
+def _answer(request: dict[str, Any]) -> dict[str, Any]:
     """Return version and entries, by the interface of mtdata 0.5."""
     if request["protocol"] != 1:
         raise ValueError(f"a request of protocol {request['protocol']}, expected 1")
@@ -55,7 +56,7 @@ def _answer(request):  # type: ignore[no-untyped-def]
     return {"version": mtdata.__version__, "entries": [_described(entry) for entry in found]}
 
 
-def _described(entry):  # type: ignore[no-untyped-def]
+def _described(entry: Any) -> dict[str, Any]:
     """Return an entry as JSON."""
     urls = [entry.url] if isinstance(entry.url, str) else list(entry.url)
     languages = [str(language) for language in entry.did.langs]
@@ -72,7 +73,7 @@ def _described(entry):  # type: ignore[no-untyped-def]
     }
 
 
-def _spellings(language):  # type: ignore[no-untyped-def]
+def _spellings(language: str) -> list[str]:
     """Return the codes of a language: its own, the three letters, and the two where there are such."""
     from mtdata.iso.iso639_1 import ISO693_1_to_3
 

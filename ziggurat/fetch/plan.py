@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.config.data import CorpusConfig, DataConfig
-from ziggurat.data.compressed import compression_of
 from ziggurat.data.origins import set_name
 from ziggurat.errors import ConfigError, printable
 from ziggurat.fetch.corpus import Target, Written, write_set
@@ -68,11 +67,13 @@ def jobs_of_config(data: DataConfig, names: Names, where: str) -> list[Job]:
                     f"{key}: no registry says what the folder `{printable(folder.name)}` holds ({known} are known); "
                     "fetch its corpora by name, or describe it in a registry of your own (docs/fetch.md)"
                 )
-            name = set_name(next(iter(files.values())))
-            if name not in _sets(described):
-                has = ", ".join(_sets(described))
-                raise ConfigError(f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}")
-            wanted[folder, name] = files
+            for language, path in files.items():
+                if (name := set_name(path)) not in _sets(described):
+                    has = ", ".join(_sets(described))
+                    raise ConfigError(
+                        f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}"
+                    )
+                wanted.setdefault((folder, name), {})[language] = path
             for extra in (one for one, its in described.sets.items() if its.extra):
                 wanted.setdefault((folder, extra), {language: folder / f"{extra}.{language}" for language in files})
     for (folder, name), files in list(wanted.items()):
@@ -98,10 +99,9 @@ def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict
             data.source_language: Path(corpus.source).expanduser(),
             data.target_language: Path(corpus.target).expanduser(),
         }
-        plain = [path.with_suffix("") if compression_of(path) else path for path in files.values()]
-        same = len({path.with_suffix("") for path in plain}) == 1
-        if same and [path.suffix for path in plain] == [f".{language}" for language in files] and len(files) == 2:
-            return plain[0].parent, files
+        named = all(path.name.startswith(f"{set_name(path)}.{language}") for language, path in files.items())
+        if named and len(files) == 2 and len({path.parent for path in files.values()}) == 1:
+            return Path(corpus.source).expanduser().parent, files
     raise ConfigError(
         f"{key}: only files of a side each, called FOLDER/SET.LANGUAGE such as data/wmt14-en-de/train.en.zst, can be "
         "fetched for a configuration; fetch other corpora by their names"
@@ -117,6 +117,8 @@ def _job(
     own = all(path.exists() for path in files.values()) and not target.record.exists()
     if described.by_hand is not None or own:
         return Job(target, (), own=own, by_hand=described.by_hand)
+    if len(files) != 2:
+        raise ConfigError(f"{folder}: the set {name} is of two languages, and the configuration names one side of it")
     first, second = sorted(files)  # so that recipes of both directions name one corpus
     corpora = tuple(names.find(one.replace("{a}", first).replace("{b}", second)) for one in described.of)
     if (hold_out := described.hold_out) is None:

@@ -45,7 +45,7 @@ class Network:
     """How servers are reached."""
 
     proxy: str | None = None
-    """Address of a proxy; empty: none; None: that of the environment (`https_proxy`, `http_proxy`, `no_proxy`)."""
+    """Address of a proxy; empty: none; None: as the environment says (`https_proxy`, `http_proxy`, `no_proxy`)."""
     retries: int = 5
     """Tries in a row that may fail without getting further."""
     timeout_seconds: float = 60.0
@@ -56,8 +56,8 @@ class Network:
     def __post_init__(self) -> None:
         if self.proxy and not re.match(r"https?://[^/]", self.proxy):
             raise ConfigError(
-                f"proxy {printable(self.proxy, 200)}: wanted is an address such as http://host:3128; other kinds (SOCKS) "
-                "are not supported"
+                f"proxy {printable(self.proxy, 200)}: wanted is an address such as http://host:3128; other kinds are "
+                "not supported"
             )
 
     def open(self, url: str, headers: dict[str, str], method: str = "GET") -> http.client.HTTPResponse:
@@ -79,7 +79,7 @@ class Network:
         response = opener.open(urllib.request.Request(url, headers=asked, method=method), timeout=self.timeout_seconds)
         if response is None:  # no handler for the scheme
             raise DataError(f"{url}: only http and https addresses can be fetched")
-        return response  # type: ignore[return-value]
+        return response
 
 
 class _Redirects(urllib.request.HTTPRedirectHandler):
