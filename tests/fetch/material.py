@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tests.fetch.server import Server
 
-__all__ = ["PAIRS", "packed_tar", "packed_zip", "serve"]
+__all__ = ["PAIRS", "contents", "packed_tar", "packed_zip", "registry", "serve"]
 
 PAIRS = [("Ein Haus .", "A house ."), ("Zwei Bäume & ein Fluß .", "Two trees & a river ."), ("Drei .", "Three .")]
 """German and English."""
@@ -57,8 +57,8 @@ _FILES = {
 }
 
 
-def serve(server: Server, folder: Path) -> Path:
-    """Put a corpus of each layout on the server; return a registry of `local/KIND/{a}-{b}`, and of monolingual text."""
+def contents() -> dict[str, bytes]:
+    """Return files of each layout, by the ends of their addresses."""
     de, en = sides()
     units = "".join(
         f'<tu><tuv xml:lang="de"><seg>{_escaped(a)}</seg></tuv><tuv xml:lang="en"><seg>{_escaped(b)}</seg></tuv></tu>'
@@ -69,30 +69,41 @@ def serve(server: Server, folder: Path) -> Path:
     )
     document = f'<d><doc id="1" origlang="de"><src lang="de">{sources}</src><ref lang="en">{targets}</ref></doc></d>'
     moses = {"X.de-en.de": de, "X.de-en.en": en, "X.de-en.xml": b"<x/>", "LICENSE": b"CC0", "README": b"Hello"}
-    server.add("f/m.zip", packed_zip(moses))
-    server.add(
-        "f/m.tgz", packed_tar({"./t/x.de-en.de.gz": gzip.compress(de), "./t/x.de-en.en": en, "t/x.fr-en.en": en})
-    )
-    server.add("f/s.tgz", packed_tar({"dev/s-deen-src.de.sgm": _sgml(0), "dev/s-deen-ref.en.sgm": _sgml(1)}))
     table = "".join(f"{a}\t{b}\n" for a, b in PAIRS) + "no second column\n"
-    server.add("f/t.de-en.tsv.gz", gzip.compress(table.encode()))
-    server.add("f/t.tmx.gz", gzip.compress(f"<tmx><body>{units}</body></tmx>".encode()))
-    server.add("f/x.tgz", packed_tar({"xml/t.de-en.xml": document.encode()}))
-    server.add("f/mono.de.gz", gzip.compress(de))
+    return {
+        "f/m.zip": packed_zip(moses),
+        "f/m.tgz": packed_tar({"./t/x.de-en.de.gz": gzip.compress(de), "./t/x.de-en.en": en, "t/x.fr-en.en": en}),
+        "f/s.tgz": packed_tar({"dev/s-deen-src.de.sgm": _sgml(0), "dev/s-deen-ref.en.sgm": _sgml(1)}),
+        "f/t.de-en.tsv.gz": gzip.compress(table.encode()),
+        "f/t.tmx.gz": gzip.compress(f"<tmx><body>{units}</body></tmx>".encode()),
+        "f/x.tgz": packed_tar({"xml/t.de-en.xml": document.encode()}),
+        "f/mono.de.gz": gzip.compress(de),
+    }
+
+
+def registry(address: str) -> str:
+    """Return a registry of `local/KIND/{a}-{b}`, monolingual text and a recipe's folder; files are at `address`."""
     lines = ["corpora:"]
     for kind, (file, layout, take) in _FILES.items():
         lines += [
             f"  local/{kind}/{{a}}-{{b}}:", f"    title: Local {kind}", "    pairs: de-en",
-            f'    files: [{{url: "{server.address}/f/{file}"}}]', f"    layout: {layout}", f"    take: {take}",
+            f'    files: [{{url: "{address}/f/{file}"}}]', f"    layout: {layout}", f"    take: {take}",
             f"    licence: licence of {kind}", "    terms: http://example.invalid/", "    known_from: this test",
         ]  # fmt: skip
     lines += [
-        "  local/mono/{a}:", "    title: Local text", f'    files: [{{url: "{server.address}/f/mono.{{a}}.gz"}}]',
+        "  local/mono/{a}:", "    title: Local text", f'    files: [{{url: "{address}/f/mono.{{a}}.gz"}}]',
         "    licence: none", "    known_from: this test", "folders:", "  local-de-en:", "    sets:",
         "      train: {of: [local/zip/de-en, local/tsv/de-en], hold_out: {set: held, every: 3}}",
         "      dev: {of: [local/sgm/de-en]}", '      test: {of: ["local/xml/{a}-{b}"], extra: true}',
         "      bought: {by_hand: sold by Someone}",
     ]  # fmt: skip
+    return "\n".join(lines) + "\n"
+
+
+def serve(server: Server, folder: Path) -> Path:
+    """Put the files on the server; write the registry of them into `folder` and return it."""
+    for name, content in contents().items():
+        server.add(name, content)
     path = folder / "registry.yaml"
-    path.write_text("\n".join(lines) + "\n")
+    path.write_text(registry(server.address))
     return path

@@ -112,6 +112,8 @@ def _jobs(name: str, names: Names, folder: Path) -> list[Job]:
     """Return the jobs of a name: of a configuration's or recipe's data, or of one corpus."""
     from ziggurat.fetch.plan import job_of_name, jobs_of_config
 
+    if name == "demo":
+        raise ConfigError("the data of `demo` come with the package: `ziggurat demo` writes them")
     if Path(name).is_file() or name in recipe_names():
         named = read_named(name)
         return jobs_of_config(parse_experiment(named.text, named.label, []).data, names, named.label)

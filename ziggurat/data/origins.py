@@ -17,7 +17,7 @@ from pydantic import Field
 
 from ziggurat.data.checksums import content_checksum, has_checksum
 from ziggurat.data.compressed import compression_of
-from ziggurat.data.files import fingerprint, write_atomically
+from ziggurat.data.files import write_atomically
 from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError, ZigguratError
 
@@ -76,10 +76,9 @@ def record_of(path: Path) -> Path:
     return path.with_name(f"{set_name(path)}{_ENDING}")
 
 
-def write_origin(record: Path, content: Mapping[str, Any], files: Sequence[Path]) -> None:
-    """Write the record of `files`, which are complete; `content` is the rest of it."""
-    listed = {path.name: {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)} for path in files}
-    document: dict[str, Any] = {"format": ORIGIN_FORMAT, **content, "files": listed}
+def write_origin(record: Path, content: Mapping[str, Any], files: Mapping[str, Mapping[str, Any]]) -> None:
+    """Write a record; `files` has length and fingerprint of each file by its name, `content` is the rest of it."""
+    document: dict[str, Any] = {"format": ORIGIN_FORMAT, **content, "files": files}
     document["checksum"] = content_checksum(document)
     write_atomically(record, json.dumps(document, indent=1, ensure_ascii=False).encode() + b"\n")
 

@@ -1,6 +1,7 @@
 """From the files of corpora to a file for each language: fetched, taken out of archives, read, written, recorded.
 
-Files appear whole or not at all, the record of their origin last. Given again with the same name, nothing is done.
+Files appear whole or not at all. The record of their origin has their fingerprints, and whatever reads it compares
+them; so nothing is done where they are there already, and a set of which a kill left a part is written anew.
 """
 
 from __future__ import annotations
@@ -8,11 +9,14 @@ from __future__ import annotations
 import contextlib
 import gzip
 import io
+import lzma
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, cast
+
+import xxhash
 
 from ziggurat.data.compressed import compression_of
 from ziggurat.data.files import atomic_file, fingerprint
@@ -79,29 +83,35 @@ def write_set(
         _refuse_foreign(one, force)
     parts: list[dict[str, Any]] = []
     kept_terms: dict[str, str] = {}
-    with contextlib.ExitStack() as stack:
-        writers = [_Writer(stack, one) for one in targets]
-        number = 0
-        for corpus in corpora:
-            counts = Counts()
-            held = [downloads.get(remote) for remote in corpus.files]
-            for block in _blocks(corpus, held, counts, downloads):
-                ordered = _by_language(corpus, block, target)
-                writers[0].write(ordered if held_out is None else _sifted(ordered, number, held_out[0].every, False))
-                if held_out is not None:
-                    writers[1].write(_sifted(ordered, number, held_out[0].every, True))
-                number += len(block[0])
-                downloads.progress(f"read {corpus.name}", counts.pairs, None)
-            kept_terms |= {f"{corpus.name}: {name}": text for name, text in counts.terms.items()}
-            parts.append(_part(corpus, held, counts))
-        # Killed from here on, files may be there without a record of them: this one says that they are ours.
+    with contextlib.ExitStack() as files:
+        writers = [_Writer(files, one) for one in targets]
+        with contextlib.ExitStack() as packed:
+            for writer in writers:
+                writer.open(packed)
+            for corpus in corpora:
+                counts = Counts()
+                held = [downloads.get(remote) for remote in corpus.files]
+                for block in _blocks(corpus, held, counts, downloads):
+                    _share_out(_by_language(corpus, block, target), writers, held_out)
+                    downloads.progress(f"read {corpus.name}", counts.pairs, None)
+                kept_terms |= {f"{corpus.name}: {name}": text for name, text in counts.terms.items()}
+                parts.append(_part(corpus, held, counts))
+        # The records before the files get their names: killed in between, what is there is known to be ours.
         for writer in writers:
-            write_origin(writer.target.record, writer.record(parts), [])
-    written = []
-    for writer in writers:
-        write_origin(writer.target.record, writer.record(parts), list(writer.target.files.values()))
-        written.append(Written(writer.target, cast(Origin, read_origin(writer.target.record)), False, kept_terms))
-    return written
+            write_origin(writer.target.record, writer.record(parts), writer.written())
+    return [
+        Written(writer.target, cast(Origin, read_origin(writer.target.record)), False, kept_terms) for writer in writers
+    ]
+
+
+def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut, Target] | None) -> None:
+    """Write a block to the target, and what is held out of it to the other."""
+    if held_out is None:
+        writers[0].write(block)
+        return
+    first, every = sum(writer.pairs for writer in writers) + 1, held_out[0].every
+    for writer, apart in zip(writers, (False, True), strict=True):
+        writer.write(tuple([x for n, x in enumerate(side, first) if (n % every == 0) == apart] for side in block))
 
 
 def _part(corpus: Corpus, held: Sequence[Held], counts: Counts) -> dict[str, Any]:
@@ -123,7 +133,7 @@ def _there(target: Target, corpora: Sequence[Corpus]) -> Origin | None:
     Raises DataError for files that changed since, or that were made of other corpora.
     """
     origin = read_origin(target.record)
-    if origin is None or not origin.files or not all(path.exists() for path in target.files.values()):
+    if origin is None or not all(path.exists() for path in target.files.values()):
         return None
     for path in target.files.values():
         known = origin.files.get(path.name)
@@ -207,70 +217,68 @@ def _by_language(corpus: Corpus, block: Block, target: Target) -> Block:
     return tuple(block[corpus.languages.index(language)] for language in target.files)
 
 
-def _sifted(block: Block, first: int, every: int, held_out: bool) -> Block:
-    """Return the pairs of a block that are (not) held out: those whose number, from 1, is a multiple of `every`."""
-    return tuple([line for n, line in enumerate(side, first + 1) if (n % every == 0) == held_out] for side in block)
-
-
 class _Writer:
-    """Writes the sides of a target; files get their names when the stack closes without an error."""
+    """Writes the sides of a target; its files get their names when the stack `files` closes without an error."""
 
-    def __init__(self, stack: contextlib.ExitStack, target: Target) -> None:
+    def __init__(self, files: contextlib.ExitStack, target: Target) -> None:
         self.target, self.pairs = target, 0
-        self._sides = []
         for path in target.files.values():
             path.parent.mkdir(parents=True, exist_ok=True)
-            file = stack.enter_context(atomic_file(path))
-            self._sides.append((path, stack.enter_context(_packed(file, compression_of(path)))))
+        self._files = [_Digesting(files.enter_context(atomic_file(path))) for path in target.files.values()]
+        self._sides: list[Any] = []
+
+    def open(self, packed: contextlib.ExitStack) -> None:
+        """Begin to write; the files are complete when `packed` closes."""
+        for path, file in zip(self.target.files.values(), self._files, strict=True):
+            self._sides.append(packed.enter_context(_packed(file, compression_of(path))))
+
+    def write(self, block: Block) -> None:
+        """Write the sides of a block."""
+        self.pairs += len(block[0])
+        for path, side, lines in zip(self.target.files.values(), self._sides, block, strict=True):
+            if lines:
+                with written_whole(path):
+                    side.write("\n".join([*lines, ""]).encode("utf-8"))
 
     def record(self, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Return the record, without the files."""
         languages = list(self.target.files)
         return {"name": self.target.name, "languages": languages, "pairs": self.pairs, "parts": list(parts)}
 
-    def write(self, block: Block) -> None:
-        self.pairs += len(block[0])
-        for (path, file), lines in zip(self._sides, block, strict=True):
-            if lines:
-                with written_whole(path):
-                    file.write("\n".join([*lines, ""]).encode("utf-8"))
+    def written(self) -> dict[str, dict[str, Any]]:
+        """Return length and fingerprint of each file by its name."""
+        files = zip(self.target.files.values(), self._files, strict=True)
+        return {path.name: {"bytes": file.size, "xxh3_128": file.digest.hexdigest()} for path, file in files}
 
 
-@contextlib.contextmanager
-def _packed(file: BinaryIO, compression: str | None) -> Iterator[Any]:
-    """Context with a stream that compresses into `file`; equal content gives equal bytes."""
-    make: dict[str, Callable[[], Any]] = {
-        ".gz": lambda: gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=file, mtime=0),
-        ".xz": lambda: _xz(file),
-        ".zst": lambda: _zst(file),
-    }
-    if compression is None:
-        yield file
-        return
-    with make[compression]() as packed:
-        yield packed
-
-
-def _xz(file: BinaryIO) -> Any:
-    import lzma
-
-    return lzma.open(file, "wb")
-
-
-def _zst(file: BinaryIO) -> Any:
-    import pyarrow as pa  # a tenth of a second, which `--list` need not wait for
-
-    return pa.CompressedOutputStream(pa.PythonFile(_Unclosed(file), mode="w"), "zstd")
-
-
-class _Unclosed(io.RawIOBase):
-    """A file that Arrow may close: the file behind it stays open, to be put on the disk and renamed."""
+class _Digesting(io.RawIOBase):
+    """A file being written, with its fingerprint; closing it leaves the file behind it open, to be renamed."""
 
     def __init__(self, file: BinaryIO) -> None:
-        self._file = file
+        self._file, self.size, self.digest = file, 0, xxhash.xxh3_128()
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
+        self.digest.update(data)
+        self.size += len(data)
         return self._file.write(data)
+
+
+@contextlib.contextmanager
+def _packed(file: _Digesting, compression: str | None) -> Iterator[Any]:
+    """Context with a stream that compresses into `file`; equal content gives equal bytes."""
+    if compression is None:
+        yield file
+    elif compression == ".gz":
+        with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=cast(Any, file), mtime=0) as packed:
+            yield packed
+    elif compression == ".xz":
+        with lzma.open(file, "wb") as packed_xz:
+            yield packed_xz
+    else:
+        import pyarrow as pa  # a tenth of a second, which `--list` need not wait for
+
+        with pa.CompressedOutputStream(pa.PythonFile(file, mode="w"), "zstd") as packed_zst:
+            yield packed_zst

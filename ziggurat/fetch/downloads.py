@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -97,14 +98,13 @@ class Downloads:
         addresses = self._mirrored(place) + ([] if remote.by_hand else [remote.url])
         if not addresses or self.offline:
             raise DataError(self._missing(remote, path))
-        problems = []
+        problems, kept = [], list[Held]()
         for address in addresses:
             try:
-                came_from = download(address, path, self.network, self.progress)
+                download(address, path, self.network, self.progress, partial(self._noted, kept, remote, path))
+                return kept[-1]
             except DataError as error:
                 problems.append(str(error))
-                continue
-            return self._kept(remote, path, came_from)
         raise DataError("; ".join(problems))
 
     def get_small(self, url: str) -> bytes:
@@ -164,21 +164,22 @@ class Downloads:
             raise DataError(f"{path}: damaged or changed since it was fetched; {self.discard(held)}")
         return held
 
-    def _kept(self, remote: Remote, path: Path, came_from: str) -> Held:
-        """Return a file that just came, with its origin noted."""
-        held = self._checked(remote, path, came_from, "what came")
+    def _noted(self, kept: list[Held], remote: Remote, path: Path, file: Path, came_from: str) -> None:
+        """Check `file`, which just came and will be `path`, note its origin, and add it to `kept`."""
+        held = self._checked(remote, file, came_from, "what came", path)
         notes: dict[str, Any] = {"format": 1, **held.document(), "came_from": came_from}
         notes["checksum"] = content_checksum(notes)
         write_atomically(_origin(path), json.dumps(notes, indent=1).encode() + b"\n")
-        return held
+        kept.append(held)
 
-    def _checked(self, remote: Remote, path: Path, came_from: str, what: str) -> Held:
-        """Return the file at `path`. Raises DataError where it is not what the registry describes."""
-        check_regular(path)
+    def _checked(self, remote: Remote, file: Path, came_from: str, what: str, path: Path | None = None) -> Held:
+        """Return `file`, which is or will be `path`. Raises DataError where it is not what the registry describes."""
+        path = path or file
+        check_regular(file)
         found = {name: hashlib.new(name, usedforsecurity=False) for name in ("sha256", "md5")}
         size, head = 0, b""
-        with path.open("rb") as file:
-            while block := file.read(1 << 20):
+        with file.open("rb") as opened:
+            while block := opened.read(1 << 20):
                 head = head or block[:512]
                 size += len(block)
                 for digest in found.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
@@ -83,10 +83,15 @@ class Part:
             raise
         self.size += len(block)
 
-    def finish(self) -> None:
-        """Give the file its name."""
+    def finish(self, check: Callable[[Path], object]) -> None:
+        """Give the file its name, unless `check` raises; then it is dropped."""
         self.file.flush()
+        try:
+            check(Path(self.file.name))
+        except DataError:
+            self.restart()
+            raise
         os.fsync(self.file.fileno())
+        self._notes.unlink(missing_ok=True)
         os.replace(self.file.name, self.path)
         sync_folder(self.path.parent)
-        self._notes.unlink(missing_ok=True)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.data.compressed import compression_of
 from ziggurat.data.origins import set_name
 from ziggurat.errors import ConfigError, printable
 from ziggurat.fetch.corpus import Target, Written, write_set
@@ -57,6 +58,7 @@ def jobs_of_config(data: DataConfig, names: Names, where: str) -> list[Job]:
     Raises ConfigError: corpora that are not named as those of a recipe, or whose folder the registry does not have.
     """
     wanted: dict[tuple[Path, str], dict[str, Path]] = {}
+    endings: dict[Path, dict[str, str]] = {}
     for split, corpora in (("train", data.train), ("dev", data.dev)):
         for number, corpus in enumerate(corpora):
             key = f"{where}: data.{split}.{number}"
@@ -74,8 +76,11 @@ def jobs_of_config(data: DataConfig, names: Names, where: str) -> list[Job]:
                         f"{key}: the registry has no set `{printable(name)}` of {folder.name}; it has {has}"
                     )
                 wanted.setdefault((folder, name), {})[language] = path
-            for extra in (one for one, its in described.sets.items() if its.extra):
-                wanted.setdefault((folder, extra), {language: folder / f"{extra}.{language}" for language in files})
+            # The development corpora come last: test sets are packed as they are.
+            endings[folder] = {language: f"{language}{compression_of(path) or ''}" for language, path in files.items()}
+    for folder, ending in endings.items():
+        for extra in (one for one, its in names.registry.folders[folder.name].sets.items() if its.extra):
+            wanted.setdefault((folder, extra), {code: folder / f"{extra}.{end}" for code, end in ending.items()})
     for (folder, name), files in list(wanted.items()):
         for whole, its in names.registry.folders[folder.name].sets.items():
             if its.hold_out is not None and its.hold_out.set == name:  # made together with the set that it is of

@@ -101,10 +101,13 @@ class _Dropped(Exception):  # noqa: N818
         self.tries, self.wait = tries, wait
 
 
-def download(url: str, path: Path, network: Network, progress: Progress) -> str:
-    """Fetch `url` to the file `path`, which appears whole or not at all; return the address that it came from.
+def download(
+    url: str, path: Path, network: Network, progress: Progress, check: Callable[[Path, str], object] | None = None
+) -> None:
+    """Fetch `url` to the file `path`, which appears whole or not at all.
 
-    What has arrived stays as a part when this fails or is killed, and the next call goes on from there.
+    What has arrived stays as a part when this fails or is killed, and the next call goes on from there. `check` gets
+    the complete file before it has its name, and the address that it came from; if it raises, the file is dropped.
 
     Raises DataError with the way out: nothing there, another process at it, no room, or the connection failed again
     and again.
@@ -123,8 +126,7 @@ def download(url: str, path: Path, network: Network, progress: Progress) -> str:
                     kept = f"; {part.size:,} bytes are kept, run this again to go on" if part.size else ""
                     raise DataError(f"{url}: {dropped}{_times(failures)}{kept}") from None
                 network.pause(max(min(2.0 ** (failures - 1), 60.0), min(dropped.wait, 300.0)))
-        part.finish()
-    return came_from
+        part.finish(lambda file: check(file, came_from) if check else None)
 
 
 def read_small(url: str, network: Network) -> bytes:

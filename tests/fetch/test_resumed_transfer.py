@@ -219,8 +219,9 @@ def test_redirects(server: Server, tmp_path: Path, network: Network) -> None:
     server.add("b", TEXT, behaving.dropping(70_000))
     url = server.add("a", b"", *[behaving.redirecting("/b", code) for code in (301, 307)])
     path = tmp_path / "file"
-    assert download(url, path, network, quiet) == f"{server.address}/b"
-    assert path.read_bytes() == TEXT
+    came_from: list[str] = []
+    download(url, path, network, quiet, lambda file, address: came_from.append(address))
+    assert (path.read_bytes(), came_from) == (TEXT, [f"{server.address}/b"])
     loop = server.add("c", b"", *[behaving.redirecting("/c")] * 30)
     assert "302" in failed(loop, tmp_path / "2", network)
     away = server.add("d", b"", behaving.redirecting("file:///etc/passwd"))
