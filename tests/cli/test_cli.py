@@ -49,6 +49,7 @@ def test_every_verb_explains_itself_with_an_example(verb: str, ziggurat) -> None
         (["prepare", "multi30k-de-en", "data.train.0.source=none.de"], "data.train.0.source: no such file: none.de"),
         (["prepare", "multi30k-de-en"], "`ziggurat fetch multi30k-de-en` gets the data of the recipe"),
         (["fetch", "eurparl/v7/de-en"], "the nearest names are `europarl/v7/"),
+        (["fetch", "multi30k-de-em"], "did you mean the recipe `multi30k-de-en`"),
         (["recipes", "nothing"], "no recipe `nothing`"),
         (["explain", "model.hedas"], "did you mean `model.heads`"),
         (["translate", "nowhere"], "nowhere: no such run or model directory"),

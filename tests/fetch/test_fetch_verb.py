@@ -285,7 +285,7 @@ def test_lists(fetch: Fetch) -> None:
     one = json.loads(fetch("--list", "local/zip/de-en", "--json").out)
     assert [entry["name"] for entry in one] == ["local/zip/de-en"]
     assert one[0]["bytes"] > 100
-    assert "no corpus, recipe or file `nothing`" in fetch("--list", "nothing").err
+    assert "no corpus, recipe or file `nothing/x`" in fetch("--list", "nothing/x").err
     assert not tree()
 
 

@@ -13,7 +13,7 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColum
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import counted, print_json, progress_bars, say
 from ziggurat.config.load import parse_experiment
-from ziggurat.config.recipes import read_named, recipe_names
+from ziggurat.config.recipes import read_named
 from ziggurat.errors import ConfigError, DataError, printable
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ def _jobs(name: str, names: Names, folder: Path) -> list[Job]:
 
     if name == "demo":
         raise ConfigError("the data of `demo` come with the package: `ziggurat demo` writes them")
-    if Path(name).is_file() or name in recipe_names():
+    if Path(name).is_file() or "/" not in name or name.endswith((".yaml", ".yml")):
         named = read_named(name)
         return jobs_of_config(parse_experiment(named.text, named.label, []).data, names, named.label)
     return [job_of_name(names.find(name), folder)]
@@ -132,8 +132,6 @@ def _run(jobs: Sequence[Job], downloads: Downloads, force: bool) -> list[Written
             written += run_job(job, downloads, force=force)
         except DataError as error:
             failed.append(str(error))
-            if len(jobs) > 1:
-                say(f"{job.target.name}: {error}")
     if failed:
         for one in written:
             say(_text(one))

@@ -81,6 +81,7 @@ def write_set(
         return [Written(one, cast(Origin, origin), True) for one, origin in zip(targets, there, strict=True)]
     for one in targets:
         _refuse_foreign(one, force)
+    fetched = _fetched(corpora, downloads)
     parts: list[dict[str, Any]] = []
     kept_terms: dict[str, str] = {}
     with contextlib.ExitStack() as files:
@@ -88,9 +89,8 @@ def write_set(
         with contextlib.ExitStack() as packed:
             for writer in writers:
                 writer.open(packed)
-            for corpus in corpora:
+            for corpus, held in zip(corpora, fetched, strict=True):
                 counts = Counts()
-                held = [downloads.get(remote) for remote in corpus.files]
                 for block in _blocks(corpus, held, counts, downloads):
                     _share_out(_by_language(corpus, block, target), writers, held_out)
                     downloads.progress(f"read {corpus.name}", counts.pairs, None)
@@ -102,6 +102,21 @@ def write_set(
     return [
         Written(writer.target, cast(Origin, read_origin(writer.target.record)), False, kept_terms) for writer in writers
     ]
+
+
+def _fetched(corpora: Sequence[Corpus], downloads: Downloads) -> list[list[Held]]:
+    """Return the files of each corpus. Raises DataError with all that cannot be had, not only with the first."""
+    fetched, problems = list[list[Held]](), dict[str, None]()
+    for corpus in corpora:
+        fetched.append([])
+        for remote in corpus.files:
+            try:
+                fetched[-1].append(downloads.get(remote))
+            except DataError as error:
+                problems[str(error)] = None
+    if problems:
+        raise DataError("\n".join(problems))
+    return fetched
 
 
 def _share_out(block: Block, writers: Sequence[_Writer], held_out: tuple[HoldOut, Target] | None) -> None:
@@ -275,7 +290,7 @@ def _packed(file: _Digesting, compression: str | None) -> Iterator[Any]:
         with gzip.GzipFile(filename="", mode="wb", compresslevel=6, fileobj=cast(Any, file), mtime=0) as packed:
             yield packed
     elif compression == ".xz":
-        with lzma.open(file, "wb") as packed_xz:
+        with lzma.open(cast(Any, file), "wb") as packed_xz:
             yield packed_xz
     else:
         import pyarrow as pa  # a tenth of a second, which `--list` need not wait for

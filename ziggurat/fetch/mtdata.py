@@ -120,7 +120,9 @@ class Mtdata:
         with tempfile.TemporaryDirectory(prefix="ziggurat-mtdata-") as folder:
             asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
             asked.write_text(json.dumps({"protocol": _PROTOCOL, **request}), encoding="utf-8")
-            environment = {**os.environ, "MTDATA": str(self._downloads.folder / "mtdata-index")}
+            index = self._downloads.folder / "mtdata-index"
+            index.mkdir(parents=True, exist_ok=True)
+            environment = {**os.environ, "MTDATA": str(index)}
             # -I keeps our PYTHONPATH out of sys.path, where it would hide its packages. Its messages are many.
             command = [python, "-I", str(_PROGRAM), str(asked), str(answered)]
             ended = subprocess.run(
