@@ -19,6 +19,7 @@ ALLOWED = {
     "config": BASE,
     "alignment": BASE,
     "data": BASE | {"config", "alignment"},
+    "fetch": BASE | {"config", "data", "__init__"},
     "nn": BASE,
     "evaluation": BASE | {"config"},
     "init": BASE | {"config", "nn"},
@@ -45,6 +46,7 @@ ALLOWED = {
         "training",
         "backtranslation",
         "export",
+        "fetch",
         "serving",
         "trainability",
     }

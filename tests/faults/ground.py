@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import os
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +19,7 @@ from tests.small import merged
 from ziggurat.config import Experiment, dump
 from ziggurat.data.babel import generate
 
-__all__ = ["Ground", "in_one_process", "on_a_small_corpus", "on_ready_graphs"]
+__all__ = ["Ground", "in_one_process", "on_a_small_corpus", "on_ready_graphs", "with_a_server"]
 
 
 def in_one_process() -> None:
@@ -50,6 +52,18 @@ def on_ready_graphs() -> None:
     torch.onnx.export = lambda *arguments, **options: Ready()  # type: ignore[assignment,return-value]
 
 
+def with_a_server() -> None:
+    """Let the addresses of `fetch` lead to the files in `origin`, which a proxy in this process serves."""
+    from tests.fetch.server import serving
+
+    running = serving()
+    server = running.__enter__()
+    atexit.register(running.__exit__, None, None, None)  # until then it must not be forgotten, which would end it
+    for path in Path("origin", "f").iterdir():
+        server.add(f"corpora.invalid/f/{path.name}", path.read_bytes())
+    os.environ["http_proxy"] = server.address
+
+
 @dataclass
 class Ground:
     """Makes what commands find: corpus, store, a run, text; each once, then copied.
@@ -72,7 +86,7 @@ class Ground:
             assert ended.status == 0, ended.said
 
     def part(self, name: str) -> Path:
-        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `page.html`, `fairseq`, `<training>.yaml`."""
+        """Return a part of the ground: `corpus`, `store`, `run`, `text`, `page.html`, `origin`, `<training>.yaml`."""
         if name not in self._made:
             self.folder.mkdir(parents=True, exist_ok=True)
             self._make(name)
@@ -108,6 +122,19 @@ class Ground:
         elif name == "graphs":
             self.part("run")
             self._do("export", "run", "--to", "onnx", "--out", "graphs", "--lines", "4", preload=TORCH)
+        elif name == "origin":
+            from tests.fetch.material import contents, registry
+
+            (self.folder / name / "f").mkdir(parents=True)
+            for path, content in contents().items():
+                (self.folder / name / path).write_bytes(content)
+            (self.folder / name / "registry.yaml").write_text(registry("http://corpora.invalid"))
+            data = "source_language: de, target_language: en, store: store"
+            train, dev = (
+                f"{{source: data/local-de-en/{one}.de{end}, target: data/local-de-en/{one}.en{end}}}"
+                for one, end in (("train", ".zst"), ("dev", ""))
+            )
+            (self.folder / name / "my.yaml").write_text(f"data: {{{data}, train: [{train}], dev: [{dev}]}}\n")
         elif name == "fairseq":
             self.part("run")
             from tests.faults.foreign import write_fairseq

@@ -119,7 +119,29 @@ _SMALL_DEMO = (
 )
 _MORE_UPDATES = ("train", "--run", "run", "--resume", f"training.stop.updates={_GROUND_UPDATES + 6}")
 
+_FETCH = ("fetch", "origin/my.yaml", "--registry", "origin/registry.yaml", "--cache", "cache")
+_FETCHING = (
+    *("ziggurat.fetch.plan", "ziggurat.fetch.downloads", "ziggurat.fetch.indexes", "pyarrow", "sacrebleu.dataset"),
+    "tests.fetch.server",
+)
+
 VERBS: dict[str, Verb] = {
+    # What has arrived stays, and so does a set that is complete.
+    "fetch": Verb(
+        _FETCH,
+        ground=("origin",),
+        parts=("cache", "data"),
+        prepare="tests.faults.ground:with_a_server",
+        preload=_FETCHING,
+    ),
+    "fetch-force": Verb(
+        (*_FETCH, "--force"),
+        ground=("origin",),
+        before=(_FETCH,),
+        parts=("cache", "data"),
+        prepare="tests.faults.ground:with_a_server",
+        preload=_FETCHING,
+    ),
     "prepare": Verb(("prepare", "tiny.yaml"), ground=("corpus", "tiny.yaml")),
     "prepare-force": Verb(
         ("prepare", "tiny.yaml", "data.subword.vocabulary_size=380", "--force"),

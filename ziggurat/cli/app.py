@@ -15,6 +15,7 @@ from ziggurat.cli import (
     demo,
     evaluation,
     export,
+    fetching,
     inspection,
     preparation,
     reporting,
@@ -38,6 +39,7 @@ app = typer.Typer(
 _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Begin": {"demo": demo.demo, "recipes": preparation.recipes, "explain": preparation.explain},
     "Train": {
+        "fetch": fetching.fetch,
         "align": alignment.align,
         "prepare": preparation.prepare,
         "inspect": inspection.inspect,

@@ -13,10 +13,10 @@ from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, print_json, progress_bars, say
 from ziggurat.config.notices import language_notices
 from ziggurat.config.papers import PaperRecipe, find_paper_recipe, paper_keys, paper_recipes
-from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_summary, recipe_text
+from ziggurat.config.recipes import load_named, plain_recipe_names, recipe_names, recipe_summary, recipe_text
 from ziggurat.config.reference import entries, nearest
 from ziggurat.duration import duration
-from ziggurat.errors import ConfigError
+from ziggurat.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from ziggurat.data.prepare import PrepareReport
@@ -141,8 +141,13 @@ def prepare(
         TextColumn("{task.completed:,.0f}"),
         TimeRemainingColumn(),
     )
-    with progress_bars(*columns) as bars:
-        report = prepare_store(experiment.data, force=force, progress=_PhaseBars(bars).show)
+    try:
+        with progress_bars(*columns) as bars:
+            report = prepare_store(experiment.data, force=force, progress=_PhaseBars(bars).show)
+    except DataError as error:
+        if ": no such file: " in str(error) and config in recipe_names() and config != "demo":
+            raise DataError(f"{error}; `ziggurat fetch {config}` gets the data of the recipe") from None
+        raise
     for notice in report.notices:
         say(f"warning: {notice}")
     if json:
@@ -160,6 +165,7 @@ def _report_text(report: PrepareReport) -> str:
         lines.append(f"{line}; dropped: {dropped}" if dropped else line)
         if corpus.aligned is not None:
             lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
+        lines += [f"       of {name}: {licence}" for name, licence in corpus.licences.items()]
         if corpus.carriage_returns:
             lines.append(f"       {counted(corpus.carriage_returns, 'line')} ended in CR LF; the CR was removed")
     source, target = report.source_vocabulary, report.target_vocabulary

@@ -189,7 +189,7 @@ class PaperRecipe:
         """The source of the corpora and the folder to put them into, in a sentence."""
         folder = Path(self.content["data"]["train"][0]["source"]).parent
         source = next(source for start, source in _CORPORA.items() if folder.name.startswith(start))
-        return f"Data, to be put into {folder}/: {source}"
+        return f"Data, to be put into {folder}/: {source}. `ziggurat fetch {self.name}` gets what of it is free."
 
     def text(self) -> str:
         """Return the recipe as a configuration file, which begins with comments."""

@@ -44,8 +44,8 @@ def compression_of(path: Path) -> str | None:
     return path.suffix.lower() if path.suffix.lower() in _MAGIC else None
 
 
-def byte_stream(path: Path) -> BinaryIO:
-    """Open a file as a stream of bytes, decompressed according to the ending of its name.
+def byte_stream(path: Path, compression: str | None = "") -> BinaryIO:
+    """Open a file as a stream of bytes, decompressed according to the ending of its name, or as `compression` says.
 
     Reading raises the errors of `byte_blocks`.
     """
@@ -54,11 +54,13 @@ def byte_stream(path: Path) -> BinaryIO:
             return path.open("rb")
         except OSError as error:
             raise DataError(f"{path}: cannot be read: {error.strerror or error}") from error
-    return io.BufferedReader(_Blocks(path))
+    return io.BufferedReader(_Blocks(path, compression))
 
 
-def byte_blocks(path: Path) -> Iterator[bytes]:
-    """Yield the content of `path` in blocks of at most 256 KiB, decompressed according to the ending of its name.
+def byte_blocks(path: Path, compression: str | None = "") -> Iterator[bytes]:
+    """Yield the content of `path` in blocks of at most 256 KiB, decompressed.
+
+    `compression` is `.gz`, `.xz`, `.zst` or None for no compression; the empty text stands for the ending of the name.
 
     Several members (frames), as from `cat a.gz b.gz`, are read as one stream. Memory is bounded whatever the file
     contains: by the blocks, and by the limit of the decompressor's own memory.
@@ -67,7 +69,7 @@ def byte_blocks(path: Path) -> Iterator[bytes]:
         DataError: the file is unreadable; its content is not of the kind that the name says, ends early, has a wrong
             checksum, or is followed by other bytes; or it expands more than MAX_RATIO times.
     """
-    compression = compression_of(path)
+    compression = compression_of(path) if compression == "" else compression
     try:
         with path.open("rb") as file:
             head = file.read(16)
@@ -215,8 +217,8 @@ def _zstd(file: BinaryIO) -> Iterator[bytes]:
 class _Blocks(io.RawIOBase):
     """Raw stream over the blocks of a file, for io.BufferedReader."""
 
-    def __init__(self, path: Path) -> None:
-        self._blocks = byte_blocks(path)
+    def __init__(self, path: Path, compression: str | None) -> None:
+        self._blocks = byte_blocks(path, compression)
         self._rest = b""
 
     def readable(self) -> bool:

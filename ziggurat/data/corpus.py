@@ -195,6 +195,13 @@ class _Table(Form):
     shards: list[_Shard]
 
 
+class _Part(Form):
+    """A public corpus in the files of another: what of it readers rely on."""
+
+    name: str
+    licence: str
+
+
 class _Corpus(Form):
     name: str
     weight: Annotated[float, Field(gt=0)]
@@ -203,6 +210,7 @@ class _Corpus(Form):
     dropped: dict[str, _Natural]
     carriage_returns: _Natural
     byte_order_marks: _Natural
+    origin: list[_Part] = Field(default_factory=list)
 
 
 class _Tables(Form):

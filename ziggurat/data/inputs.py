@@ -7,19 +7,21 @@ the three passes over the files; the other two, sampling and encoding, are in zi
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from ziggurat.alignment.links import Link
 from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.data.files import find_files
+from ziggurat.data.origins import origins_of
 from ziggurat.data.readers import CorpusReader, PairBlock
 from ziggurat.data.sides import SideSample, looks_swapped, named_language
 from ziggurat.data.units import Words
 from ziggurat.data.word_links import AlignmentFiles, LinkMaker
 from ziggurat.errors import ConfigError, DataError
 
-__all__ = ["Corpus", "Progress", "count_pairs", "find_corpora", "nothing_left", "side_notices"]
+__all__ = ["Corpus", "Progress", "count_pairs", "find_corpora", "note_origins", "nothing_left", "side_notices"]
 
 Progress = Callable[[str, int, int | None], None]
 """Called with the phase, the amount done and the total (None: not known)."""
@@ -51,6 +53,24 @@ class Corpus:
     aligned: int = 0
     """Pairs in the store that have word alignments."""
 
+    origin: list[dict[str, Any]] = field(default_factory=list)
+    """Public corpora that its files were fetched from (ziggurat.data.origins), with their licences."""
+
+    def entry(self, *, aligned: bool) -> dict[str, Any]:
+        """Return its entry in the manifest; `aligned`: whether its split is to have word alignments."""
+        return {
+            "name": self.reader.name,
+            "weight": self.config.weight,
+            "tag": self.config.tag,
+            "read": self.read,
+            "kept": self.kept,
+            "dropped": dict(sorted(self.dropped.items())),
+            "carriage_returns": self.reader.notes.carriage_returns,
+            "byte_order_marks": self.reader.notes.byte_order_marks,
+            **({"aligned": self.aligned} if aligned else {}),
+            **({"origin": self.origin} if self.origin else {}),
+        }
+
     def blocks(self, words: tuple[Words, Words]) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
         """Yield its blocks with the links of each pair, None where it has none. Raises DataError as its reader does."""
         if self.alignments is not None:
@@ -74,6 +94,19 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
         for split, corpora in (("train", config.train), ("dev", config.dev))
         for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
     ]
+
+
+def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None:
+    """Note in each corpus where its files come from; `settings` has their fingerprints (store_checks.provenance)."""
+    entries = {split: iter(settings[split]) for split in ("train", "dev")}
+    for corpus in corpora:
+        prints = next(entries[corpus.split])["files"]
+        known = {
+            path: one
+            for part, ones in zip(corpus.reader.files, prints, strict=True)
+            for path, one in zip(part, ones, strict=True)
+        }
+        corpus.origin = origins_of(list(known), known.__getitem__)
 
 
 def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> Corpus:

@@ -24,7 +24,7 @@ from ziggurat.config.experiment import shown
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
-from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, nothing_left, side_notices
+from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, note_origins, nothing_left, side_notices
 from ziggurat.data.passes import align_corpora, encode_corpora, refuse_missing_aligner, sample_sentences
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, provenance
@@ -58,6 +58,8 @@ class CorpusReport:
     """Files with a byte order mark, which was removed."""
     aligned: int | None = None
     """Pairs in the store that have word alignments; None where no corpus was to have any."""
+    licences: dict[str, str] = field(default_factory=dict)
+    """Licences of the public corpora that `fetch` made the files of, by the corpora's names."""
 
 
 @dataclass(frozen=True)
@@ -119,6 +121,7 @@ def prepare(
     # Fingerprints are taken before the passes and compared after them: the files are read several times.
     inputs = InputWatch()
     settings = provenance(config, corpora, progress, inputs.fingerprint)
+    note_origins(corpora, settings)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
     manifest = _reusable(store, settings, force)
@@ -212,7 +215,10 @@ def _build(
         "format": ALIGNED_STORE_FORMAT if any(map(config.aligned, ("train", "dev"))) else STORE_FORMAT,
         "config": config.model_dump(mode="json"),
         "prepared_from": settings,
-        "corpora": {split: [_entry(c, config) for c in corpora if c.split == split] for split in ("train", "dev")},
+        "corpora": {
+            split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
+            for split in ("train", "dev")
+        },
         "notices": side_notices(corpora, config),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,
@@ -220,22 +226,6 @@ def _build(
     }
     _write_manifest(directory, manifest)
     return manifest
-
-
-def _entry(corpus: Corpus, config: DataConfig) -> dict[str, Any]:
-    """Return the manifest's entry of a corpus."""
-    notes = corpus.reader.notes
-    return {
-        "name": corpus.reader.name,
-        "weight": corpus.config.weight,
-        "tag": corpus.config.tag,
-        "read": corpus.read,
-        "kept": corpus.kept,
-        "dropped": dict(sorted(corpus.dropped.items())),
-        "carriage_returns": notes.carriage_returns,
-        "byte_order_marks": notes.byte_order_marks,
-        **({"aligned": corpus.aligned} if config.aligned(corpus.split) else {}),
-    }
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
@@ -265,8 +255,10 @@ def _with_labels(
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         for entry, corpus in zip(manifest["corpora"][split], chosen, strict=True):
-            labels = {"name": corpus.reader.name, "weight": corpus.config.weight}
-            changed |= any(entry[name] != value for name, value in labels.items())
+            labels: dict[str, Any] = {"name": corpus.reader.name, "weight": corpus.config.weight}
+            if corpus.origin:  # where it is not known any more, the manifest still knows
+                labels["origin"] = corpus.origin
+            changed |= any(entry.get(name) != value for name, value in labels.items())
             entry.update(labels)
     if changed:
         manifest["config"] = config.model_dump(mode="json")
@@ -291,7 +283,12 @@ def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: f
         source_pieces=manifest["tables"]["train"]["source_pieces"],
         target_pieces=manifest["tables"]["train"]["target_pieces"],
         corpora=[
-            CorpusReport(split=split, **{name: entry[name] for name in names}, aligned=entry.get("aligned"))
+            CorpusReport(
+                split=split,
+                **{name: entry[name] for name in names},
+                aligned=entry.get("aligned"),
+                licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
+            )
             for split in ("train", "dev")
             for entry in manifest["corpora"][split]
         ],

@@ -1,0 +1,152 @@
+"""The registry: names, the user's own files, and the data of every recipe."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from ziggurat.config.papers import paper_keys, paper_recipes
+from ziggurat.config.recipes import load_named, plain_recipe_names
+from ziggurat.errors import ConfigError
+from ziggurat.fetch.downloads import Downloads, place_of
+from ziggurat.fetch.indexes import Names
+from ziggurat.fetch.plan import jobs_of_config
+from ziggurat.fetch.registry import load_registry
+
+
+@pytest.fixture(autouse=True)
+def _no_registry_of_the_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+
+
+def test_names_are_found_in_either_direction() -> None:
+    registry = load_registry()
+    for name in ("europarl/v7/de-en", "europarl/v7/en-de"):
+        found = registry.find(name)
+        assert (found.name, found.languages) == ("europarl/v7/de-en", ("de", "en"))
+        assert found.take == ("training/europarl-v7.de-en.de", "training/europarl-v7.de-en.en")
+    assert registry.find("opus/GNOME/v1/zh_CN-en").files[0].url.endswith("/OPUS-GNOME/v1/moses/en-zh_CN.txt.zip")
+    assert registry.find("newstest-sgm/2016/de-en").take != registry.find("newstest-sgm/2016/en-de").take
+    assert registry.find("news-crawl/2019/de").languages == ("de",)
+    assert registry.find("flores200/dev/deu_Latn-eng_Latn").take[0] == "flores200_dataset/dev/deu_Latn.dev"
+
+
+@pytest.mark.parametrize(
+    ("name", "says"),
+    [
+        ("europarl/v7/de-pt", r"europarl/v7/\{a\}-\{b\} has pairs cs-en de-en"),
+        ("news-crawl/1999/de", "year: 2007 2008"),
+        ("europrl/v7/de-en", r"the nearest names are `europarl/v7/\{a\}-\{b\}`"),
+        ("opus/../v1/de-en", "no corpus"),
+        ("opus/Tatoeba/v1/../de-en", "no corpus"),
+    ],
+)
+def test_names_that_nobody_knows(name: str, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        load_registry().find(name)
+
+
+def test_every_entry_can_be_filled_and_lies_in_the_folder() -> None:
+    registry = load_registry()
+    assert len(registry.entries) > 25
+    for pattern, entry in registry.entries.items():
+        values = {"a": "de", "b": "en", "corpus": "X", "version": "v1", "set": "x", "part": "x", "year": "2000"}
+        values |= {part: words.split()[0] for part, words in entry.where.items()}
+        if entry.pairs:
+            values["a"], values["b"] = entry.pairs.split()[0].split("-")
+        found = registry.find(pattern.format_map(values))
+        for file in found.files:
+            assert "{" not in file.url
+            assert place_of(file.url)
+            assert (file.sha256 is None) == (file.bytes is None), f"{pattern}: a length alone proves nothing"
+        assert "{" not in "".join(found.take)
+        assert entry.licence
+        assert entry.known_from
+
+
+def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
+    names = Names(load_registry(), Downloads(tmp_path, offline=True))
+    folders = set()
+    for recipe in [*plain_recipe_names(), *(name for key in paper_keys() for name in paper_recipes(key))]:
+        data = load_named(recipe).data
+        if recipe == "demo":
+            continue  # its text is embedded
+        folder = Path(data.train[0].source or "").parent.name
+        key = (folder, tuple(corpus.source for corpus in (*data.train, *data.dev)))
+        if key in folders:
+            continue
+        folders.add(key)
+        jobs = jobs_of_config(data, names, recipe)
+        named = {path for corpus in (*data.train, *data.dev) for path in (corpus.source, corpus.target)}
+        made = {str(path) for job in jobs for path in job.target.files.values()}
+        made |= {str(path) for job in jobs if job.held_out for path in job.held_out[1].files.values()}
+        assert named <= made, recipe
+        for job in jobs:
+            assert job.corpora or job.by_hand, job.target.name
+            assert all(set(corpus.languages) == set(job.target.files) for corpus in job.corpora), job.target.name
+    assert {folder for folder, _ in folders} == set(names.registry.folders)
+
+
+def test_what_is_licensed_is_said_to_be(tmp_path: Path) -> None:
+    names = Names(load_registry(), Downloads(tmp_path, offline=True))
+    nist = next(name for name in paper_recipes("dlcl") if "small" in name)
+    jobs = jobs_of_config(load_named(nist).data, names, nist)
+    assert all(job.missing and "licensed: " in (job.by_hand or "") for job in jobs)
+    assert len(jobs) == 2
+
+
+OWN = """
+corpora:
+  mine/{{a}}-{{b}}:
+    title: Mine
+    files: [{{url: "http://example.invalid/{{a}}-{{b}}.tsv"}}]
+    layout: tsv
+    licence: mine
+    known_from: me
+  europarl/v7/{{a}}-{{b}}:
+    title: {title}
+    files: [{{url: "http://example.invalid/e.{{a}}"}}, {{url: "http://example.invalid/e.{{b}}"}}]
+    licence: mine
+    known_from: me
+"""
+
+
+def test_a_registry_of_the_users_own_comes_first(tmp_path: Path) -> None:
+    (tmp_path / "config" / "ziggurat").mkdir(parents=True)
+    (tmp_path / "config" / "ziggurat" / "corpora.yaml").write_text(OWN.format(title="the user's"))
+    assert load_registry().find("mine/de-en").files[0].url == "http://example.invalid/de-en.tsv"
+    assert load_registry().find("europarl/v7/de-pt").title == "the user's"
+    given = tmp_path / "given.yaml"
+    given.write_text(OWN.format(title="given"))
+    assert load_registry([str(given)]).find("europarl/v7/de-pt").title == "given"
+    assert load_registry([str(given)]).find("newstest/2013/de-en")
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (("licence: mine", "license: mine"), "license"),
+        (("title: Mine", "title: [Mine]"), "line 4: corpora.mine/{a}-{b}.title"),
+        (("{a}-{b}.tsv", "{a}-{c}.tsv"), r"{c} in http://example.invalid/{a}-{c}.tsv is no part of the name"),
+        (("layout: tsv", "layout: text"), "2 files wanted for the layout text"),
+        (("mine/{a}-{b}:", "mine {a}-{b}:"), "a name has slashes and {a}"),
+        (("known_from: me", "known_from: me\n    sha256: 0"), "sha256"),
+        (("corpora:", "corpora: ["), "not valid YAML"),
+    ],
+)
+def test_registries_that_are_wrong(change: tuple[str, str], says: str, tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text(OWN.format(title="x").replace(*change, 1))
+    with pytest.raises(ConfigError) as caught:
+        load_registry([str(path)])
+    assert says in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_registry_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(b"\xff\xfe")
+    for name in ("a", "none", "."):
+        with pytest.raises(ConfigError, match=re.escape(str(tmp_path / name))):
+            load_registry([str(tmp_path / name)])

@@ -1,0 +1,231 @@
+"""The verb that gets public corpora and test sets: fetch."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.progress import BarColumn, DownloadColumn, Progress, TaskID, TextColumn, TransferSpeedColumn
+
+from ziggurat.cli.options import Json
+from ziggurat.cli.output import counted, print_json, progress_bars, say
+from ziggurat.config.load import parse_experiment
+from ziggurat.config.recipes import read_named
+from ziggurat.errors import ConfigError, DataError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.fetch.corpus import Written
+    from ziggurat.fetch.downloads import Downloads
+    from ziggurat.fetch.indexes import Listed, Names
+    from ziggurat.fetch.plan import Job
+
+__all__ = ["fetch"]
+
+NETWORK = "Network"
+
+
+def fetch(
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(
+            help="Corpora such as opus/Tatoeba/latest/de-en, recipes, or configurations; words with --list."
+        ),
+    ] = None,
+    list_: Annotated[bool, typer.Option("--list", help="List corpora with sizes and licences; fetch nothing.")] = False,
+    output: Annotated[
+        str, typer.Option("--output", "-o", "--out", metavar="FOLDER", help="Folder for corpora given by name.")
+    ] = "data",
+    force: Annotated[bool, typer.Option("--force", help="Write anew what is there.")] = False,
+    registry: Annotated[
+        list[str] | None,
+        typer.Option("--registry", metavar="FILE", help="A registry of your own, laid over the built-in one; repeat."),
+    ] = None,
+    cache: Annotated[
+        str | None,
+        typer.Option(
+            "--cache", metavar="FOLDER", help="Folder of downloads; default: $ZIGGURAT_DOWNLOADS, or ~/.cache."
+        ),
+    ] = None,
+    mirror: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--mirror",
+            metavar="PLACE",
+            help="Folder or address with files at HOST/PATH, asked before their servers; repeat.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    offline: Annotated[
+        bool, typer.Option("--offline", help="Use downloads and folders only.", rich_help_panel=NETWORK)
+    ] = False,
+    proxy: Annotated[
+        str | None,
+        typer.Option("--proxy", metavar="URL", help="Proxy; default: $https_proxy.", rich_help_panel=NETWORK),
+    ] = None,
+    retries: Annotated[
+        int, typer.Option("--retries", min=0, max=1000, help="Failures in a row to bear.", rich_help_panel=NETWORK)
+    ] = 5,
+    mtdata: Annotated[
+        str | None,
+        typer.Option(
+            "--mtdata",
+            metavar="PYTHON",
+            help="Python of an environment with mtdata; default: one is made when mtdata/ID is asked for.",
+            rich_help_panel=NETWORK,
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Get public corpora and test sets by name, or all that a recipe names, with their licences on record.
+
+    Example: `ziggurat fetch multi30k-de-en`, `ziggurat fetch opus/Tatoeba/latest/de-en`, `ziggurat fetch --list de-en`
+    """
+    from ziggurat.fetch.downloads import Downloads, default_folder
+    from ziggurat.fetch.indexes import Names
+    from ziggurat.fetch.registry import load_registry
+    from ziggurat.fetch.transfer import Network
+
+    if not names and not list_:
+        raise ConfigError("nothing to fetch: name a corpus, a recipe or a configuration; `--list` lists what there is")
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with progress_bars(*columns) as bars:
+        downloads = Downloads(
+            Path(cache).expanduser() if cache else default_folder(),
+            mirror or [],
+            offline,
+            Network(proxy=proxy, retries=retries),
+            _Bars(bars).show,
+        )
+        known = Names(load_registry(registry or []), downloads, python=mtdata, say=say)
+        if list_:
+            _print_list(_listed(names or [], known, downloads), json)
+            return
+        jobs = [job for name in names or [] for job in _jobs(name, known, Path(output).expanduser())]
+        written = _run(jobs, downloads, force)
+    print_json([_document(one) for one in written]) if json else print("\n".join(map(_text, written)))
+
+
+def _jobs(name: str, names: Names, folder: Path) -> list[Job]:
+    """Return the jobs of a name: of a configuration's or recipe's data, or of one corpus."""
+    from ziggurat.fetch.plan import job_of_name, jobs_of_config
+
+    if name == "demo":
+        raise ConfigError("the data of `demo` come with the package: `ziggurat demo` writes them")
+    if Path(name).is_file() or "/" not in name or name.endswith((".yaml", ".yml")):
+        named = read_named(name)
+        return jobs_of_config(parse_experiment(named.text, named.label, []).data, names, named.label)
+    return [job_of_name(names.find(name), folder)]
+
+
+def _run(jobs: Sequence[Job], downloads: Downloads, force: bool) -> list[Written]:
+    """Run all jobs. Raises DataError at the end, with all that could not be fetched."""
+    from ziggurat.fetch.plan import by_hand, run_job
+
+    written, failed = [], by_hand(jobs)
+    for job in jobs:
+        if job.own:
+            say(f"{job.target.name}: is there and was not fetched, so it stays as it is")
+        try:
+            written += run_job(job, downloads, force=force)
+        except DataError as error:
+            failed.append(str(error))
+    if failed:
+        for one in written:
+            say(_text(one))
+        raise DataError("\n".join(failed))
+    return written
+
+
+def _listed(words: Sequence[str], names: Names, downloads: Downloads) -> list[Listed]:
+    """Return what a list is to show: the corpora of an index, one corpus with the sizes of its files, or a search."""
+    from ziggurat.fetch.indexes import Listed, opus_listed, sacrebleu_listed
+
+    if words and words[0] in ("opus", "mtdata"):
+        pair = re.fullmatch(r"(\w+)-(\w+)", words[1]) if len(words) > 1 else None
+        if pair is None:
+            raise ConfigError(f"name two languages: `ziggurat fetch --list {words[0]} de-en`")
+        if words[0] == "opus":
+            every = opus_listed(downloads, pair[1], pair[2])
+            return [one for one in every if all(word.casefold() in one.name.casefold() for word in words[2:])]
+        found = names.mtdata.listed((pair[1], pair[2]), words[2:])
+        return [Listed(f"mtdata/{name}", address, None, None, "see its origin") for name, address in found]
+    listed = []
+    for pattern, entry in names.registry.listed(words):
+        sizes = [file.bytes for file in entry.files]
+        size = sum(filter(None, sizes)) if None not in sizes else None
+        pairs = f" ({entry.pairs})" if entry.pairs and "{a}" in pattern else ""
+        listed.append(Listed(pattern, entry.title + pairs, size, None, entry.licence))
+    if words:
+        listed += sacrebleu_listed(words)
+    if listed or not words:
+        return listed
+    for word in words:
+        corpus = names.find(word)
+        listed += [Listed(corpus.name, file.url, downloads.size(file), None, corpus.licence) for file in corpus.files]
+    return listed
+
+
+def _print_list(listed: Sequence[Listed], as_json: bool) -> None:
+    if as_json:
+        print_json([one._asdict() for one in listed])
+        return
+    width = max((len(one.name) for one in listed), default=0)
+    for one in listed:
+        pairs = f", {counted(one.pairs, 'pair')}" if one.pairs is not None else ""
+        print(f"{one.name:<{min(width, 60)}}  {_size(one.bytes):>9}{pairs}  {printable(one.title, 200)}; {one.licence}")
+
+
+def _size(size: int | None) -> str:
+    """Return a number of bytes in a readable form; `?` where it is not known."""
+    if size is None:
+        return "?"
+    value, unit = float(size), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def _text(one: Written) -> str:
+    """Return what became of a target: files, pairs, licences."""
+    files = " and ".join(map(str, one.target.files.values()))
+    how = "already there" if one.reused else "written"
+    skipped = sum(part.skipped for part in one.origin.parts)
+    noun = "pair" if len(one.target.files) > 1 else "line"
+    lines = [f"{files}: {counted(one.origin.pairs, noun)}, {how}"]
+    if skipped:
+        lines.append(f"  {counted(skipped, 'line')} without both sides left out")
+    lines += [f"  {part.name}: {part.licence}{f' ({part.terms})' if part.terms else ''}" for part in one.origin.parts]
+    return "\n".join(lines)
+
+
+def _document(one: Written) -> dict[str, Any]:
+    return {
+        "name": one.target.name,
+        "files": {language: str(path) for language, path in one.target.files.items()},
+        "reused": one.reused,
+        "pairs": one.origin.pairs,
+        "parts": [part.model_dump(mode="json") for part in one.origin.parts],
+        "terms": one.terms,
+    }
+
+
+class _Bars:
+    """One progress bar for what is being done; off a terminal a message when something new begins."""
+
+    def __init__(self, bars: Progress) -> None:
+        self._bars = bars
+        self._shown: tuple[str, TaskID] | None = None
+
+    def show(self, phase: str, done: int, total: int | None) -> None:
+        if self._shown is None or self._shown[0] != phase:
+            if self._shown is not None:
+                self._bars.remove_task(self._shown[1])
+            self._shown = (phase, self._bars.add_task(printable(phase, 60), total=total))
+            if self._bars.disable:
+                say(f"{printable(phase, 200)} ...")
+        self._bars.update(self._shown[1], completed=done, total=total)

@@ -1,0 +1,97 @@
+"""The part of a file that has arrived so far, and the notes that say of which version it is.
+
+`NAME.part` is locked while a process writes it; `NAME.part.json` has the address, the version (ETag or date) and the
+length that the server gave. A part without notes is never continued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from ziggurat.data.files import write_atomically
+from ziggurat.data.temporary import is_same, lock_missing, sync_folder, try_lock
+from ziggurat.errors import DataError, is_full_disk, written_whole
+
+__all__ = ["Part"]
+
+
+@dataclass
+class Part:
+    """The part of a file that has arrived; the file is open and locked."""
+
+    path: Path
+    """The future file."""
+    file: BinaryIO
+    size: int = 0
+    """Bytes in the part."""
+    url: str = ""
+    """Address that they came from."""
+    version: str = ""
+    """ETag or date of the version that they belong to; empty: the part cannot be continued."""
+    total: int | None = None
+    """Length of that version."""
+
+    @classmethod
+    @contextlib.contextmanager
+    def opened(cls, path: Path) -> Iterator[Part]:
+        """Context with the part of `path`, new or continued. Raises DataError when another process has it."""
+        name = path.with_name(f"{path.name}.part")
+        with written_whole(path), name.open("ab") as file:
+            try:
+                held = try_lock(file.fileno())
+            except OSError as error:
+                raise lock_missing(name, error) from None
+            if not held or not is_same(name, file.fileno()):  # the other may just have given it its final name
+                raise DataError(f"{path}: another process is fetching it; wait for it to end")
+            part = cls(path, file, file.tell())
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+                known = json.loads(part._notes.read_bytes())
+                part.url, part.version, part.total = str(known["url"]), str(known["version"]), known["total"]
+            try:
+                yield part
+            finally:
+                if not part.size:
+                    name.unlink(missing_ok=True)
+                    part._notes.unlink(missing_ok=True)
+
+    @property
+    def _notes(self) -> Path:
+        return self.path.with_name(f"{self.path.name}.part.json")
+
+    def restart(self, url: str = "", version: str = "", total: int | None = None) -> None:
+        """Drop what has arrived, and note what comes instead."""
+        self._notes.unlink(missing_ok=True)  # first: a part without notes is never continued
+        self.file.truncate(0)
+        self.size, self.url, self.version, self.total = 0, url, version, total
+        if version:
+            notes = {"url": url, "version": version, "total": total}
+            write_atomically(self._notes, json.dumps(notes).encode())
+
+    def write(self, block: bytes) -> None:
+        """Add a block. Raises DataError when the disk is full."""
+        try:
+            self.file.write(block)
+        except OSError as error:
+            if is_full_disk(error):
+                raise DataError(f"{self.path}: the disk is full; make room and run this again to go on") from None
+            raise
+        self.size += len(block)
+
+    def finish(self, check: Callable[[Path], object]) -> None:
+        """Give the file its name, unless `check` raises; then it is dropped."""
+        self.file.flush()
+        try:
+            check(Path(self.file.name))
+        except DataError:
+            self.restart()
+            raise
+        os.fsync(self.file.fileno())
+        self._notes.unlink(missing_ok=True)
+        os.replace(self.file.name, self.path)
+        sync_folder(self.path.parent)

@@ -1,0 +1,209 @@
+"""The registry: where corpora lie, how they are laid out, under which licence; and the data of recipes' folders.
+
+A name is a pattern such as `europarl/v7/{a}-{b}`; `europarl/v7/de-en` fills it, and with it addresses and members of
+archives. ziggurat/fetch/corpora.yaml is the built-in registry; files of the user's own are laid over it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from ziggurat.config.base import Section
+from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
+from ziggurat.documents import read_bounded
+from ziggurat.errors import ConfigError, printable
+from ziggurat.fetch.entries import Corpus, Entry, Folder
+
+__all__ = ["Registry", "load_registry", "user_registry"]
+
+_BUILT_IN = Path(__file__).with_name("corpora.yaml")
+_LANGUAGE = r"[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
+_WORD = r"[A-Za-z0-9][A-Za-z0-9_.+-]*"
+
+
+class _File(Section):
+    corpora: dict[str, Entry] = Field(default_factory=dict)
+    folders: dict[str, Folder] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Registry:
+    """Entries and folders by name, those of the user's files in place of the built-in ones."""
+
+    entries: Mapping[str, Entry]
+    folders: Mapping[str, Folder]
+
+    def find(self, name: str) -> Corpus:
+        """Return the corpus `name`; its two languages may stand in either order.
+
+        Raises ConfigError with the nearest names, or with the languages that an entry has.
+        """
+        for given in dict.fromkeys((name, _swapped(name))):
+            for pattern, entry in self.entries.items():
+                if (values := _match(pattern, entry, given)) is not None:
+                    return _filled(given, entry, values)
+        raise ConfigError(self._unknown(name))
+
+    def listed(self, words: Sequence[str] = ()) -> Iterator[tuple[str, Entry]]:
+        """Yield name and entry of those that have all `words` in name, title or licence.
+
+        A pair of languages among the words takes the entries that have it, and fills their names.
+        """
+        pairs = [word for word in words if re.fullmatch(rf"{_LANGUAGE}-{_LANGUAGE}", word)]
+        others = [word.casefold() for word in words if word not in pairs]
+        for pattern, entry in self.entries.items():
+            text = f"{pattern} {entry.title} {entry.licence}".casefold()
+            names = [pattern]
+            for pair in pairs:
+                names = [
+                    pattern.replace("{a}-{b}", given)
+                    for given in dict.fromkeys((pair, _swapped(pair)))
+                    if "{a}-{b}" in pattern and (given in entry.pairs.split() if entry.pairs else given == pair)
+                ]
+            for name in names:
+                if all(word in text for word in others):
+                    yield name, entry
+
+    def _unknown(self, name: str) -> str:
+        """Return the message for a name that no entry has."""
+        shown = printable(name, 200)
+        for pattern, entry in self.entries.items():
+            if _match(pattern, entry.model_copy(update={"pairs": None, "where": {}}), name) is not None:
+                has = [
+                    *([f"pairs {entry.pairs}"] if entry.pairs else []),
+                    *(f"{k}: {v}" for k, v in entry.where.items()),
+                ]
+                return f"no corpus `{shown}`: {pattern} has {'; '.join(has)}"
+        near = difflib.get_close_matches(name, self.entries, n=3, cutoff=0.4)
+        known = ", ".join(f"`{pattern}`" for pattern in near) if near else "those of `ziggurat fetch --list`"
+        return (
+            f"no corpus, recipe or file `{shown}`; the nearest names are {known}. A registry of your own adds others "
+            "(`--registry`, docs/fetch.md), `mtdata/ID` names what mtdata knows"
+        )
+
+
+def user_registry() -> Path:
+    """Return the place of the user's own registry, which is read where it exists."""
+    return Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config") / "ziggurat" / "corpora.yaml"
+
+
+def load_registry(files: Sequence[str] = ()) -> Registry:
+    """Return the built-in registry with the user's and then `files` laid over it.
+
+    Raises ConfigError naming file, line and key.
+    """
+    own = [user_registry()] if user_registry().is_file() else []
+    entries: dict[str, Entry] = {}
+    folders: dict[str, Folder] = {}
+    # Later files first: the first pattern that fits a name is taken.
+    for path in [*map(Path, reversed(files)), *own]:
+        read = _read(path.expanduser())
+        entries |= {name: entry for name, entry in read.corpora.items() if name not in entries}
+        folders |= {name: folder for name, folder in read.folders.items() if name not in folders}
+    built_in = _built_in()
+    return Registry(
+        {**entries, **{k: v for k, v in built_in.corpora.items() if k not in entries}}, {**built_in.folders, **folders}
+    )
+
+
+@cache
+def _built_in() -> _File:
+    return _read(_BUILT_IN)
+
+
+def _read(path: Path) -> _File:
+    """Return the content of a registry file. Raises ConfigError."""
+    try:
+        text = read_bounded(path, MAX_YAML_BYTES, error=ConfigError).decode("utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError:
+        raise ConfigError(f"{path}: a registry is text in UTF-8") from None
+    content, lines = parse_yaml(text, str(path))
+    try:
+        read = _File.model_validate(content or {})
+    except ValidationError as problem:
+        said = []
+        for fault in problem.errors()[:3]:
+            place = tuple(step for step in fault["loc"])
+            line = next((lines[place[:n]] for n in range(len(place), 0, -1) if place[:n] in lines), None)
+            said.append(f"{f'line {line}: ' if line else ''}{'.'.join(map(str, place))}: {fault['msg']}")
+        raise ConfigError(f"{path}: {'; '.join(said)}") from None
+    for name, entry in read.corpora.items():
+        _check(path, name, entry)
+    return read
+
+
+def _check(path: Path, name: str, entry: Entry) -> None:
+    """Raise ConfigError for an entry whose name, files and members do not fit together."""
+    parts = set(re.findall(r"\{(\w+)\}", name))
+    sides = 2 if "b" in parts else 1
+    for text in (*(file.url for file in entry.files), *entry.take):
+        if unknown := set(re.findall(r"\{(\w+)\}", text)) - parts:
+            raise ConfigError(f"{path}: {name}: {{{unknown.pop()}}} in {printable(text, 120)} is no part of the name")
+    both = entry.layout in ("tsv", "tmx", "wmt-xml")
+    count = len(entry.take) if entry.take else len(entry.files)
+    if "a" not in parts or not re.fullmatch(r"[\w{}.+/-]+", name):
+        raise ConfigError(f"{path}: {name}: a name has slashes and {{a}}, for two languages {{a}}-{{b}}, and no blanks")
+    if count != (1 if both else sides):
+        raise ConfigError(
+            f"{path}: {name}: {'one file with both sides' if both else f'{sides} files'} wanted for the layout "
+            f"{entry.layout} (in `files`, or in `take`), {count} given"
+        )
+
+
+def _swapped(name: str) -> str:
+    """Return a name with its two languages exchanged."""
+    head, slash, pair = name.rpartition("/")
+    first, hyphen, second = pair.partition("-")
+    return f"{head}{slash}{second}-{first}" if hyphen and "-" not in second else name
+
+
+def _match(pattern: str, entry: Entry, name: str) -> dict[str, str] | None:
+    """Return the parts of `name` by the pattern of an entry; None where it does not fit."""
+    steps = []
+    for step in re.split(r"(\{\w+\})", pattern):
+        part = step[1:-1] if step.startswith("{") else ""
+        values = entry.where.get(part, "").split()
+        any_of = "|".join(map(re.escape, values)) or (_LANGUAGE if part in ("a", "b") else _WORD)
+        steps.append(f"(?P<{part}>{any_of})" if part else re.escape(step))
+    found = re.fullmatch("".join(steps), name)
+    if found is None:
+        return None
+    values_of = found.groupdict()
+    if entry.pairs and f"{values_of['a']}-{values_of['b']}" not in entry.pairs.split():
+        return None
+    if entry.sorted and values_of["a"] > values_of["b"]:
+        return None
+    return values_of
+
+
+def _filled(name: str, entry: Entry, values: Mapping[str, str]) -> Corpus:
+    """Return the corpus of an entry with the parts of its name filled in."""
+
+    def fill(text: str) -> str:
+        return re.sub(r"\{(\w+)\}", lambda found: values[found[1]], text)
+
+    return Corpus(
+        name=name,
+        title=fill(entry.title),
+        languages=tuple(values[part] for part in ("a", "b") if part in values),
+        files=tuple(file.model_copy(update={"url": fill(file.url)}) for file in entry.files),
+        layout=entry.layout,
+        take=tuple(map(fill, entry.take)),
+        columns=tuple(entry.columns) or (0, 1),
+        separator=entry.separator,
+        references=tuple(entry.references),
+        licence=entry.licence,
+        terms=None if entry.terms is None else fill(entry.terms),
+        known_from=entry.known_from,
+        note=entry.note,
+    )
