@@ -232,15 +232,19 @@ def _layer(
 
 
 def compose(anatomy: Anatomy) -> dict[str, Tensor]:
-    """Return the parameters, by our names, of a model with three separate embedding matrices and learned positions.
+    """Return the parameters, by our names, of a model with learned positions.
 
-    The inverse of `dissect` for `embedding: {sharing: none, positions: learned}`.
+    The inverse of `dissect` for `embedding: {positions: learned}`; embedding matrices that are the same tensor are
+    shared (`sharing: decoder` or `all`).
     """
     tensors: dict[str, Tensor] = {}
     _put(tensors, "output", anatomy.output)
+    if anatomy.output.weight is anatomy.decoder.embedding:
+        del tensors["output.weight"]
     for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
         norm = "in_norm" if stack.pre_norm else "out_norm"
-        tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
+        if side == "source" or stack.embedding is not anatomy.encoder.embedding:
+            tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
         if stack.positions is not None:
             tensors[f"{side}_embedding.positions.weight"] = stack.positions
         if stack.final_norm is not None:

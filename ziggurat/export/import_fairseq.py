@@ -6,6 +6,7 @@ Their options are an `argparse.Namespace`, the only class that is allowed: it ho
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -26,6 +27,7 @@ from ziggurat.export.imported import (
     ControlIds,
     ForeignModel,
     layer_from,
+    one_of,
     positions_from,
     take,
     width_of,
@@ -186,7 +188,8 @@ def _tokenizer(dictionary: bytes, model: Path | None) -> Tokenizer:
 
 def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:
     encoder, decoder = (_stack(options, tensors, name) for name in ("encoder", "decoder"))
-    output = tensors.get("decoder.output_projection.weight", decoder.embedding).float()
+    encoder = dataclasses.replace(encoder, embedding=one_of(encoder.embedding, decoder.embedding))
+    output = one_of(tensors.get("decoder.output_projection.weight", decoder.embedding).float(), decoder.embedding)
     return Anatomy(encoder, decoder, Affine(output), ACTIVATIONS[options.get("activation_fn", "relu")], "layer")
 
 

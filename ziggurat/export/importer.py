@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,8 @@ def import_checkpoint(
         model = read_huggingface(checkpoint, models, pair)
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
+    if model.notes:
+        warnings.warn(f"{checkpoint}: not taken over: {', '.join(model.notes)}", UserWarning, stacklevel=2)
     given: list[Path | str] = [word for path in dictionaries for word in ("--dictionary", path)]
     given += [word for path in models for word in ("--sentencepiece", path)]
     given += ["--languages", languages] if languages is not None else []
