@@ -36,7 +36,7 @@ TARGETS = [" ".join(reversed(line.lower().split())) for line in SENTENCES]
 TAGS = [">>fra<<", ">>ita<<"]
 
 
-def trained(sentences: list[str]) -> bytes:
+def trained(sentences: list[str], **options: Any) -> bytes:
     """A model as theirs: unigram, its own control symbols, no padding."""
     model = io.BytesIO()
     sentencepiece.SentencePieceTrainer.train(
@@ -46,6 +46,7 @@ def trained(sentences: list[str]) -> bytes:
         vocab_size=60,
         hard_vocab_limit=False,
         minloglevel=2,
+        **options,
     )
     return model.getvalue()
 

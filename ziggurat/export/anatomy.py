@@ -16,9 +16,20 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.model import ModelConfig
+from ziggurat.errors import ExportError
 from ziggurat.nn.embedding import sinusoids
 
-__all__ = ["Affine", "Anatomy", "AttentionMatrices", "LayerMatrices", "StackMatrices", "compose", "dissect"]
+__all__ = [
+    "Affine",
+    "Anatomy",
+    "AttentionMatrices",
+    "LayerMatrices",
+    "StackMatrices",
+    "compose",
+    "dissect",
+    "one_of",
+    "width_of",
+]
 
 
 @dataclass(frozen=True)
@@ -270,3 +281,15 @@ def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:
     tensors[f"{name}.weight"] = affine.weight
     if affine.bias is not None:
         tensors[f"{name}.bias"] = affine.bias
+
+
+def one_of(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return `other` if both have the same values, else `tensor`: equal matrices are one that is shared."""
+    return other if tensor.shape == other.shape and bool(torch.equal(tensor, other)) else tensor
+
+
+def width_of(embedding: Tensor, name: str) -> int:
+    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
+    if embedding.ndim != 2 or 0 in embedding.shape:
+        raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
+    return int(embedding.shape[1])

@@ -19,7 +19,7 @@ from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Token
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.documents import Form, read_bounded, shaped
 from ziggurat.errors import DataError, ExportError, printable
-from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.export.imported import (
     ACTIVATIONS,
     MAX_POSITIONS,
@@ -27,10 +27,8 @@ from ziggurat.export.imported import (
     ControlIds,
     ForeignModel,
     layer_from,
-    one_of,
     positions_from,
     take,
-    width_of,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
 

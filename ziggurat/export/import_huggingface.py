@@ -20,7 +20,7 @@ from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
 from ziggurat.documents import Form, check_opens, inside, read_bounded, read_json
 from ziggurat.errors import DataError, ExportError, printable, refuse_passing
-from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.export.huggingface_generation import Generation, decoding_of, notes_of, ruled_out
 from ziggurat.export.imported import (
     ACTIVATIONS,
@@ -29,10 +29,8 @@ from ziggurat.export.imported import (
     ControlIds,
     ForeignModel,
     layer_from,
-    one_of,
     positions_from,
     take,
-    width_of,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
 from ziggurat.export.vocabularies import with_vocabularies

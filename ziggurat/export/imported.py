@@ -28,10 +28,8 @@ __all__ = [
     "ForeignModel",
     "layer_from",
     "layer_names",
-    "one_of",
     "positions_from",
     "take",
-    "width_of",
 ]
 
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
@@ -113,11 +111,12 @@ class ForeignModel:
         anatomy: its matrices, rows in the other toolkit's order.
         scaled: embeddings are multiplied by the square root of the width.
         source_ids, target_ids: the other toolkit's ids by piece.
-        control: ids of its control symbols.
+        control: ids of its control symbols on the target side.
         source, target: our tokenizers.
         languages: codes of source and target.
         decoding: the section `decoding` that searches as the other toolkit is told to.
         never: its ids that it rules out before it normalises.
+        source_control: those of the source side; None: the same.
         notes: what it is told to do and this package does not, for people.
     """
 
@@ -132,6 +131,7 @@ class ForeignModel:
     languages: tuple[str, str]
     decoding: Mapping[str, Any] = field(default_factory=lambda: {"length_penalty": {"kind": "power", "alpha": 1.0}})
     never: frozenset[int] = frozenset()
+    source_control: ControlIds | None = None
     notes: tuple[str, ...] = ()
 
     def checked(self, name: str) -> ForeignModel:
@@ -145,7 +145,7 @@ class ForeignModel:
             ("target", self.anatomy.decoder, self.target_ids),
         ):
             rows, width = stack.embedding.shape
-            control = dataclasses.asdict(self.control)
+            control = dataclasses.asdict(self.control if side == "target" else self.source_control or self.control)
             # The encoder never reads the decoder's first input.
             control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
             largest = max(ids.values(), default=-1)
@@ -180,6 +180,7 @@ class ForeignModel:
         if output.weight is not decoder.embedding or start not in (None, self.control.first):
             return "none"
         joint = self.source_ids == self.target_ids and same_vocabulary(self.source, self.target)
+        joint = joint and self.source_control in (None, self.control)
         return "all" if joint and encoder.embedding is decoder.embedding else "decoder"
 
     def tensors(self) -> dict[str, Tensor]:
@@ -190,7 +191,8 @@ class ForeignModel:
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
         # Rows of the other matrices for each of our ids; None where there is no such token.
-        read = _rows(self.source, self.source_ids, self.control)
+        reading = self.source_control or self.control
+        read = _rows(self.source, self.source_ids, reading)
         target_read = _rows(self.target, self.target_ids, self.control)
         sharing = self.sharing()
         written = [row if row not in self.never else None for row in target_read]
@@ -200,8 +202,8 @@ class ForeignModel:
         rows = torch.tensor([row is not None for row in written])
         known = torch.tensor([row or 0 for row in written])
         bias = torch.zeros(len(written)) if output.bias is None else output.bias[known]
-        target_table = decoder.embedding[self._filled(target_read)]
-        source_table = target_table if sharing == "all" else encoder.embedding[self._filled(read)]
+        target_table = decoder.embedding[_filled(target_read, self.control.unk)]
+        source_table = target_table if sharing == "all" else encoder.embedding[_filled(read, reading.unk)]
         # In a shared matrix a row that is never written is one that is read; the bias rules it out all the same.
         separate = torch.where(rows[:, None], output.weight[known], 0.0) if sharing == "none" else target_table
         anatomy = dataclasses.replace(
@@ -212,10 +214,6 @@ class ForeignModel:
             output=Affine(separate, torch.where(rows, bias.clamp(min=_UNKNOWN_LOGIT), _UNKNOWN_LOGIT)),
         )
         return compose(anatomy)
-
-    def _filled(self, rows: Sequence[int | None]) -> Tensor:
-        """Return the rows, with that of the unknown token where there is none."""
-        return torch.tensor([self.control.unk if row is None else row for row in rows])
 
     def _subword(self, out: str) -> dict[str, str]:
         """Return a section `data.subword` with which `prepare` uses the vocabularies of the model directory `out`."""
@@ -278,16 +276,9 @@ def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: ControlIds) -> 
     return rows
 
 
-def one_of(tensor: Tensor, other: Tensor) -> Tensor:
-    """Return `other` if both have the same values, else `tensor`: equal matrices are one that is shared."""
-    return other if tensor.shape == other.shape and bool(torch.equal(tensor, other)) else tensor
-
-
-def width_of(embedding: Tensor, name: str) -> int:
-    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
-    if embedding.ndim != 2 or 0 in embedding.shape:
-        raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
-    return int(embedding.shape[1])
+def _filled(rows: Sequence[int | None], unk: int) -> Tensor:
+    """Return the rows, with that of the unknown token where there is none."""
+    return torch.tensor([unk if row is None else row for row in rows])
 
 
 def positions_from(first: int, count: int, width: int) -> Tensor:
