@@ -74,7 +74,7 @@ def test_scores_and_tests_are_those_of_sacrebleu(results: Robustness) -> None:
         scores = [metric.corpus_score(list(lines), [REFERENCES]).score for lines in (ideal, found)]
         assert [effect.undisturbed, effect.disturbed] == pytest.approx(scores)
         assert effect.difference == pytest.approx(scores[1] - scores[0])
-        named = [("ideal", list(found)), ("found", list(ideal))]
+        named: list[tuple[str, Any]] = [("ideal", list(found)), ("found", list(ideal))]
         _, tested = PairedTest(named, {"m": metric}, [REFERENCES], "bs", 1000)()
         wanted = 1.0 if scores[0] == scores[1] else next(v for k, v in tested.items() if k != "System")[1].p_value
         assert effect.p == pytest.approx(wanted)

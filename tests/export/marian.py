@@ -137,7 +137,8 @@ def write_npz(path: Path, arrays: dict[str, Any], options: dict[str, Any], block
     """
     text = yaml.safe_dump(options).encode() + b"\0"
     stored = np.frombuffer(text + b"\0" * (-len(text) % block), np.int8)
-    np.savez(path, **arrays, **{"special:model.yml": stored})
+    entries: dict[str, Any] = {**arrays, "special:model.yml": stored}
+    np.savez(path, **entries)
     with zipfile.ZipFile(path) as packed:
         assert all(entry.compress_type == zipfile.ZIP_STORED for entry in packed.infolist())
     return path
@@ -165,7 +166,7 @@ def position_table(count: int, width: int) -> Array:
 
 def log_probabilities(options: dict[str, Any], arrays: dict[str, Array], source: list[int], target: list[int]) -> Array:
     """Return log p(next token) [target + 1, V] after each beginning of `target`; `source` ends with end-of-sentence."""
-    own = {name: array.astype(np.float64) for name, array in arrays.items()}
+    own: dict[str, Any] = {name: array.astype(np.float64) for name, array in arrays.items()}
     width = options["dim-emb"]
     table = position_table(100, width).astype(np.float64)
 

@@ -140,7 +140,7 @@ def downloaded(tmp_path: Path, transformers: ModuleType) -> Downloaded:
         (folder / "model.safetensors").unlink()
         plain = json.loads((folder / "config.json").read_text())
         (folder / "config.json").write_text(json.dumps(PUBLISHED | plain))
-        searched = {"num_beams": 4, "length_penalty": 0.8, "max_length": 64}
+        searched: dict[str, Any] = {"num_beams": 4, "length_penalty": 0.8, "max_length": 64}
         searched |= {"bad_words_ids": [[pad]], "renormalize_logits": True}
         control = {"decoder_start_token_id": pad, "eos_token_id": 0, "forced_eos_token_id": 0, "pad_token_id": pad}
         (folder / "generation_config.json").write_text(json.dumps(searched | control))
