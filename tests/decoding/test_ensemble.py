@@ -167,7 +167,8 @@ def test_an_ensemble_of_a_model_with_itself_is_the_model(kind: str, dtype: torch
 def test_forced_scores_are_logs_of_mean_probabilities(members: list[Seq2Seq]) -> None:
     sources, targets = [[4, 5], [6], [5, 5, 1, 4]], [[6, 6, 5], [], [4]]
     for batch_tokens in (1, 4096):
-        scores = force_score(members, sources, targets, bos=BOS, eos=EOS, pad=PAD, batch_tokens=batch_tokens)
+        ended = [[*source, EOS] for source in sources]
+        scores = force_score(members, ended, targets, bos=BOS, eos=EOS, pad=PAD, batch_tokens=batch_tokens)
         for source, target, score in zip(sources, targets, scores, strict=True):
             path = [*target, EOS]
             exact = [by_hand(members, [*source, EOS], path[:i])[token] for i, token in enumerate(path)]
@@ -184,7 +185,7 @@ def test_search_scores_are_forced_scores_whatever_the_batch(members: list[Seq2Se
         ((alone),) = found_by(members, [[*source, EOS]], wanted, 3)
         assert [h.tokens for h in alone] == [h.tokens for h in row]
         targets = [h.tokens for h in row]
-        scores = force_score(members, [source] * len(row), targets, bos=BOS, eos=EOS, pad=PAD)
+        scores = force_score(members, [[*source, EOS]] * len(row), targets, bos=BOS, eos=EOS, pad=PAD)
         for hypothesis, score in zip(row, scores, strict=True):
             steps = len(hypothesis.token_log_probabilities)
             assert hypothesis.token_log_probabilities == pytest.approx(score.token_log_probabilities[:steps], abs=1e-10)

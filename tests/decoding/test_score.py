@@ -29,8 +29,9 @@ def found_by(
 def forced(
     model: Seq2Seq, sources: list[list[int]], targets: list[list[int]], tokenizer: SentencePieceTokenizer, tokens: int
 ) -> list[ForcedScore]:
+    ended = [[*source, tokenizer.eos] for source in sources]
     return force_score(
-        model, sources, targets, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.pad, batch_tokens=tokens
+        model, ended, targets, bos=tokenizer.bos, eos=tokenizer.eos, pad=tokenizer.pad, batch_tokens=tokens
     )
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from tests.confined import refusal
 from tests.export.conftest import Written
@@ -38,6 +38,10 @@ HUGGINGFACE: dict[str, tuple[dict[str, Any], str]] = {
     "positions": ({"max_position_embeddings": 10**9}, "max_position_embeddings"),
     "a key is gone": ({"pad_token_id": None}, "pad_token_id"),
     "scale is a text": ({"scale_embedding": "yes"}, "scale_embedding"),
+    "pre-norm, said of a post-norm class": ({"normalize_before": True}, "but marian normalises after sub-layers"),
+    "normalised embeddings": ({"normalize_embedding": True}, "it normalises embeddings"),
+    "a norm at the end": ({"add_final_layer_norm": True}, "no norm at the end"),
+    "tied to another matrix": ({"tie_word_embeddings": True}, "is another matrix than the decoder's embedding"),
     "kind is a list": ({"model_type": [[]]}, "model_type"),
 }
 
@@ -80,6 +84,24 @@ def test_other_files_of_transformers(exported: Path, tmp_path: Path) -> None:
         attack(folder / name.split()[0])
         said = refusal(lambda folder=folder: import_checkpoint(folder, tmp_path / "back"))  # type: ignore[misc]
         assert reason in said, (name, said)
+
+
+def test_weights_that_are_not_those_of_the_configuration(exported: Path, tmp_path: Path) -> None:
+    tensors = load_file(exported / "model.safetensors")
+    positions = "model.encoder.embed_positions.weight"
+    plain = json.loads((exported / "config.json").read_text())
+    (exported / "config.json").write_text(json.dumps(plain | {"static_position_embeddings": False}))
+    norm = {f"model.encoder.layernorm_embedding.{name}": torch.zeros(16) for name in ("weight", "bias")}
+    deeper = {"model.encoder.layers.2.fc1.bias": torch.zeros(24)}
+    without = {key: tensor for key, tensor in tensors.items() if key != positions}
+    for content, reason in (
+        (tensors | norm, "is unknown (2 in all)"),
+        (tensors | deeper, "layers.2.fc1.bias is unknown"),
+        (without, f"no parameter {positions}, and its positions are trained"),
+    ):
+        save_file(content, exported / "model.safetensors")
+        assert reason in refusal(lambda: import_checkpoint(exported, tmp_path / "back"))
+    assert not (tmp_path / "back").exists()
 
 
 def test_pickles_that_unpack_to_all_of_the_memory(exported: Path, tmp_path: Path) -> None:

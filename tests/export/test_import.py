@@ -105,7 +105,7 @@ def test_there_and_back(written: Written, text: Path, tmp_path: Path, transforme
         import_checkpoint(tmp_path / "out", tmp_path / "back")
     back = load_translator(tmp_path / "back", max_length={"ratio": 0.0, "extra": 20, "limit": 20})
     assert back.target_language == "en"
-    texts = [t.text for t in load_translator(path).translate(SENTENCES)]
+    texts = [t.text for t in load_translator(path, endings="beam").translate(SENTENCES)]  # as written for transformers
     assert [t.text for t in back.translate(SENTENCES)] == texts
 
 

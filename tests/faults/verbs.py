@@ -204,6 +204,15 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         preload=(*TORCH, *_TRANSLATE, "ziggurat.cli.compare"),
     ),
+    "evaluate-perturb": Verb(
+        (
+            *("evaluate", "run", "--source", "text", "--reference", "text", "--metrics", "chrf", "--perturb", "emoji"),
+            *("--page", "page.html"),
+        ),
+        ground=("run", "text"),
+        timed=("page.html",),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.report.robustness"),
+    ),
     "backtranslate": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
         ground=("run", "text"),

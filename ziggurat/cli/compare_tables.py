@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from ziggurat.evaluation.comparison import Comparison
     from ziggurat.evaluation.findings import BucketTable, NgramTable, OverSeeds, Scores, SentenceTable
 
-__all__ = ["comparison_text"]
+__all__ = ["aligned", "comparison_text"]
 
 _EXAMPLES = 3  # sentences shown for each of two systems; the JSON has more
 _LINE = 4096  # characters shown of a sentence
@@ -26,7 +26,7 @@ def comparison_text(comparison: Comparison) -> str:
     parts.append(_scores(comparison))
     parts += [_tests(scores, originals) for scores in comparison.scores if scores.pairs]
     rows = [[count.title, *(_figure(value, 0) for value in count.systems)] for count in comparison.counts]
-    parts.append(_lines("Outputs", _table([["sentences", *names], *rows])))
+    parts.append(_lines("Outputs", aligned([["sentences", *names], *rows])))
     parts += [_bucket_table(table, names) for table in comparison.buckets]
     parts += [_ngrams(table) for table in comparison.ngrams]
     parts += [_sentences(table) for table in comparison.sentence_tables]
@@ -54,7 +54,7 @@ def _scores(comparison: Comparison) -> str:
         f"{scores.metric}|{printable(scores.signature, _LINE)}{'' if scores.higher_is_better else ' (lower is better)'}"
         for scores in comparison.scores
     ]
-    return _lines("Scores", _table(rows), *signatures)
+    return _lines("Scores", aligned(rows), *signatures)
 
 
 def _tests(scores: Scores, originals: Sequence[str]) -> str:
@@ -67,14 +67,14 @@ def _tests(scores: Scores, originals: Sequence[str]) -> str:
         label = f"{printable(pair.left)} - {printable(pair.right)}"
         shown_values = (f"{value:.4f}" for value in (values if several else values[::2]))
         rows.append([label, f"{pair.difference:+.{scores.decimals}f}", *shown_values])
-    shown = [f"{scores.metric}: differences and p-values ({scores.test_signature})", _table(rows)]
+    shown = [f"{scores.metric}: differences and p-values ({scores.test_signature})", aligned(rows)]
     if len(originals) > 2:
         matrix = [
             [printable(row), *("" if row == column else scores.verdict(row, column) for column in originals)]
             for row in originals
         ]
         shown.append("+ row better than column, - worse, = no significant difference (bootstrap, adjusted p < 0.05)")
-        shown.append(_table([["", *map(printable, originals)], *matrix]))
+        shown.append(aligned([["", *map(printable, originals)], *matrix]))
     return _lines(*shown)
 
 
@@ -85,7 +85,7 @@ def _bucket_table(table: BucketTable, names: Sequence[str]) -> str:
     for bucket in table.buckets:
         figures = (_figure(value, decimals) for value in bucket.systems)
         rows.append([bucket.label, *([f"{bucket.size:,}"] if sized else []), *figures])
-    return _lines(f"{table.title} ({table.measure})", _table(rows))
+    return _lines(f"{table.title} ({table.measure})", aligned(rows))
 
 
 def _ngrams(table: NgramTable) -> str:
@@ -95,7 +95,7 @@ def _ngrams(table: NgramTable) -> str:
         [printable(n.ngram), f"{n.left:.4g}", f"{n.right:.4g}", f"{n.score:.3f}"]
         for n in (*table.more_in_left, *table.more_in_right)
     ]
-    return _lines(f"N-grams that {left} or {right} gets right more often", _table([["", left, right, "score"], *rows]))
+    return _lines(f"N-grams that {left} or {right} gets right more often", aligned([["", left, right, "score"], *rows]))
 
 
 def _sentences(table: SentenceTable) -> str:
@@ -134,7 +134,7 @@ def _lines(*parts: str) -> str:
     return "\n".join(parts)
 
 
-def _table(rows: Iterable[Sequence[str]]) -> str:
+def aligned(rows: Iterable[Sequence[str]]) -> str:
     """Return rows in aligned columns: the first column to the left, the others to the right."""
     cells = [list(row) for row in rows]
     widths = [max(len(row[column]) for row in cells) for column in range(len(cells[0]))]

@@ -22,6 +22,7 @@ from ziggurat.cli.options import (
     is_setting,
 )
 from ziggurat.cli.output import OUT, check_output, pair_up, print_json, read_text, refuse_empty, refuse_overwriting
+from ziggurat.cli.perturbing import PerturbOptions, perturb_systems, perturbation_names
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     ScoreOptions,
@@ -54,6 +55,21 @@ def evaluate(
             metavar="[NAME=]PATH[,PATH...]",
             help="A system to compare: runs, model directories or files of translations, one per seed; repeat.",
         ),
+    ] = None,
+    perturb: Annotated[
+        str | None,
+        typer.Option(
+            "--perturb",
+            metavar="NAME[,NAME...]",
+            help="Disturb the source and tell what that costs: caps, title, typos, tags, noise, short, long, emoji, "
+            "untranslatable, or all. With a model, or --compare and models.",
+        ),
+    ] = None,
+    perturb_seed: Annotated[
+        int, typer.Option("--perturb-seed", min=0, help="Seed of the random choices of --perturb.")
+    ] = 0,
+    page: Annotated[
+        str | None, typer.Option("--page", help="With --perturb: also write the result to this HTML file.")
     ] = None,
     train_target: Annotated[
         list[str] | None,
@@ -97,7 +113,8 @@ def evaluate(
     """Score a model on a test set, or translations in a file, with sacreBLEU; or compare systems.
 
     Examples: `ziggurat evaluate runs/a --source test.de --reference test.en --confidence`,
-    `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`
+    `ziggurat evaluate --compare a=runs/a-1,runs/a-2 --compare b=b.txt --source test.de --reference test.en`,
+    `ziggurat evaluate runs/a --source test.de --reference test.en --perturb caps,typos --page robustness.html`
     """
     from ziggurat.config.languages import check_language_code
     from ziggurat.evaluation.tokenised import check_language
@@ -114,6 +131,29 @@ def evaluate(
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
     comet = comet_environment(comet_python, comet_model, device) if "comet" in names else None
     scoring = ScoreOptions(names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence)
+    if perturb is not None:
+        if hypothesis or output or train_target or tokenised or compound_split or confidence or (compare and ensemble):
+            raise ConfigError(
+                "`--perturb` takes no `--hypothesis`, `--output`, `--train-target`, `--tokenised`, `--compound-split` "
+                "or `--confidence`, and beside `--compare` no `--ensemble`"
+            )
+        if (model is None) == (not compare):
+            raise ConfigError("`--perturb` needs a model, or `--compare` with models")
+        disturbing = PerturbOptions(
+            perturbation_names(perturb),
+            compare or [str(model)],
+            ensemble or [],
+            source,
+            reference,
+            perturb_seed,
+            page,
+            scoring,
+            opening,
+        )
+        perturb_systems(disturbing, json=json)
+        return
+    if page is not None or perturb_seed:
+        raise ConfigError("`--page` and `--perturb-seed` go with `--perturb`")
     if compare:
         if model is not None or hypothesis or ensemble or without_layers or tokenised or compound_split or confidence:
             raise ConfigError(

@@ -153,12 +153,20 @@ def _report_text(report: dict[str, Any], out: Path) -> str:
 
 def import_model(
     checkpoint: Annotated[
-        Path, typer.Argument(help="Directory of transformers (Marian, Pegasus, ...), or a fairseq checkpoint (.pt).")
+        Path,
+        typer.Argument(
+            help="Directory of transformers (Marian, Pegasus, ...), model of Marian (.npz, or its folder), or a "
+            "fairseq checkpoint (.pt)."
+        ),
     ],
     out: Annotated[Path, typer.Option(*OUT, help="Model directory to write.")],
     dictionary: Annotated[
         list[Path] | None,
-        typer.Option("--dictionary", help="fairseq: dict.XX.txt of the source, then of the target where it differs."),
+        typer.Option(
+            "--dictionary",
+            help="Vocabulary of the source, then of the target where it differs: dict.XX.txt of fairseq; .spm, .yml, "
+            ".json or text of Marian.",
+        ),
     ] = None,
     sentencepiece: Annotated[
         list[Path] | None,

@@ -27,7 +27,7 @@ from ziggurat.config.modifiers import (
 from ziggurat.data.edits import SOURCE, TARGET, Edit, Pair, Span, moved
 from ziggurat.data.typos import TYPOS
 
-__all__ = ["BY_WORD", "MODIFIERS", "merged", "next_hit"]
+__all__ = ["BY_WORD", "MODIFIERS", "PLACEHOLDERS", "TAGS", "inserted_noise", "merged", "next_hit"]
 
 # Characters of the scripts that noise is made of, as OpusTrainer has them, without what is no letter, digit or sign and
 # what normalisation would change.
@@ -36,12 +36,12 @@ _SCRIPTS = (
     *((0x904, 0x980), (0xA85, 0xB00), (0xE01, 0xE80), (0x1000, 0x10A0), (0x10A0, 0x1100), (0x1780, 0x1800)),
     *((0x3041, 0x30A0), (0x30A1, 0x3100), (0x4E00, 0x9FFF), (0xAC00, 0xD7A4), (0x1F600, 0x1F650)),
 )
-_PLACEHOLDERS = (
+PLACEHOLDERS = (
     *("{0}", "{1}", "{2}", "{name}", "{count}", "{{user}}", "%s", "%d", "%1$s", "%(name)s", "$1", "${path}", "#{id}"),
     *("__1__", "<x/>", "&nbsp;", "https://example.org/a?b=1", "name@example.org", "@user", "#tag", "v1.2.3", "\\n"),
     *("🙂", "👍", "❤️", "🎉", "→", "©"),
 )
-_TAGS = (
+TAGS = (
     *(("<b>", "</b>"), ("<i>", "</i>"), ("<em>", "</em>"), ("<strong>", "</strong>"), ("<u>", "</u>")),
     *(('<a href="https://example.org">', "</a>"), ("<span>", "</span>"), ('<g id="1">', "</g>"), ("[b]", "[/b]")),
 )
@@ -69,7 +69,7 @@ def _random_words(rng: Random, lengths: tuple[int, int], most: int) -> list[str]
     return ["".join(rng.choices(alphabet, k=length)) for _ in range(rng.randint(1, most))]
 
 
-def _inserted_noise(rng: Random) -> str:
+def inserted_noise(rng: Random) -> str:
     """Return noise for the inside of a sentence."""
     alphabet, words = rng.choice(_alphabets()), rng.randint(1, 3)
     length = max(1, _NOISE_BYTES // len(alphabet[0].encode()) // words)
@@ -160,10 +160,10 @@ def _inline(pair: Pair, config: InlineConfig, rng: Random, first: int, languages
     found: tuple[list[tuple[int, bool, int, Edit]], ...] = ([], [])
     for hit in _hits(rng, first, len(words), config.probability):
         kind = rng.choices(("tags", "placeholders", "noise"), (config.tags, config.placeholders, config.noise))[0]
-        opening, closing = rng.choice(_TAGS)
-        added = rng.choice(_PLACEHOLDERS)
+        opening, closing = rng.choice(TAGS)
+        added = rng.choice(PLACEHOLDERS)
         if kind == "noise":
-            added = _inserted_noise(rng)
+            added = inserted_noise(rng)
         for side, (begin, end) in enumerate(words[hit]):
             if kind == "tags":
                 found[side].append((begin, True, 2 * hit, Edit(begin, begin, opening)))
@@ -196,7 +196,7 @@ def _terms(pair: Pair, config: TermsConfig, rng: Random, first: int, languages: 
         (begin, end), translation = words[hit]
         hint = target[slice(*translation)]
         if config.replace and rng.random() < config.replace:
-            hint = _inserted_noise(rng)
+            hint = inserted_noise(rng)
             replaced.append(Edit(*translation, hint))
         # In a script without blanks the marks get some.
         front = (" " if before and source[max(0, begin - 1) : begin].isalnum() else "") + before

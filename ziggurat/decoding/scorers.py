@@ -247,8 +247,8 @@ def force_score(
 ) -> list[ForcedScore]:
     """Return the score of each target given its source, in the order of the input.
 
-    `model` is one model, or the members of an ensemble (see EnsembleScorer); `sources` and `targets` are ids without
-    begin- and end-of-sentence. A batch has at most `batch_tokens` tokens on its longer side, padding counted.
+    `model` is one model, or the members of an ensemble (see EnsembleScorer); `sources` are ids with end-of-sentence,
+    `targets` without it. A batch has at most `batch_tokens` tokens on its longer side, padding counted.
 
     Raises ValueError for unequal numbers of sources and targets.
     """
@@ -256,9 +256,10 @@ def force_score(
         raise ValueError(f"{len(sources)} sources, but {len(targets)} targets")
     members = model if isinstance(model, Sequence) else [model]
     scores: dict[int, ForcedScore] = {}
-    lengths = [max(len(s), len(t)) + 1 for s, t in zip(sources, targets, strict=True)]
+    lengths = [max(len(s), len(t) + 1) for s, t in zip(sources, targets, strict=True)]
     for batch in length_batches(lengths, batch_tokens):
-        source, source_mask = padded([[*sources[i], eos] for i in batch], pad, device)
+        # The mask hides the filling, which is an id of the source vocabulary: the target's `pad` may be none there.
+        source, source_mask = padded([sources[i] for i in batch], sources[batch[0]][-1], device)
         target_in, _ = padded([[bos, *targets[i]] for i in batch], pad, device)
         target, target_mask = padded([[*targets[i], eos] for i in batch], pad, device)
         of_members = []
@@ -292,9 +293,8 @@ def log_mean_probability(members: Iterable[Tensor]) -> Tensor:
 
 
 def _of_targets(model: Seq2Seq, hidden: Tensor, target: Tensor) -> Tensor:
-    """Return log p(target) [tokens] after decoder states `hidden` [tokens, D], in chunks of tokens."""
+    """Return log p(target) [tokens] after decoder states `hidden` [tokens, D], in chunks that bound memory."""
     chunks = []
-    # In chunks: logits of all targets of a batch at once would fill the memory.
     for states, wanted in zip(hidden.split(_LOGIT_ROWS), target.split(_LOGIT_ROWS), strict=True):
         chunks.append(log_probabilities(model.logits(states)).gather(-1, wanted[:, None])[:, 0])
     return torch.cat(chunks)

@@ -169,11 +169,11 @@ class Translator:
             )
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
-        call = self.call_of(tag)
-        source_ids = [[*call.tag, *ids] for ids in self.source_tokenizer.encode(without_nul(sources))]
+        call, reader = self.call_of(tag), self.source_tokenizer
+        source_ids = [[*call.tag, *ids, reader.eos] for ids in reader.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
         for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
-            longest = max(map(len, sides)) + 1  # with end-of-sentence, or begin-of-sentence before the target
+            longest = max(len(sides[0]), len(sides[1]) + 1)  # begin-of-sentence comes before the target
             if self.max_positions is not None and longest > self.max_positions:
                 raise DataError(f"line {number}: {longest} tokens, but the model has {self.max_positions} positions")
         tokenizer = self.target_tokenizer

@@ -21,7 +21,7 @@ from typing import Any
 from ziggurat.evaluation.findings import OverSeeds, Pair, Scores
 from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
 
-__all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm"]
+__all__ = ["RESAMPLINGS", "TRIALS", "compare_scores", "holm", "p_values"]
 
 RESAMPLINGS = 1000
 """Resamplings of the paired bootstrap: sacreBLEU's default, and the number in Liu et al. 2020 (P3)."""
@@ -51,7 +51,7 @@ def compare_scores(
     systems = tuple(OverSeeds.of([score.score for score in seeds]) for seeds in found)
     pooled = _pooled(statistics)
     pairs = list(combinations(range(len(names)), 2))
-    raw = [_p_values(metric, pooled, kind, count) for kind, count in (("bs", resamplings), ("ar", trials))]
+    raw = [p_values(metric, pooled, kind, count) for kind, count in (("bs", resamplings), ("ar", trials))]
     adjusted = [holm(p) for p in raw]
     return Scores(
         metric=str(found[0][0].name),
@@ -103,7 +103,7 @@ def _pooled(statistics: Sequence[Sequence[Statistics]]) -> list[Statistics]:
     return pooled
 
 
-def _p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, count: int) -> list[float]:
+def p_values(metric: SegmentMetric, pooled: Sequence[Statistics], kind: str, count: int) -> list[float]:
     """Return the p-values of all pairs, in the order of `combinations`, by the test that sacreBLEU calls `kind`."""
     from sacrebleu import significance
 

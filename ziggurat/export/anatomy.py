@@ -16,9 +16,20 @@ import torch
 from torch import Tensor
 
 from ziggurat.config.model import ModelConfig
+from ziggurat.errors import ExportError
 from ziggurat.nn.embedding import sinusoids
 
-__all__ = ["Affine", "Anatomy", "AttentionMatrices", "LayerMatrices", "StackMatrices", "compose", "dissect"]
+__all__ = [
+    "Affine",
+    "Anatomy",
+    "AttentionMatrices",
+    "LayerMatrices",
+    "StackMatrices",
+    "compose",
+    "dissect",
+    "one_of",
+    "width_of",
+]
 
 
 @dataclass(frozen=True)
@@ -232,15 +243,19 @@ def _layer(
 
 
 def compose(anatomy: Anatomy) -> dict[str, Tensor]:
-    """Return the parameters, by our names, of a model with three separate embedding matrices and learned positions.
+    """Return the parameters, by our names, of a model with learned positions.
 
-    The inverse of `dissect` for `embedding: {sharing: none, positions: learned}`.
+    The inverse of `dissect` for `embedding: {positions: learned}`; embedding matrices that are the same tensor are
+    shared (`sharing: decoder` or `all`).
     """
     tensors: dict[str, Tensor] = {}
     _put(tensors, "output", anatomy.output)
+    if anatomy.output.weight is anatomy.decoder.embedding:
+        del tensors["output.weight"]
     for name, side, stack in (("encoder", "source", anatomy.encoder), ("decoder", "target", anatomy.decoder)):
         norm = "in_norm" if stack.pre_norm else "out_norm"
-        tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
+        if side == "source" or stack.embedding is not anatomy.encoder.embedding:
+            tensors[f"{side}_embedding.tokens.weight"] = stack.embedding
         if stack.positions is not None:
             tensors[f"{side}_embedding.positions.weight"] = stack.positions
         if stack.final_norm is not None:
@@ -266,3 +281,15 @@ def _put(tensors: dict[str, Tensor], name: str, affine: Affine) -> None:
     tensors[f"{name}.weight"] = affine.weight
     if affine.bias is not None:
         tensors[f"{name}.bias"] = affine.bias
+
+
+def one_of(tensor: Tensor, other: Tensor) -> Tensor:
+    """Return `other` if both have the same values, else `tensor`: equal matrices are one that is shared."""
+    return other if tensor.shape == other.shape and bool(torch.equal(tensor, other)) else tensor
+
+
+def width_of(embedding: Tensor, name: str) -> int:
+    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
+    if embedding.ndim != 2 or 0 in embedding.shape:
+        raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
+    return int(embedding.shape[1])

@@ -6,6 +6,7 @@ Their options are an `argparse.Namespace`, the only class that is allowed: it ho
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -18,7 +19,7 @@ from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Token
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.documents import Form, read_bounded, shaped
 from ziggurat.errors import DataError, ExportError, printable
-from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.export.imported import (
     ACTIVATIONS,
     MAX_POSITIONS,
@@ -28,7 +29,6 @@ from ziggurat.export.imported import (
     layer_from,
     positions_from,
     take,
-    width_of,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
 
@@ -186,7 +186,8 @@ def _tokenizer(dictionary: bytes, model: Path | None) -> Tokenizer:
 
 def _anatomy(options: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:
     encoder, decoder = (_stack(options, tensors, name) for name in ("encoder", "decoder"))
-    output = tensors.get("decoder.output_projection.weight", decoder.embedding).float()
+    encoder = dataclasses.replace(encoder, embedding=one_of(encoder.embedding, decoder.embedding))
+    output = one_of(tensors.get("decoder.output_projection.weight", decoder.embedding).float(), decoder.embedding)
     return Anatomy(encoder, decoder, Affine(output), ACTIVATIONS[options.get("activation_fn", "relu")], "layer")
 
 

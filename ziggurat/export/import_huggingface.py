@@ -5,9 +5,11 @@ Weights are read from safetensors if there are any, else from `pytorch_model.bin
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import torch
 from pydantic import BaseModel, Field, RootModel
@@ -17,8 +19,9 @@ from torch import Tensor
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
 from ziggurat.documents import Form, check_opens, inside, read_bounded, read_json
-from ziggurat.errors import DataError, ExportError, refuse_passing
-from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
+from ziggurat.errors import DataError, ExportError, printable, refuse_passing
+from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
+from ziggurat.export.huggingface_generation import Generation, decoding_of, notes_of, ruled_out
 from ziggurat.export.imported import (
     ACTIVATIONS,
     MAX_POSITIONS,
@@ -28,9 +31,9 @@ from ziggurat.export.imported import (
     layer_from,
     positions_from,
     take,
-    width_of,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
+from ziggurat.export.vocabularies import with_vocabularies
 
 __all__ = ["read_huggingface"]
 
@@ -58,48 +61,81 @@ def read_huggingface(folder: Path, models: Sequence[Path], languages: tuple[str,
     listed = check_folder(folder)
     if listed and _INDEX not in listed and (folder / _INDEX).exists():
         raise ExportError(f"{folder / _INDEX}: not of this export, whose weights are in one file; remove it")
-    config = _read(folder, "config.json", _AnyConfig).model_dump()
-    if reasons := _reasons(config):
+    described = _read(folder, "config.json", _AnyConfig)
+    if reasons := _reasons(described):
         raise ExportError(f"{folder}: not a plain Transformer that can be imported: {'; '.join(reasons)}")
-    config = _read(folder, "config.json", _Config).model_dump()
+    config = _read(folder, "config.json", _Config)
+    generation = _read(folder, "generation_config.json", Generation, _read(folder, "config.json", Generation))
     tensors = _tensors(folder)
+    if unknown := _unknown(config, tensors):
+        raise ExportError(f"{folder}: {unknown}; is it a plain Transformer?")
     source_ids = _read(folder, "vocab.json", _Ids).root
     tokenizers = _read(folder, "tokenizer_config.json", _TokenizerConfig, _TokenizerConfig())
     target_ids = _read(folder, "target_vocab.json", _Ids).root if tokenizers.separate_vocabs else source_ids
     files = list(models) or [folder / "source.spm", folder / "target.spm"]
     # Language codes: `>>fra<<` of OPUS-MT, `__fr__` of M2M100.
     tags = [token for token in source_ids if (token[:2], token[-2:]) in ((">>", "<<"), ("__", "__"))]
-    read = [_tokenizer(file, tags) for file in (files[0], files[-1])]
-    joint = source_ids == target_ids and read[0].model == read[1].model
+    source, target = (_tokenizer(file, tags) for file in (files[0], files[-1]))
+    source, target = with_vocabularies(source, target, source_ids, target_ids)
     named = (tokenizers.source_lang or "source", tokenizers.target_lang or "target")
     return ForeignModel(
-        kind=str(config["model_type"]),
+        kind=config.model_type,
         anatomy=_anatomy(config, tensors),
-        scaled=bool(config["scale_embedding"]),
+        scaled=config.scale_embedding,
         source_ids=source_ids,
         target_ids=target_ids,
         control=ControlIds(
-            config["pad_token_id"],
-            source_ids.get("<unk>", config["pad_token_id"]),
-            config["eos_token_id"],
-            config["decoder_start_token_id"],
+            config.pad_token_id,
+            source_ids.get("<unk>", config.pad_token_id),
+            config.eos_token_id,
+            config.decoder_start_token_id,
         ),
-        source=read[0],
-        target=read[0] if joint else read[1],
+        source=source,
+        target=target,
         languages=languages or named,
+        decoding=decoding_of(generation, config.max_position_embeddings),
+        never=ruled_out(generation, config.pad_token_id),
+        notes=notes_of(generation),
     ).checked(str(folder))
 
 
-def _reasons(config: Mapping[str, Any]) -> list[str]:
+def _reasons(config: _AnyConfig) -> list[str]:
     """Return the reasons why a model with this config.json cannot be imported."""
-    kind, activation = config.get("model_type"), config.get("activation_function")
+    kind, activation = config.model_type, config.activation_function
     reasons = []
     if kind not in _PRE_NORM:
         why = " (it normalises embeddings)" if kind in ("bart", "mbart", "plbart", "mvp", "blenderbot-small") else ""
         reasons.append(f"`model_type: {kind}`{why}; known are {', '.join(_PRE_NORM)}")
     if activation not in ACTIVATIONS:
         reasons.append(f"`activation_function: {activation}`; known are {', '.join(ACTIVATIONS)}")
+    # Options of the one class that transformers once had for all of them; today's classes read none of these.
+    pre_norm = _PRE_NORM.get(kind)
+    if None not in (pre_norm, config.normalize_before) and config.normalize_before != pre_norm:
+        place = "before" if pre_norm else "after"
+        reasons.append(
+            f"`normalize_before: {str(config.normalize_before).lower()}`, but {kind} normalises {place} sub-layers"
+        )
+    if config.normalize_embedding:
+        reasons.append("`normalize_embedding: true`: it normalises embeddings")
+    if config.add_final_layer_norm and pre_norm is False:
+        reasons.append(f"`add_final_layer_norm: true`, but {kind} has no norm at the end of a stack")
     return reasons
+
+
+def _unknown(config: _Config, tensors: Mapping[str, Tensor]) -> str:
+    """Return which parameters a plain Transformer of this configuration does not have, as text; empty if none."""
+    stacks = []
+    for name, attentions, layers in (
+        ("encoder", "self_attn", config.encoder_layers),
+        ("decoder", "self_attn|encoder_attn", config.decoder_layers),
+    ):
+        numbers = "|".join(map(str, range(layers)))
+        inner = rf"(({attentions})\.([qkv]|out)_proj|({attentions}|final)_layer_norm|fc[12])\.(weight|bias)"
+        norm = r"|layer_norm\.(weight|bias)" if _PRE_NORM[config.model_type] else ""
+        stacks.append(rf"model\.{name}\.(embed_tokens\.weight|embed_positions\.\w+|layers\.({numbers})\.{inner}{norm})")
+    known = re.compile(rf"model\.shared\.weight|lm_head\.weight|final_logits_bias|{'|'.join(stacks)}")
+    unknown = [key for key in tensors if not known.fullmatch(key)]
+    return f"parameter {printable(unknown[0])} is unknown ({len(unknown)} in all)" if unknown else ""
 
 
 class _AnyConfig(Form):
@@ -107,10 +143,13 @@ class _AnyConfig(Form):
 
     model_type: str
     activation_function: str | None = None
+    normalize_before: bool | None = None
+    normalize_embedding: bool | None = None
+    add_final_layer_norm: bool | None = None
 
 
 class _Config(Form):
-    """Keys of a model that can be imported; transformers writes all of them."""
+    """Keys of a model that can be imported; transformers writes all of those without a default."""
 
     model_type: str
     activation_function: str
@@ -123,6 +162,8 @@ class _Config(Form):
     pad_token_id: int = Field(ge=0)
     eos_token_id: int = Field(ge=0)
     decoder_start_token_id: int = Field(ge=0)
+    tie_word_embeddings: bool = True
+    static_position_embeddings: bool | None = None
 
 
 class _TokenizerConfig(Form):
@@ -190,47 +231,57 @@ def _tokenizer(path: Path, tags: list[str]) -> SentencePieceTokenizer:
         raise DataError(f"{path}: {error}") from None
 
 
-def _anatomy(config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Anatomy:
+def _anatomy(config: _Config, tensors: Mapping[str, Tensor]) -> Anatomy:
     encoder, decoder = (_stack(config, tensors, name) for name in ("encoder", "decoder"))
-    weight = tensors.get("lm_head.weight", decoder.embedding).float()
+    encoder = dataclasses.replace(encoder, embedding=one_of(encoder.embedding, decoder.embedding))
+    head = tensors.get("lm_head.weight")
+    output = decoder.embedding if head is None else one_of(head.float(), decoder.embedding)
+    if config.tie_word_embeddings and output is not decoder.embedding:
+        raise ExportError(
+            "`tie_word_embeddings` is true, but lm_head.weight is another matrix than the decoder's embedding; set it "
+            "to false in config.json if that matrix is the output's"
+        )
     bias = tensors.get("final_logits_bias")
     return Anatomy(
         encoder,
         decoder,
-        Affine(weight, None if bias is None else bias.flatten().float()),
-        ACTIVATIONS[config["activation_function"]],
+        Affine(output, None if bias is None else bias.flatten().float()),
+        ACTIVATIONS[config.activation_function],
         "layer",
     )
 
 
-def _stack(config: Mapping[str, Any], tensors: Mapping[str, Tensor], name: str) -> StackMatrices:
-    prefix, kind = f"model.{name}", config["model_type"]
+def _stack(config: _Config, tensors: Mapping[str, Tensor], name: str) -> StackMatrices:
+    prefix, pre_norm = f"model.{name}", _PRE_NORM[config.model_type]
     # A checkpoint with tied embeddings saves one table, `model.shared`.
     embedding = tensors.get(f"{prefix}.embed_tokens.weight", tensors.get("model.shared.weight"))
     if embedding is None:
         raise ExportError(f"the checkpoint has neither {prefix}.embed_tokens.weight nor model.shared.weight")
     width = width_of(embedding, f"{prefix}.embed_tokens.weight")
-    layers = range(config[f"{name}_layers"])
+    encoder = name == "encoder"
+    layers = range(config.encoder_layers if encoder else config.decoder_layers)
     return StackMatrices(
-        pre_norm=_PRE_NORM[kind],
-        heads=config[f"{name}_attention_heads"],
+        pre_norm=pre_norm,
+        heads=config.encoder_attention_heads if encoder else config.decoder_attention_heads,
         epsilon=NORM_EPSILON,
-        layers=tuple(layer_from(tensors, f"{prefix}.layers.{n}", decoder=name == "decoder") for n in layers),
-        final_norm=take(tensors, f"{prefix}.layer_norm") if _PRE_NORM[kind] else None,
+        layers=tuple(layer_from(tensors, f"{prefix}.layers.{n}", decoder=not encoder) for n in layers),
+        final_norm=take(tensors, f"{prefix}.layer_norm") if pre_norm else None,
         embedding=embedding.float(),
-        scale=width**0.5 if config["scale_embedding"] else 1.0,
+        scale=width**0.5 if config.scale_embedding else 1.0,
         positions=_positions(config, tensors, prefix, width),
     )
 
 
-def _positions(config: Mapping[str, Any], tensors: Mapping[str, Tensor], prefix: str, width: int) -> Tensor:
+def _positions(config: _Config, tensors: Mapping[str, Tensor], prefix: str, width: int) -> Tensor:
     """Return the table from the checkpoint, or the one that the class computes if it saves none."""
-    count = config["max_position_embeddings"]
-    saved = tensors.get(f"{prefix}.embed_positions.weight")
+    count, name = config.max_position_embeddings, f"{prefix}.embed_positions.weight"
+    saved = tensors.get(name)
     if saved is not None:
         return saved.float()
-    if config["model_type"] == "m2m_100":
-        return positions_from(config["pad_token_id"] + 1, count, width)
+    if config.static_position_embeddings is False or config.model_type == "blenderbot":
+        raise ExportError(f"the checkpoint has no parameter {name}, and its positions are trained ones")
+    if config.model_type == "m2m_100":
+        return positions_from(config.pad_token_id + 1, count, width)
     # Marian and Pegasus: first the sines, then the cosines, computed in float64 and rounded once, as in transformers.
     half = (width + 1) // 2
     channel = torch.arange(width, dtype=torch.float64)

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ziggurat.config import Experiment
-from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer
+from ziggurat.config.kinds import Sharing
+from ziggurat.data.subword import SentencePieceTokenizer, Tokenizer, same_vocabulary
 from ziggurat.errors import ExportError
 from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, compose
 
@@ -29,9 +30,7 @@ __all__ = [
     "layer_names",
     "positions_from",
     "take",
-    "width_of",
 ]
-
 
 _MAPS = (("q_proj", "query"), ("k_proj", "key"), ("v_proj", "value"), ("out_proj", "out"))
 
@@ -112,9 +111,13 @@ class ForeignModel:
         anatomy: its matrices, rows in the other toolkit's order.
         scaled: embeddings are multiplied by the square root of the width.
         source_ids, target_ids: the other toolkit's ids by piece.
-        control: ids of its control symbols.
+        control: ids of its control symbols on the target side.
         source, target: our tokenizers.
         languages: codes of source and target.
+        decoding: the section `decoding` that searches as the other toolkit is told to.
+        never: its ids that it rules out before it normalises.
+        source_control: those of the source side; None: the same.
+        notes: what it is told to do and this package does not, for people.
     """
 
     kind: str
@@ -126,6 +129,10 @@ class ForeignModel:
     source: Tokenizer
     target: Tokenizer
     languages: tuple[str, str]
+    decoding: Mapping[str, Any] = field(default_factory=lambda: {"length_penalty": {"kind": "power", "alpha": 1.0}})
+    never: frozenset[int] = frozenset()
+    source_control: ControlIds | None = None
+    notes: tuple[str, ...] = ()
 
     def checked(self, name: str) -> ForeignModel:
         """Return the model if its parts fit each other; `name` is its file or folder, for errors.
@@ -138,7 +145,7 @@ class ForeignModel:
             ("target", self.anatomy.decoder, self.target_ids),
         ):
             rows, width = stack.embedding.shape
-            control = dataclasses.asdict(self.control)
+            control = dataclasses.asdict(self.control if side == "target" else self.source_control or self.control)
             # The encoder never reads the decoder's first input.
             control = {key: control[key] for key in (control if side == "target" else ("pad", "unk", "eos"))}
             largest = max(ids.values(), default=-1)
@@ -162,6 +169,20 @@ class ForeignModel:
             raise ExportError(f"{name}: {'; '.join(reasons)}")
         return self
 
+    def sharing(self) -> Sharing:
+        """Return which matrices of the other model are one and the same, as far as our vocabularies allow it.
+
+        Begin-of-sentence is a token of its own with us. Its row is read as the decoder's first input, so it cannot be
+        written as another token of theirs at the same time; and a shared matrix has one row per id.
+        """
+        encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
+        start = _rows(self.target, self.target_ids, self.control)[self.target.bos]
+        if output.weight is not decoder.embedding or start not in (None, self.control.first):
+            return "none"
+        joint = self.source_ids == self.target_ids and same_vocabulary(self.source, self.target)
+        joint = joint and self.source_control in (None, self.control)
+        return "all" if joint and encoder.embedding is decoder.embedding else "decoder"
+
     def tensors(self) -> dict[str, Tensor]:
         """Return the parameters by our names, every row where our tokenizers expect it.
 
@@ -170,27 +191,29 @@ class ForeignModel:
         """
         encoder, decoder, output = self.anatomy.encoder, self.anatomy.decoder, self.anatomy.output
         # Rows of the other matrices for each of our ids; None where there is no such token.
-        read = _rows(self.source, self.source_ids, self.control)
+        reading = self.source_control or self.control
+        read = _rows(self.source, self.source_ids, reading)
         target_read = _rows(self.target, self.target_ids, self.control)
-        written = list(target_read)
+        sharing = self.sharing()
+        written = [row if row not in self.never else None for row in target_read]
+        if sharing != "none":
+            written[self.target.bos] = None
         target_read[self.target.bos] = self.control.first
         rows = torch.tensor([row is not None for row in written])
         known = torch.tensor([row or 0 for row in written])
-        bias = output.bias[known] if output.bias is not None else torch.zeros(len(written))
+        bias = torch.zeros(len(written)) if output.bias is None else output.bias[known]
+        target_table = decoder.embedding[_filled(target_read, self.control.unk)]
+        source_table = target_table if sharing == "all" else encoder.embedding[_filled(read, reading.unk)]
+        # In a shared matrix a row that is never written is one that is read; the bias rules it out all the same.
+        separate = torch.where(rows[:, None], output.weight[known], 0.0) if sharing == "none" else target_table
         anatomy = dataclasses.replace(
             self.anatomy,
-            encoder=dataclasses.replace(encoder, embedding=encoder.embedding[self._filled(read)]),
-            decoder=dataclasses.replace(decoder, embedding=decoder.embedding[self._filled(target_read)]),
-            output=Affine(
-                torch.where(rows[:, None], output.weight[known], 0.0),
-                torch.where(rows, bias.clamp(min=_UNKNOWN_LOGIT), _UNKNOWN_LOGIT),  # -inf would make sums of biases NaN
-            ),
+            encoder=dataclasses.replace(encoder, embedding=source_table),
+            decoder=dataclasses.replace(decoder, embedding=target_table),
+            # -inf would make sums of biases NaN.
+            output=Affine(separate, torch.where(rows, bias.clamp(min=_UNKNOWN_LOGIT), _UNKNOWN_LOGIT)),
         )
         return compose(anatomy)
-
-    def _filled(self, rows: Sequence[int | None]) -> Tensor:
-        """Return the rows, with that of the unknown token where there is none."""
-        return torch.tensor([self.control.unk if row is None else row for row in rows])
 
     def _subword(self, out: str) -> dict[str, str]:
         """Return a section `data.subword` with which `prepare` uses the vocabularies of the model directory `out`."""
@@ -229,7 +252,7 @@ class ForeignModel:
                     "residual": kinds[1],
                     "activation": self.anatomy.activation,
                     "embedding": {
-                        "sharing": "none",
+                        "sharing": self.sharing(),
                         "positions": "none" if positions is None else "learned",
                         "max_positions": 1 if positions is None else positions.shape[0],
                         "scale": self.scaled,
@@ -237,7 +260,7 @@ class ForeignModel:
                     },
                     **stacks,
                 },
-                "decoding": {"length_penalty": {"kind": "power", "alpha": 1.0}},
+                "decoding": self.decoding,
             }
         )
 
@@ -253,11 +276,9 @@ def _rows(tokenizer: Tokenizer, ids: Mapping[str, int], control: ControlIds) -> 
     return rows
 
 
-def width_of(embedding: Tensor, name: str) -> int:
-    """Return the width of an embedding [rows, width]. Raises ExportError when it is not a matrix."""
-    if embedding.ndim != 2 or 0 in embedding.shape:
-        raise ExportError(f"{name} has shape {list(embedding.shape)}; is it a plain Transformer?")
-    return int(embedding.shape[1])
+def _filled(rows: Sequence[int | None], unk: int) -> Tensor:
+    """Return the rows, with that of the unknown token where there is none."""
+    return torch.tensor([unk if row is None else row for row in rows])
 
 
 def positions_from(first: int, count: int, width: int) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from ziggurat.data.workspace import building, recover
 from ziggurat.errors import ConfigError, DataError, ExportError, out_of_memory, printable
 from ziggurat.export.import_fairseq import read_fairseq
 from ziggurat.export.import_huggingface import read_huggingface
+from ziggurat.export.import_marian import read_marian
 from ziggurat.export.imported import ForeignModel
+from ziggurat.export.marian_files import is_marian
 from ziggurat.models.build import build_model
 from ziggurat.models.directory import CONFIG_FILE, MODEL_FILE, load_weights, refuse_replacing, write_tensors
 
@@ -32,14 +35,15 @@ def import_checkpoint(
     languages: str | None = None,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Read a directory of transformers or a fairseq checkpoint and write a model directory; return a summary.
+    """Read a model of transformers, Marian or fairseq and write a model directory; return a summary.
 
     Args:
-        checkpoint: folder with config.json and model.safetensors, or a .pt file.
+        checkpoint: folder of transformers with config.json and model.safetensors, .npz file of Marian or folder with
+            one, or .pt file of fairseq.
         out: folder to write; must not exist, or be empty.
         force: replace a model in `out`.
-        dictionaries: dictionaries of fairseq; see read_fairseq.
-        models: SentencePiece models; see read_fairseq and read_huggingface.
+        dictionaries: vocabularies; see read_fairseq and read_marian.
+        models: SentencePiece models; see read_fairseq, read_huggingface and read_marian.
         languages: codes of source and target, such as `de-en`; None: those of the checkpoint.
 
     Raises ExportError: not a plain Transformer (with all reasons). ConfigError, DataError: faults of the arguments.
@@ -56,10 +60,19 @@ def import_checkpoint(
     recover(checkpoint)
     if not checkpoint.exists():
         raise DataError(f"{checkpoint}: no such file or folder")
-    if checkpoint.is_dir():
+    if is_marian(checkpoint):
+        model = read_marian(checkpoint, dictionaries, models, pair)
+    elif checkpoint.is_dir():
         model = read_huggingface(checkpoint, models, pair)
+    elif checkpoint.suffix == ".bin":
+        raise DataError(
+            f"{checkpoint}: name the folder of a pytorch_model.bin; a .bin file of Marian is packed for one kind of "
+            "processor: name the .npz file that it was made from"
+        )
     else:
         model = read_fairseq(checkpoint, dictionaries, models, pair)
+    if model.notes:
+        warnings.warn(f"{checkpoint}: not taken over: {', '.join(model.notes)}", UserWarning, stacklevel=2)
     given: list[Path | str] = [word for path in dictionaries for word in ("--dictionary", path)]
     given += [word for path in models for word in ("--sentencepiece", path)]
     given += ["--languages", languages] if languages is not None else []

@@ -143,7 +143,7 @@ def _log_probabilities(ours: Translator, sources: list[str], translations: list[
     scored = force_score(
         # fp64 leaves no ties to rounding; a copy, since the weights may be exported again, quantised.
         copy.deepcopy(ours.model).double(),
-        ours.source_tokenizer.encode(sources),
+        [[*ids, ours.source_tokenizer.eos] for ids in ours.source_tokenizer.encode(sources)],
         targets,
         bos=tokenizer.bos,
         eos=tokenizer.eos,

@@ -1,0 +1,90 @@
+"""`ziggurat evaluate --perturb`: tables, JSON and page of a model, and of two side by side."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Ziggurat
+from ziggurat.cli.perturbing import perturbation_names
+from ziggurat.data.perturbations import PERTURBATIONS
+from ziggurat.errors import ConfigError
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> tuple[Path, Path]:
+    """Source and reference: five lines, one of them in two clauses."""
+    sides = {
+        "qlo": ["Su divusim ne gokun.", "Madona dogun.", "Su gokun, madona divusim.", "Divusim dogun.", "Su dogun."],
+        "en": ["The man <b> sees it.", "The dog sleeps.", "He goes, the dog sees.", "A man sleeps.", "He sleeps."],
+    }
+    for name, lines in sides.items():
+        (tmp_path / f"text.{name}").write_text("".join(f"{line}\n" for line in lines))
+    return tmp_path / "text.qlo", tmp_path / "text.en"
+
+
+def test_a_model_as_text_json_and_page(
+    ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    source, reference = files
+    page = tmp_path / "page.html"
+    call = ["evaluate", trained, "max_length.limit=8", "--source", source, "--reference", reference]
+    status, out, errors = ziggurat(*call, "--perturb", "all", "--metrics", "bleu,chrf", "--page", page)
+    assert status == 0, errors
+    assert "page.html" in errors
+    for words in ("5 sentences; paired bootstrap", "BLEU|nrefs:1", "chrF2|nrefs:1", *PERTURBATIONS):
+        assert words in out
+    assert "difference" in out.splitlines()[4]
+    status, out, errors = ziggurat(*call, "--perturb", "short,long", "--metrics", "chrf", "--json")
+    assert status == 0, errors
+    record = json.loads(out)
+    assert [(p["name"], p["cases"]) for p in record["perturbations"]] == [("short", 1), ("long", 1)]
+    assert [effect["metric"] for effect in record["effects"]] == ["chrF2", "chrF2"]
+    html = page.read_text()
+    assert "<b> sees" not in html  # escaped: it is text of the reference
+    assert "script" not in html.replace("default-src", "")
+    assert html.count("<details>") == len(PERTURBATIONS)
+    assert all(PERTURBATIONS[name].meaning.replace("<", "&lt;").replace(">", "&gt;") in html for name in PERTURBATIONS)
+
+
+def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]) -> None:
+    source, reference = files
+    status, out, errors = ziggurat(
+        *["evaluate", "max_length.limit=8", "--compare", f"a={trained}", "--compare", f"b={trained}"],
+        *["--source", source, "--reference", reference, "--perturb", "caps,typos", "--metrics", "chrf", "--page", "-"],
+    )
+    assert status == 0, errors
+    assert "Between systems, on disturbed lines" in out
+    assert "a − b" in out
+
+
+def test_wrong_calls(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path], tmp_path: Path) -> None:
+    source, reference = files
+    numbers = tmp_path / "numbers"
+    numbers.write_text("12\n34\n")
+    texts = ["--source", source, "--reference", reference]
+    for words, said in (
+        ([trained, *texts, "--perturb", "caps,lower"], "'lower' is none; choose from caps, title"),
+        ([trained, *texts, "--perturb", ","], "is none; choose from"),
+        ([*texts, "--perturb", "caps"], "needs a model"),
+        (["--hypothesis", reference, *texts, "--perturb", "caps"], "takes no `--hypothesis`"),
+        (["--compare", f"x={reference}", *texts, "--perturb", "caps"], "is a file"),
+        (["--compare", f"x={trained},{trained}", *texts, "--perturb", "caps"], "has 2 seeds"),
+        ([trained, "--reference", reference, "--perturb", "caps"], "`--source FILE` is missing"),
+        ([trained, *texts, "--perturb", "caps", "--metrics", "meteor"], "not by meteor"),
+        ([trained, *texts, "--page", "x.html"], "go with `--perturb`"),
+        ([trained, *texts, "--perturb", "caps", "--page", source], "is an input; write to another file"),
+        ([trained, "--source", numbers, "--reference", numbers, "--perturb", "caps,short"], "changes a line"),
+    ):
+        status, _, errors = ziggurat("evaluate", *words)
+        assert status in (1, 2), (words, errors)
+        assert said in " ".join(errors.split()), (words, errors)
+
+
+def test_names() -> None:
+    assert perturbation_names("typos, caps") == ["caps", "typos"]
+    assert perturbation_names("all") == list(PERTURBATIONS)
+    with pytest.raises(ConfigError, match="'x' is none"):
+        perturbation_names("all,x")

@@ -1,0 +1,124 @@
+"""What disturbances cost: scores and p-values against sacreBLEU's own, with Holm's correction."""
+
+from __future__ import annotations
+
+import json
+from random import Random
+from typing import Any
+
+import pytest
+import sacrebleu
+from sacrebleu.significance import PairedTest
+
+from ziggurat.evaluation.metrics import TestSet
+from ziggurat.evaluation.robustness import Robustness, Trial, judge
+from ziggurat.evaluation.significance import holm
+
+WORDS = [
+    "the",
+    "a",
+    "dog",
+    "house",
+    "river",
+    "runs",
+    "stands",
+    "by",
+    "over",
+    "old",
+    "small",
+    "green",
+    "two",
+    "children",
+    "book",
+]
+
+
+def text(lines: int, seed: int) -> list[str]:
+    rng = Random(seed)
+    return [" ".join(rng.choices(WORDS, k=rng.randint(4, 9))) for _ in range(lines)]
+
+
+def worse(lines: list[str], share: float, seed: int) -> list[str]:
+    """Lines with some words replaced."""
+    rng = Random(seed)
+    return [" ".join(rng.choice(WORDS) if rng.random() < share else w for w in line.split()) for line in lines]
+
+
+REFERENCES = text(40, 1)
+GOOD, POOR = worse(REFERENCES, 0.2, 2), worse(REFERENCES, 0.3, 3)
+
+
+def trial(name: str, shares: tuple[float, float]) -> Trial:
+    found = [worse(GOOD, shares[0], 4), worse(POOR, shares[1], 5)]
+    return Trial(name, f"what {name} is", REFERENCES, [REFERENCES], found, [GOOD, POOR])
+
+
+TRIALS = [trial("none", (0.0, 0.0)), trial("weak", (0.02, 0.1)), trial("strong", (0.6, 0.6))]
+
+
+@pytest.fixture(scope="module")
+def results() -> Robustness:
+    return judge(["a", "b"], ["runs/a", "runs/b"], TRIALS, ["bleu", "ter"], TestSet([REFERENCES]), left_out=["caps"])
+
+
+def test_scores_and_tests_are_those_of_sacrebleu(results: Robustness) -> None:
+    assert results.metrics == ("BLEU", "TER")
+    metrics: dict[str, Any] = {"BLEU": sacrebleu.BLEU(), "TER": sacrebleu.TER()}
+    for effect in results.effects:
+        system = results.systems.index(effect.system)
+        (found, ideal), metric = next(
+            ((t.found[system], t.ideal[system]), metrics[effect.metric])
+            for t in TRIALS
+            if t.name == effect.perturbation
+        )
+        scores = [metric.corpus_score(list(lines), [REFERENCES]).score for lines in (ideal, found)]
+        assert [effect.undisturbed, effect.disturbed] == pytest.approx(scores)
+        assert effect.difference == pytest.approx(scores[1] - scores[0])
+        named: list[tuple[str, Any]] = [("ideal", list(found)), ("found", list(ideal))]
+        _, tested = PairedTest(named, {"m": metric}, [REFERENCES], "bs", 1000)()
+        wanted = 1.0 if scores[0] == scores[1] else next(v for k, v in tested.items() if k != "System")[1].p_value
+        assert effect.p == pytest.approx(wanted)
+
+
+def test_what_is_harmed_is_significant_and_what_is_not_is_not(results: Robustness) -> None:
+    assert results.effect("a", "none", "BLEU").difference == 0
+    assert results.effect("a", "none", "BLEU").p_adjusted == 1
+    strong = results.effect("a", "strong", "BLEU")
+    assert strong.difference < -20
+    assert strong.p_adjusted < 0.05
+    assert results.effect("a", "strong", "TER").difference > 20
+    for system in results.systems:
+        for metric in results.metrics:
+            own = [e for e in results.effects if (e.system, e.metric) == (system, metric)]
+            assert [e.p_adjusted for e in own] == holm([e.p for e in own])
+    between = [c for c in results.contests if c.metric == "BLEU"]
+    assert [c.perturbation for c in between] == ["none", "weak", "strong"]
+    assert [c.p_adjusted for c in between] == holm([c.p for c in between])
+    undisturbed = results.effect("a", "none", "BLEU").disturbed - results.effect("b", "none", "BLEU").disturbed
+    assert between[0].difference == pytest.approx(undisturbed)
+
+
+def test_examples_are_those_that_lose_most(results: Robustness) -> None:
+    none, weak, strong = results.perturbations
+    assert none.harms == ((), ())
+    assert weak.cases == 40
+    for harms in strong.harms:
+        assert len(harms) == 5
+        lost = [harm.undisturbed - harm.chrf for harm in harms]
+        assert lost == sorted(lost, reverse=True)
+        assert lost[-1] > 0
+    harm = strong.harms[0][0]
+    assert harm.chrf == pytest.approx(sacrebleu.CHRF().corpus_score([harm.found], [[harm.reference]]).score)
+    assert json.loads(json.dumps(results.as_record()))["left_out"] == ["caps"]
+
+
+def test_one_system_has_no_contests() -> None:
+    found = judge(
+        ["a"],
+        [""],
+        [Trial("x", "", ["s"], [["the dog"]], [["a dog"]], [["the dog"]])],
+        ["chrf"],
+        TestSet([["the dog"]]),
+    )
+    assert found.contests == ()
+    assert found.effects[0].undisturbed == pytest.approx(100)

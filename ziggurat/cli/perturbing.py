@@ -1,0 +1,230 @@
+"""`evaluate --perturb`: models translate a test set as it is and disturbed; what that costs, as tables or a page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.cli.compare import parse_systems
+from ziggurat.cli.compare_tables import aligned
+from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.output import (
+    check_output,
+    counted,
+    output_stream,
+    pair_up,
+    print_json,
+    read_text,
+    refuse_empty,
+    refuse_overwriting,
+    say,
+)
+from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_of_sides
+from ziggurat.errors import ConfigError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.data.perturbations import Case
+    from ziggurat.evaluation.robustness import Robustness, Trial
+
+__all__ = ["PerturbOptions", "perturb_systems", "perturbation_names"]
+
+_SIGNIFICANT = 0.05
+_LINE = 4096  # characters shown of a path or signature
+
+
+@dataclass(frozen=True)
+class PerturbOptions:
+    """The options of `evaluate --perturb`.
+
+    Attributes:
+        perturbations: their names.
+        systems: models, each `[NAME=]PATH`.
+        ensemble: further members of the only system.
+        source: path of the source text.
+        references: paths of the reference translations.
+        seed: of the random choices.
+        page: path of the HTML file; None: no page.
+        scoring: metrics, and how they are computed.
+        opening: how models are opened.
+    """
+
+    perturbations: Sequence[str]
+    systems: Sequence[str]
+    ensemble: Sequence[str]
+    source: str | None
+    references: Sequence[str]
+    seed: int
+    page: str | None
+    scoring: ScoreOptions
+    opening: ModelOptions
+
+
+def perturbation_names(listed: str) -> list[str]:
+    """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
+    from ziggurat.data.perturbations import PERTURBATIONS
+
+    names = [name.strip().lower() for name in listed.split(",") if name.strip()]
+    for name in names or [""]:
+        if name not in PERTURBATIONS and name != "all":
+            raise ConfigError(
+                f"`--perturb`: {printable(repr(name))} is none; choose from {', '.join(PERTURBATIONS)}, or all"
+            )
+    return [name for name in PERTURBATIONS if name in names or "all" in names]
+
+
+def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
+    """Translate the test set as it is and disturbed by every system, and print or write what that costs."""
+    from ziggurat.evaluation.robustness import judge
+    from ziggurat.evaluation.scores import METRICS
+
+    # (1) Texts and options are checked before a model is opened.
+    scoring = options.scoring
+    if unknown := [name for name in scoring.metrics if name not in METRICS]:
+        raise ConfigError(f"`--perturb` scores by {', '.join(METRICS)}, not by {unknown[0]}")
+    systems = _systems(options.systems)
+    if options.source is None:
+        raise ConfigError(f"`--source FILE` is missing: what should {systems[0][1]} translate?")
+    sources, references = read_text(options.source), [read_text(path) for path in options.references]
+    named = list(zip(options.references, references, strict=True))
+    for name, lines in ((options.source, sources), *named):
+        refuse_empty(name, lines)
+    pair_up((options.source, sources), *named)
+    if options.page is not None:
+        check_output(options.page)
+        refuse_overwriting(options.page, options.source, *options.references)
+        _check_jinja()
+    # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
+    cases: dict[str, list[Case]] = {}
+    found: list[tuple[list[str], dict[str, list[str]]]] = []
+    origins = []
+    test_set = scoring.test_set(references, sources)
+    for name, path in systems:
+        with (
+            warnings_shown(),
+            open_engine([path, *options.ensemble], options.opening, lines=len(sources)) as translator,
+        ):
+            if not cases:
+                test_set = scoring.test_set(references, sources, translator.target_language)
+                check_test_set(test_set, scoring.metrics, None)
+                cases = _cases(options, sources, references, _languages(path, translator.target_language))
+            texts = [*sources, *(text for group in cases.values() for case in group for text in case.inputs)]
+            outputs = iter(translated(translator, texts, None))
+            clean = [next(outputs) for _ in sources]
+            warn_of_sides(clean, test_set, f"the output of {printable(name)}")
+            joined = {
+                key: [" ".join(next(outputs) for _ in case.inputs) for case in group] for key, group in cases.items()
+            }
+            found.append((clean, joined))
+            origins.append(translator.origin)
+    # (3) What it costs
+    trials = _trials(cases, found)
+    if not trials:
+        raise ConfigError(f"{options.source}: none of {', '.join(options.perturbations)} changes a line of it")
+    left_out = [name for name in options.perturbations if not cases[name]]
+    names = [name for name, _ in systems]
+    results = judge(names, origins, trials, scoring.metrics, test_set, left_out=left_out)
+    if options.page != "-":  # else standard output holds the page
+        print_json(results.as_record()) if json else print(_text(results))
+    if options.page is not None:
+        _write_page(results, options.page)
+        if options.page != "-":
+            say(f"page: {Path(options.page).resolve()}")
+
+
+def _systems(given: Sequence[str]) -> list[tuple[str, str]]:
+    """Return name and path of each system. Raises ConfigError for several seeds and for files."""
+    systems = []
+    for name, paths in parse_systems(given):
+        if len(paths) > 1:
+            raise ConfigError(f"`--perturb`: {printable(name)} has {len(paths)} seeds; name one model of it")
+        if Path(paths[0]).is_file():
+            raise ConfigError(f"`--perturb` needs models, which translate: {printable(paths[0], _LINE)} is a file")
+        systems.append((name, paths[0]))
+    return systems
+
+
+def _languages(path: str, target: str) -> tuple[str, str]:
+    """Return the languages of a model; that of the source decides between capitals."""
+    from ziggurat.config import load_experiment
+
+    config = Path(path) / "config.yaml"
+    return (load_experiment(config).data.source_language if config.is_file() else "", target)
+
+
+def _check_jinja() -> None:
+    """Raise ConfigError where the page's library is missing, before hours of translating."""
+    try:
+        import jinja2  # noqa: F401
+    except ModuleNotFoundError:
+        raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[train]'") from None
+
+
+def _cases(
+    options: PerturbOptions, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str]
+) -> dict[str, list[Case]]:
+    from ziggurat.data.perturbations import disturbed
+
+    return {name: disturbed(name, sources, references, languages, options.seed) for name in options.perturbations}
+
+
+def _trials(cases: dict[str, list[Case]], found: Sequence[tuple[list[str], dict[str, list[str]]]]) -> list[Trial]:
+    """Return each perturbation that changes a line, with the translations that were found and those wanted."""
+    from ziggurat.data.perturbations import PERTURBATIONS
+    from ziggurat.evaluation.robustness import Trial
+
+    return [
+        Trial(
+            name,
+            PERTURBATIONS[name].meaning,
+            [" ".join(case.inputs) for case in group],
+            [list(lines) for lines in zip(*(case.references for case in group), strict=True)],
+            [joined[name] for _, joined in found],
+            [[case.ideal(" ".join(clean[n] for n in case.lines)) for case in group] for clean, _ in found],
+        )
+        for name, group in cases.items()
+        if group
+    ]
+
+
+def _write_page(results: Robustness, path: str) -> None:
+    from ziggurat.report.robustness import robustness_page
+
+    with output_stream(path) as file:
+        file.write(robustness_page(results).encode())
+
+
+def _text(results: Robustness) -> str:
+    """Return the tables."""
+    head = [f"{counted(results.sentences, 'sentence')}; {results.tests}; * marks adjusted p < {_SIGNIFICANT}"]
+    head += [f"{printable(n)}: {printable(o, _LINE)}" for n, o in zip(results.systems, results.origins, strict=True)]
+    parts = ["\n".join(head)]
+    for metric, signature, up in zip(results.metrics, results.signatures, results.higher_is_better, strict=True):
+        named = len(results.systems) > 1
+        columns = ("as it is", "disturbed", "difference", "adjusted p")
+        headings = [
+            f"{printable(s)}: {c}" if named and c == columns[0] else c for s in results.systems for c in columns
+        ]
+        rows = [["", "cases", *headings]]
+        for disturbance in results.perturbations:
+            row = [disturbance.name, f"{disturbance.cases:,}"]
+            for system in results.systems:
+                effect = results.effect(system, disturbance.name, metric)
+                mark = "*" if effect.p_adjusted < _SIGNIFICANT else " "
+                row += [f"{effect.undisturbed:.2f}", f"{effect.disturbed:.2f}"]
+                row += [f"{effect.difference:+.2f}{mark}", f"{effect.p_adjusted:.3f}"]
+            rows.append(row)
+        direction = "" if up else " (lower is better)"
+        parts.append("\n".join([f"{metric}{direction}|{printable(signature, _LINE)}", aligned(rows)]))
+        contests = [contest for contest in results.contests if contest.metric == metric]
+        if contests:
+            rows = [[f"{metric}, disturbed", "", "difference", "adjusted p"]]
+            for c in contests:
+                mark = "*" if c.p_adjusted < _SIGNIFICANT else " "
+                label = f"{printable(c.left)} - {printable(c.right)}"
+                rows.append([c.perturbation, label, f"{c.difference:+.2f}{mark}", f"{c.p_adjusted:.3f}"])
+            parts.append(aligned(rows))
+    if results.left_out:
+        parts.append(f"Left out, since they change no line: {', '.join(results.left_out)}")
+    return "\n\n".join(parts)

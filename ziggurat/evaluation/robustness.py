@@ -1,0 +1,247 @@
+"""What disturbances of the source cost a system: scores with and without, their difference, and whether it is chance.
+
+The undisturbed score is that of the translation that a system should give (ziggurat.data.perturbations), against the
+same references, so the difference belongs to the disturbance alone. It is tested by the paired bootstrap (Koehn 2004);
+p-values are corrected for the number of tests of a system under a metric (Holm 1979), and those between systems for the
+number of perturbations and pairs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import combinations
+from typing import Any
+
+from ziggurat.evaluation.metrics import TestSet
+from ziggurat.evaluation.segments import SegmentMetric, Statistics, add_up
+from ziggurat.evaluation.significance import RESAMPLINGS, holm, p_values
+
+__all__ = ["Contest", "Disturbed", "Effect", "Harm", "Robustness", "Trial", "judge"]
+
+_EXAMPLES = 5
+_EXAMPLE_METRIC = "chrf"
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One perturbation of a test set, translated by all systems.
+
+    Attributes:
+        name: of the perturbation.
+        meaning: what it does, in words.
+        inputs: what was translated, a text per case.
+        references: one list of texts per reference translation.
+        found: the translations of each system.
+        ideal: those that each system should give, of its own undisturbed ones.
+    """
+
+    name: str
+    meaning: str
+    inputs: Sequence[str]
+    references: Sequence[Sequence[str]]
+    found: Sequence[Sequence[str]]
+    ideal: Sequence[Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Effect:
+    """What a perturbation does to the score of one system under one metric."""
+
+    system: str
+    perturbation: str
+    metric: str
+    undisturbed: float
+    disturbed: float
+    difference: float
+    """Disturbed minus undisturbed."""
+    p: float
+    """Of the paired bootstrap, two-sided."""
+    p_adjusted: float
+    """Corrected for the perturbations of the system."""
+
+
+@dataclass(frozen=True)
+class Contest:
+    """The difference of two systems on a disturbed test set under one metric."""
+
+    left: str
+    right: str
+    perturbation: str
+    metric: str
+    difference: float
+    """Score of `left` minus that of `right`, both disturbed."""
+    p: float
+    p_adjusted: float
+    """Corrected for perturbations and pairs."""
+
+
+@dataclass(frozen=True)
+class Harm:
+    """One of the cases that a perturbation harms most."""
+
+    source: str
+    found: str
+    ideal: str
+    reference: str
+    chrf: float
+    """Sentence chrF of `found`."""
+    undisturbed: float
+    """That of `ideal`."""
+
+
+@dataclass(frozen=True)
+class Disturbed:
+    """One perturbation: its cases and, for each system, those that it harms most."""
+
+    name: str
+    meaning: str
+    cases: int
+    harms: tuple[tuple[Harm, ...], ...]
+    """Of each system, the greatest harm first."""
+
+
+@dataclass(frozen=True)
+class Robustness:
+    """All results; plain values that can be written as JSON."""
+
+    systems: tuple[str, ...]
+    origins: tuple[str, ...]
+    sentences: int
+    """Lines of the test set."""
+    metrics: tuple[str, ...]
+    """As in `effects`."""
+    signatures: tuple[str, ...]
+    higher_is_better: tuple[bool, ...]
+    tests: str
+    """Signature of the tests."""
+    perturbations: tuple[Disturbed, ...]
+    effects: tuple[Effect, ...]
+    contests: tuple[Contest, ...]
+    left_out: tuple[str, ...]
+    """Perturbations that change no line."""
+
+    def effect(self, system: str, perturbation: str, metric: str) -> Effect:
+        """Return one of `effects`."""
+        wanted = (system, perturbation, metric)
+        return next(e for e in self.effects if (e.system, e.perturbation, e.metric) == wanted)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return asdict(self)
+
+
+def judge(
+    systems: Sequence[str],
+    origins: Sequence[str],
+    trials: Sequence[Trial],
+    metrics: Sequence[str],
+    scoring: TestSet,
+    *,
+    left_out: Sequence[str] = (),
+    resamplings: int = RESAMPLINGS,
+) -> Robustness:
+    """Return what perturbations do to the scores of systems.
+
+    Args:
+        systems: their names.
+        origins: what each is, in words.
+        trials: the perturbations, at least one.
+        metrics: any of sacreBLEU's.
+        scoring: the undisturbed test set, whose settings hold for all.
+        left_out: perturbations that change no line.
+        resamplings: of the paired bootstrap.
+
+    Raises ConfigError for an unknown metric or a missing package.
+    """
+    effects: list[Effect] = []
+    contests: list[Contest] = []
+    kinds = [scoring.metric(name) for name in metrics]
+    names = [str(kind.from_sums(add_up(kind.statistics([scoring.references[0]])[0])).name) for kind in kinds]
+    for name, shown in zip(metrics, names, strict=True):
+        of_metric: list[Effect] = []
+        between: list[Contest] = []
+        for trial in trials:
+            metric = _metric(scoring, trial, name)
+            tables = [metric.statistics(outputs) for outputs in zip(trial.found, trial.ideal, strict=True)]
+            of_metric += _effects(metric, shown, systems, trial, tables, resamplings)
+            between += _contests(metric, shown, systems, trial, [found for found, _ in tables], resamplings)
+        for system in systems:
+            own = [effect for effect in of_metric if effect.system == system]
+            adjusted = holm([effect.p for effect in own])
+            effects += [replace(effect, p_adjusted=p) for effect, p in zip(own, adjusted, strict=True)]
+        adjusted = holm([contest.p for contest in between])
+        contests += [replace(contest, p_adjusted=p) for contest, p in zip(between, adjusted, strict=True)]
+    return Robustness(
+        tuple(systems),
+        tuple(origins),
+        len(scoring.references[0]),
+        tuple(names),
+        tuple(str(kind.signature()) for kind in kinds),
+        tuple(kind.higher_is_better for kind in kinds),
+        f"paired bootstrap, {resamplings:,} resamplings, Holm",
+        tuple(_harmed(scoring, trial, len(systems)) for trial in trials),
+        tuple(effects),
+        tuple(contests),
+        tuple(left_out),
+    )
+
+
+def _metric(scoring: TestSet, trial: Trial, name: str) -> SegmentMetric:
+    """Return a metric with the references of a trial, its words split as those of the undisturbed test set."""
+    how = scoring.splitting
+    test_set = TestSet(
+        trial.references, trial.inputs, scoring.target_language, scoring.tokenize or how.bleu, scoring.lowercase
+    )
+    return test_set.metric(name)
+
+
+def _effects(
+    metric: SegmentMetric,
+    shown: str,
+    systems: Sequence[str],
+    trial: Trial,
+    tables: Sequence[Sequence[Statistics]],
+    resamplings: int,
+) -> Iterator[Effect]:
+    """Yield the effect of a trial on each system; not corrected yet."""
+    for system, pair in zip(systems, tables, strict=True):
+        disturbed, undisturbed = (float(metric.from_sums(add_up(table)).score) for table in pair)
+        (p,) = p_values(metric, pair, "bs", resamplings)
+        yield Effect(system, trial.name, shown, undisturbed, disturbed, disturbed - undisturbed, p, p)
+
+
+def _contests(
+    metric: SegmentMetric,
+    shown: str,
+    systems: Sequence[str],
+    trial: Trial,
+    tables: Sequence[Statistics],
+    resamplings: int,
+) -> Iterator[Contest]:
+    """Yield the differences of all pairs of systems on a trial; not corrected yet."""
+    if len(systems) < 2:
+        return
+    scores = [float(metric.from_sums(add_up(table)).score) for table in tables]
+    pairs = combinations(range(len(systems)), 2)
+    for (left, right), p in zip(pairs, p_values(metric, tables, "bs", resamplings), strict=True):
+        difference = scores[left] - scores[right]
+        yield Contest(systems[left], systems[right], trial.name, shown, difference, p, p)
+
+
+def _harmed(scoring: TestSet, trial: Trial, systems: int) -> Disturbed:
+    """Return the cases of a trial that lose most, by sentence chrF."""
+    metric = _metric(scoring, trial, _EXAMPLE_METRIC)
+    harms = []
+    for system in range(systems):
+        outputs = [trial.found[system], trial.ideal[system]]
+        rows = [[float(metric.from_sums(row).score) for row in table] for table in metric.statistics(outputs)]
+        order = sorted(range(len(trial.inputs)), key=lambda n: rows[0][n] - rows[1][n])
+        harms.append(
+            tuple(
+                Harm(trial.inputs[n], outputs[0][n], outputs[1][n], trial.references[0][n], rows[0][n], rows[1][n])
+                for n in order[:_EXAMPLES]
+                if rows[0][n] < rows[1][n]
+            )
+        )
+    return Disturbed(trial.name, trial.meaning, len(trial.inputs), tuple(harms))

@@ -1,0 +1,80 @@
+"""SentencePiece models over the vocabulary of another toolkit, as OPUS-MT and other Marian models have them.
+
+Such a model segments each side by a SentencePiece model of its own, but the ids are those of a list of pieces apart,
+which both sides may share: one matrix of embeddings, one softmax over the pieces of both. Our tokenizers take ids from
+the SentencePiece model itself. So the models are written again with all pieces of the list: those that a model does not
+have are marked as unused, a mark of SentencePiece for pieces that no segmentation contains and that are decoded like
+others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from ziggurat.data.subword import SentencePieceTokenizer, same_vocabulary
+
+__all__ = ["with_vocabularies"]
+
+
+def with_vocabularies(
+    source: SentencePieceTokenizer,
+    target: SentencePieceTokenizer,
+    source_ids: Mapping[str, int],
+    target_ids: Mapping[str, int],
+) -> tuple[SentencePieceTokenizer, SentencePieceTokenizer]:
+    """Return tokenizers with an id for each piece of the other toolkit's vocabularies, which are its ids by piece.
+
+    Equal vocabularies become one, with equal ids on both sides; with equal models both are one tokenizer. Models of
+    which SentencePiece cannot keep the segmentation stay as they are: they lack the pieces that they never give.
+    """
+    if source_ids != target_ids:
+        alone = (_over_vocabulary([source], source_ids), _over_vocabulary([target], target_ids))
+        return (alone[0] or [source])[0], (alone[1] or [target])[0]
+    if source.model == target.model:
+        joint = (_over_vocabulary([source], source_ids) or [source])[0]
+        return joint, joint
+    both = _over_vocabulary([source, target], source_ids) or [source, target]
+    return both[0], both[1]
+
+
+def _over_vocabulary(
+    tokenizers: Sequence[SentencePieceTokenizer], ids: Mapping[str, int]
+) -> list[SentencePieceTokenizer] | None:
+    """Return tokenizers that segment as before, with an id for each piece of `ids`, and equal ids for equal pieces.
+
+    Args:
+        tokenizers: one, or those of both sides, with equal tags.
+        ids: the other toolkit's ids by piece; ours are in this order.
+
+    Returns None where SentencePiece cannot keep the segmentation: models that are not unigram models (a BPE model also
+    merges to unused pieces, on its way to others), and models whose control symbols contradict each other.
+    """
+    from sentencepiece import sentencepiece_model_pb2 as written_form
+
+    protos = [written_form.ModelProto.FromString(tokenizer.model) for tokenizer in tokenizers]  # type: ignore[attr-defined]
+    if any(proto.trainer_spec.model_type != proto.trainer_spec.UNIGRAM for proto in protos):
+        return None
+    kinds = written_form.ModelProto.SentencePiece.Type  # type: ignore[attr-defined]
+    special = (kinds.Value("CONTROL"), kinds.Value("UNKNOWN"))
+    entries = [{entry.piece: (entry.score, entry.type) for entry in proto.pieces} for proto in protos]
+    controls = {piece: kind for side in entries for piece, (_, kind) in side.items() if kind in special}
+    for name in ("<pad>", "<s>", "</s>"):
+        if name in ids and not any(name in side for side in entries):
+            controls[name] = kinds.Value("CONTROL")
+    if any(side[piece][1] != kind for side in entries for piece, kind in controls.items() if piece in side):
+        return None
+    pieces = _union(sorted(ids, key=ids.__getitem__), *entries, without=tokenizers[0].tags)
+    made = []
+    for proto, side, tokenizer in zip(protos, entries, tokenizers, strict=True):
+        del proto.pieces[:]
+        for piece in pieces:
+            score, kind = side.get(piece, (0.0, controls.get(piece, kinds.Value("UNUSED"))))
+            proto.pieces.add(piece=piece, score=score, type=kind)
+        made.append(SentencePieceTokenizer(bytes(proto.SerializeToString()), tokenizer.unicode, list(tokenizer.tags)))
+    return made if same_vocabulary(made[0], made[-1]) else None
+
+
+def _union(*lists: Iterable[str], without: Iterable[str]) -> list[str]:
+    """Return every piece once, in the order of the lists; SentencePiece knows no empty piece."""
+    left_out = {"", *without}
+    return [piece for piece in dict.fromkeys(piece for pieces in lists for piece in pieces) if piece not in left_out]

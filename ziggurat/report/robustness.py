@@ -1,0 +1,53 @@
+"""The page of `evaluate --perturb`: what disturbances cost, as one HTML file without scripts that fetches nothing."""
+
+from __future__ import annotations
+
+import time
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ziggurat.evaluation.robustness import Effect, Robustness
+
+__all__ = ["robustness_page"]
+
+_WIDEST = 9.0
+"""Length in rem of the bar of the greatest difference under a metric."""
+
+
+def robustness_page(results: Robustness, *, now: float | None = None) -> str:
+    """Return the page; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
+    environment = Environment(
+        loader=PackageLoader("ziggurat.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters["p_value"] = lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"
+    return environment.get_template("robustness.html").render(
+        results=results,
+        metrics=list(zip(results.metrics, results.signatures, results.higher_is_better, strict=True)),
+        width=lambda effect: _width(results, effect),
+        worse=lambda effect: _worse(results, effect),
+        summary=[_sentence(results, system) for system in results.systems],
+        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+    )
+
+
+def _width(results: Robustness, effect: Effect) -> str:
+    """Return the length of an effect's bar, in rem."""
+    greatest = max(abs(other.difference) for other in results.effects if other.metric == effect.metric)
+    return f"{_WIDEST * abs(effect.difference) / greatest if greatest else 0.0:.2f}"
+
+
+def _worse(results: Robustness, effect: Effect) -> bool:
+    up = results.higher_is_better[results.metrics.index(effect.metric)]
+    return effect.difference < 0 if up else effect.difference > 0
+
+
+def _sentence(results: Robustness, system: str) -> str:
+    """Return which perturbations harm a system significantly, the worst first, under the first metric."""
+    metric = results.metrics[0]
+    own = [e for e in results.effects if e.system == system and e.metric == metric]
+    harmful = sorted((e for e in own if _worse(results, e) and e.p_adjusted < 0.05), key=lambda e: -abs(e.difference))
+    if not harmful:
+        return f"{system}: no disturbance changes {metric} significantly for the worse."
+    listed = ", ".join(f"{effect.perturbation} ({effect.difference:+.1f})" for effect in harmful)
+    return f"{system}: significantly worse {metric} with {listed}."
