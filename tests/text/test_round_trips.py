@@ -33,7 +33,7 @@ SOUP: dict[str, Sequence[str]] = {
     "a.html": (
         *("Words here. ", "<p>", "</p>", "<b>", "</b>", "<i class='x'>", "</i>", "<br>", "<br/>", "<li translate=no>", "</ul>"),
         *("<code>", "</code>", "&amp;", "&nbsp;", "& ", "< ", "<!-- c -->", "<img alt='two words'>", "<a title=\"a &lt; 'b'\">"),
-        *("</a>", "<td>", "<table>", "</table>", "<pre>", "</pre>", "\n", "\x1f", "{0} ", "<script>x<b>", "</script>", "<rt>"),
+        *("</a>", "<td>", "<table>", "</table>", "<pre>", "</pre>", "\n", "\x1f", "{0} ", "<script>x<b>", "</script>", "<rt>", "<b>&</b>", "<b>&amp;</b>", "&#1;"),
     ),
     "a.srt": (
         *("1\n", "00:00:01,000 --> 00:00:02,000\n", "Words here.\n", "- Who?\n", "\n", "<i>", "</i>", "{\\an8}", "\r\n", "a < b\n"),
@@ -41,7 +41,7 @@ SOUP: dict[str, Sequence[str]] = {
     ),
     "a.vtt": (
         *("WEBVTT\n\n", "00:01.000 --> 00:02.000 align:start\n", "<v Mary>", "</v>", "<c.loud>", "</c>", "<00:01.500>", "\n"),
-        *("NOTE some words\n", "STYLE\n", "Words here.\n", "&amp; ", "&lt;b> ", "-Who?\n", "\r\n", "id\n", "a < b\n"),
+        *("NOTE some words\n", "STYLE\n", "Words here.\n", "&amp; ", "&lt;b> ", "-Who?\n", "\r\n", "id\n", "a < b\n", "&lt;00:01.5&gt;", "<b>&</b>", "<b>&amp;</b>", "&#1;"),
     ),
 }  # fmt: skip
 MARKS = {"utf-8": codecs.BOM_UTF8, "utf-16-le": codecs.BOM_UTF16_LE, "utf-16-be": codecs.BOM_UTF16_BE, "": b""}

@@ -14,7 +14,7 @@ import regex
 from ziggurat.errors import DataError
 from ziggurat.text.marked import Close, Copied, Marked, Open, Piece, Point
 from ziggurat.text.sentences import Options
-from ziggurat.text.template import MarkupForm, Raw, Slot, Template, add, filled, written
+from ziggurat.text.template import MarkupForm, Raw, Slot, Spellings, Template, add, filled, written
 from ziggurat.text.tokens import Token, element_ends, html_tokens
 from ziggurat.text.work import Outcome, Work
 from ziggurat.text.xml import read_xml
@@ -179,9 +179,10 @@ class _Segmenter:
     def _flush(self) -> None:
         if self.run:
             texts = [token for token in self.run_raw if token.kind == "text"]
-            form = MarkupForm(
-                "".join(token.raw for token in texts), {t.text: t.raw for t in texts}, self.rules.xml
-            )  # fmt: skip
+            spellings: Spellings = {}
+            for token in texts:
+                spellings.setdefault(token.text, []).append(token.raw)
+            form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
             self.done += filled(self.run, form)
             self.run, self.run_raw = [], []
 
@@ -225,7 +226,7 @@ class _Segmenter:
             if found[1].lower() in self.rules.attributes:
                 value, quote = found[2][1:-1], found[2][0]
                 text = token.attributes[found[1].lower()]
-                form = MarkupForm(value, {text: value}, self.rules.xml, quote)
+                form = MarkupForm(value, {text: [value]}, self.rules.xml, quote)
                 template += [token.raw[begin : found.start(2) + 1], Slot(Marked(text), form)]
                 begin = found.end(2) - 1
         return [*template, token.raw[begin:]]

@@ -81,7 +81,7 @@ def html_tokens(text: str) -> Iterator[Token]:
 
 
 def _text(raw: str) -> Token:
-    return Token("text", raw, text=html.unescape(raw))
+    return Token("text", raw, text=html.unescape(raw) or raw)  # of `&#1;` nothing would be left
 
 
 def _markup(found: regex.Match[str]) -> Token:
@@ -109,7 +109,8 @@ def _end_of_raw_text(text: str, at: int, name: str, ends: dict[str, list[int]]) 
 # Where an element without an end tag ends: tags that begin others end those open in between, up to the limits
 # (html.spec.whatwg.org, 13.2.6.4.7 to .16, as far as broken pages need no more).
 _CELLS, _ROWS = ("td", "th", "caption", "colgroup"), ("tbody", "thead", "tfoot")
-_FLOW = ("table", "td", "th", "caption", "template", "object", "button", "html")
+_CELLED = ("table", "td", "th", "caption")
+_FLOW = (*_CELLED, "template", "object", "button", "html")
 _ENDS_PARAGRAPH = (
     "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 h3 "
     "h4 h5 h6 header hgroup hr li dd dt main menu nav ol p pre search section table ul xmp plaintext listing summary"
@@ -121,14 +122,19 @@ _BEGINNING_ENDS: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
     "th": [(("td", "th"), ("table", "tr"))],
     "tr": [(("tr", *_CELLS), ("table",))],
     **{name: [((*_ROWS, "tr", *_CELLS), ("table",))] for name in _ROWS},
+    "button": [(("button",), _CELLED)],
     "option": [(("option",), ("select", "datalist"))],
     "optgroup": [(("option", "optgroup"), ("select",))],
     **{name: [(("rb", "rt", "rp"), ("ruby",))] for name in ("rb", "rt", "rp")},
 }
-_BEGINNING_ENDS["li"].append((("li",), ("ul", "ol", "menu", *_FLOW)))
-for _name in ("dt", "dd"):
-    _BEGINNING_ENDS[_name].append((("dt", "dd"), ("dl", *_FLOW)))
-_PARTS, _CELLED = frozenset(("tr", *_CELLS, *_ROWS)), ("table", "td", "th", "caption")
+for _name, _ended in (("li", ("li",)), ("dt", ("dt", "dd")), ("dd", ("dt", "dd"))):
+    _between = set(_ENDS_PARAGRAPH.split()) - {"address", "div", "p", *_ended}
+    _BEGINNING_ENDS[_name].append((_ended, (*sorted(_between), *_FLOW)))
+_END_TAGS_IN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("tr", *_CELLS, *_ROWS), ("table",)),
+    "table": (),
+    "li": ("ul", "ol", *_CELLED),
+}
 
 
 def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *, xml: bool) -> dict[int, int]:
@@ -165,7 +171,7 @@ def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *,
             stack.append((place, token.name))
         elif token.kind == "close" and depths[token.name]:
             depth = depths[token.name][-1]
-            if not xml and token.name != "table" and depth < deepest(("table",) if token.name in _PARTS else _CELLED):
+            if not xml and depth < deepest(_END_TAGS_IN.get(token.name, _CELLED)):
                 continue  # an end tag in a cell does not end what the table is in
             if token.name in crossing:
                 ends[stack[depth][0]] = place

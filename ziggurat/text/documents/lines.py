@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
+from html import unescape
 
 import regex
 
@@ -13,7 +14,7 @@ from ziggurat.text.documents.settings import Settings
 from ziggurat.text.marked import Close, Open, Piece, Point
 from ziggurat.text.markup import HTML, HTML_ATTRIBUTES, html
 from ziggurat.text.paragraphs import plain_text
-from ziggurat.text.template import MarkupForm, PlainForm, Template, filled, written
+from ziggurat.text.template import MarkupForm, PlainForm, Spellings, Template, filled, written
 from ziggurat.text.tokens import html_tokens
 from ziggurat.text.work import Outcome, Work
 
@@ -114,14 +115,19 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
     """
     template: Template = []
     pieces: list[Piece] = []
-    form = MarkupForm("".join(lines)) if entities else PlainForm()
+    spellings: Spellings = {}
+    form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
         for token in html_tokens(body):
             name = token.name.split(".")[0]
             if token.kind == "text":
                 is_first = not any(isinstance(piece, str) for piece in pieces)
-                pieces += _cue_text(token.text if entities else token.raw, is_first=is_first)
+                for piece in _cue_text(token.raw, is_first=is_first):
+                    if entities and isinstance(piece, str):
+                        spellings.setdefault(text := unescape(piece) or piece, []).append(piece)
+                        piece = text
+                    pieces.append(piece)
             elif token.kind in ("open", "close") and name in _CUE_TAGS:
                 pieces.append(Open(token.raw, name) if token.kind == "open" else Close(token.raw, name))
             else:

@@ -11,7 +11,7 @@ import regex
 
 from ziggurat.text.marked import Close, Copied, Marked, Open, Piece, Point
 from ziggurat.text.markup import HTML, shown_text
-from ziggurat.text.template import Slot, Template, add, filled
+from ziggurat.text.template import Slot, Spellings, Template, add, filled, spelling
 from ziggurat.text.tokens import html_tokens
 
 __all__ = ["Inline", "folded"]
@@ -136,10 +136,10 @@ def _add_text(pieces: list[Piece], text: str) -> None:
         pieces.append(text)
 
 
-def _spellings(pieces: Sequence[Piece], ends: Sequence[str]) -> dict[str, list[str]]:
+def _spellings(pieces: Sequence[Piece], ends: Sequence[str]) -> Spellings:
     """Return for each text between marks how it is in the file; `ends` are the line ends in these texts."""
     waiting = iter(ends)
-    spellings: dict[str, list[str]] = {}
+    spellings: Spellings = {}
     for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
         if is_text:
             text = "".join(piece for piece in group if isinstance(piece, str))
@@ -170,13 +170,13 @@ class _Form:
     """Paragraphs of Markdown: marks are written as they were; a text that is new is kept from being read as a mark.
 
     Attributes:
-        spellings: of the source's texts between marks, in order.
+        spellings: of the source's texts.
         escaped: characters that get a backslash.
         begins: whether it stands at the beginning of a paragraph.
         line: a line's end and the marks before the next.
     """
 
-    spellings: dict[str, list[str]] = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=dict)
     escaped: str = ""
     begins: bool = False
     line: str = "\n"
@@ -198,8 +198,9 @@ class _Form:
         return template
 
     def _text(self, text: str, before: Template) -> str:
-        if known := self.spellings.get(text):
-            return known.pop(0) if len(known) > 1 else known[0]
+        known = spelling(self.spellings, text)
+        if known is not None:
+            return known
         if self.escaped:
             text = regex.sub(rf"(?<!\\)([{regex.escape(self.escaped)}])", r"\\\1", text)
         last = before[-1] if before else "\n" if self.begins else ""
