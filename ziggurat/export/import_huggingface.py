@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
-from ziggurat.documents import Form, check_opens, inside, read_bounded, read_json
 from ziggurat.errors import DataError, ExportError, refuse_passing
 from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices
 from ziggurat.export.imported import (
@@ -31,6 +30,7 @@ from ziggurat.export.imported import (
     width_of,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
+from ziggurat.small_files import Form, check_opens, inside, read_bounded, read_json
 
 __all__ = ["read_huggingface"]
 

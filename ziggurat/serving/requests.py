@@ -14,8 +14,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
+from ziggurat.small_files import parse_json
 
 __all__ = ["BodyLimit", "Refused", "fields_of", "unless_gone", "upload_of"]
 

@@ -8,8 +8,8 @@ from typing import TypeAlias
 
 import regex
 
-from ziggurat.documents import parse_json
 from ziggurat.errors import DataError, printable
+from ziggurat.small_files import parse_json
 from ziggurat.text.charsets import Charset, decoded
 from ziggurat.text.documents.settings import Settings
 from ziggurat.text.markup import HTML, markup_template
@@ -40,7 +40,7 @@ _COLON = regex.compile(r"\s*:")
 def json_values(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
     """Return the work of translating JSON: all strings but keys. Numbers, order and layout stay as they are.
 
-    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.documents.MAX_BYTES allows.
+    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.small_files.MAX_BYTES allows.
     """
     text, charset = decoded(content, name)
     parse_json(text.encode(), name)  # refuses what is not JSON, or nested too deeply
