@@ -236,7 +236,7 @@ def test_a_target_that_says_it_is_untranslated_is_replaced(state: str) -> None:
 )
 def test_a_target_that_somebody_worked_on_stays(state: str | None) -> None:
     said = f' state="{state}"' if state else ""
-    content = XLIFF_1 % f"<target{said}>Einige Worte</target>"
+    content = XLIFF_1 % f"<target{said}>Fertiger Text</target>"
     assert translated("a.xlf", upper, content.encode()).decode() == content
 
 
@@ -250,7 +250,7 @@ def test_segments_of_xliff_2() -> None:
     assert said("", '<x:target order="1"/>') == XLIFF_2 % ("", done)
     assert said(' state="initial"', "") == XLIFF_2 % (' state="translated"', "<x:target>SOME WORDS</x:target>")
     for attributes in ("", ' state="translated"', ' state="reviewed"', ' state="final"'):
-        kept = XLIFF_2 % (attributes, "<x:target>Einige Worte</x:target>")
+        kept = XLIFF_2 % (attributes, "<x:target>Fertiger Text</x:target>")
         assert translated("a.xlf", upper, kept.encode()).decode() == kept
 
 

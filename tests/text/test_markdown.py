@@ -40,6 +40,7 @@ def translated(text: str, translate: Translate, settings: Settings = SETTINGS) -
         "---\ntitle: some words\n---\n\nTEXT\n",
         "    some words\n\nTEXT\n\n\tsome words\n",
         "> TEXT\n>\n>     some words\n",
+        "> TEXT\n>\n> <div>\n> some words\n> </div>\n",
         "[some label]: http://x.y 'some title'\n\n[^some-note]: TEXT\n",
         "TEXT `some words\nmore words` TEXT\n",
         "> [!NOTE]\n> TEXT\n",
@@ -97,20 +98,26 @@ def test_a_quotation_is_read_as_one_text_without_its_marks() -> None:
 def test_a_link_that_is_its_own_label_gets_the_label() -> None:
     text = "See [the guide], [The Guide][] and [no link].\n\n[the guide]: http://x.y\n"
     assert translated(text, identity) == text
+    nested = "[see [the guide] here](page)\n\n[the guide]: http://x.y\n"  # no link has another around it
+    assert translated(nested, upper).startswith("[SEE [THE GUIDE][the guide] HERE](PAGE)")
     quoted = "> See [the\n> *guide*] and [the\n>guide].\n\n[the guide]: x\n\n[the *guide*]: y\n"
     assert translated(quoted, identity) == quoted
     said = translated(text, upper)
     assert said.startswith("sEE [THE GUIDE][the guide], [tHE gUIDE][The Guide] AND [NO LINK].")
 
 
+def saying(text: str) -> Translate:
+    return lambda sentences: [Rendered(text) for _ in sentences]
+
+
 def test_a_translation_that_looks_like_markup_stays_text() -> None:
     for said in ("1. Mai", "- so", "# eins", "> mehr", "+ x", "---", "=== "):
-        block = translated("Some words\n", lambda asked, said=said: [Rendered(said) for _ in asked])
+        block = translated("Some words\n", saying(said))
         (opened, *_) = MarkdownIt().parse(block)
         assert opened.type == "paragraph_open", block
-    row = translated("| a | b |\n|---|---|\n", lambda asked: [Rendered("x | y") for _ in asked])
+    row = translated("| a | b |\n|---|---|\n", saying("x | y"))
     assert row == "| x \\| y | x \\| y |\n|---|---|\n"
-    alt = translated("![words](a.png)\n", lambda asked: [Rendered("a] b") for _ in asked])
+    alt = translated("![words](a.png)\n", saying("a] b"))
     assert alt == "![a\\] b](a.png)\n"
 
 

@@ -374,6 +374,8 @@ def test_entities_stay_valid_and_as_they_were_spelt() -> None:
     assert "5&nbsp;&euro;" in translated("<p>word 5&nbsp;&euro;</p>", upper).value
     assert "<b>caf&eacute;</b>" in said
     assert translated("AT&T <i>word</i>", upper).value == "at&t <i>WORD</i>"
+    unlike = "<p>x <b>&amp;</b> <i>&</i> <b>&#38;</b></p>"
+    assert translated(unlike, identity).value == unlike
     assert translated("a", fixed("<b>&amp;\x01")).value == "&lt;b>&amp;amp;"
 
 

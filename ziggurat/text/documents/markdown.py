@@ -47,7 +47,8 @@ def _parser() -> Any:
     """
     try:
         from markdown_it import MarkdownIt
-        from markdown_it.parser_block import ParserBlock, StateBlock
+        from markdown_it.parser_block import ParserBlock
+        from markdown_it.rules_block import StateBlock
         from mdit_py_plugins.dollarmath import dollarmath_plugin
         from mdit_py_plugins.footnote import footnote_plugin
         from mdit_py_plugins.front_matter import front_matter_plugin
