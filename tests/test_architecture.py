@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parents[1] / "ziggurat"
 MODULES = sorted(PACKAGE.rglob("*.py"))
 
 # A package may import those named here, itself, and nothing else of ziggurat.
-BASE = {"errors", "documents", "duration", "terminal", "threads"}
+BASE = {"errors", "small_files", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "alignment": BASE,
@@ -52,7 +52,7 @@ ALLOWED = {
     }
     | {"report", "diagnosis", "cost", "text"},
     "errors": set(),
-    "documents": {"errors"},
+    "small_files": {"errors"},
     "duration": set(),
     "threads": set(),
     "terminal": set(),

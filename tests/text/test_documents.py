@@ -170,7 +170,7 @@ def test_markdown() -> None:
         "WRAPPED _HERE_.  \nHARD BREAK.\n\n* ITEM ONE\n* [ ] ITEM TWO\n\n> QUOTED WORDS\n\n"
         "```python\nx = 'text'\n```\n\n"
         "    indented code\n\n| HEAD | CELL |\n|---|:--|\n| ONE | `two` |\n\n[ref]: http://x.y\n"
-        "![picture](a.png) AND <b>HTML</b> END[^1].\n"
+        "![PICTURE](a.png) AND <b>HTML</b> END[^1].\n"
     )
 
 
@@ -208,6 +208,52 @@ def test_xliff_fills_in_what_has_no_target() -> None:
     assert 'trgLang="de"' in second
 
 
+XLIFF_1 = (
+    '<xliff version="1.2"><file target-language="de"><body><trans-unit id="1"><source xml:space="preserve">Some words'
+    "</source>%s</trans-unit></body></file></xliff>"
+)
+XLIFF_2 = (
+    '<x:xliff xmlns:x="urn:oasis:names:tc:xliff:document:2.0" version="2.1" trgLang="de"><x:file><x:unit><x:segment%s>'
+    "<x:source>Some words</x:source>%s</x:segment></x:unit></x:file></x:xliff>"
+)
+
+
+@pytest.mark.parametrize("state", ["new", "needs-translation"])
+def test_a_target_that_says_it_is_untranslated_is_replaced(state: str) -> None:
+    content = (
+        XLIFF_1 % f'<target xml:lang="de" state="{state}" state-qualifier="id-match" phase-name="x">Some words</target>'
+    )
+    said = translated("a.xlf", upper, content.encode()).decode()
+    assert said == XLIFF_1 % (
+        '<target xml:lang="de" phase-name="x" xml:space="preserve" state="needs-review-translation" '
+        'state-qualifier="leveraged-mt">SOME WORDS</target>'
+    )
+
+
+@pytest.mark.parametrize(
+    "state",
+    ["needs-review-translation", "needs-adaptation", "needs-l10n", "translated", "signed-off", "final", "x-own", None],
+)
+def test_a_target_that_somebody_worked_on_stays(state: str | None) -> None:
+    said = f' state="{state}"' if state else ""
+    content = XLIFF_1 % f"<target{said}>Fertiger Text</target>"
+    assert translated("a.xlf", upper, content.encode()).decode() == content
+
+
+def test_segments_of_xliff_2() -> None:
+    def said(attributes: str, target: str) -> str:
+        return translated("a.xlf", upper, (XLIFF_2 % (attributes, target)).encode()).decode()
+
+    done = '<x:target order="1">SOME WORDS</x:target>'
+    initial = said(' id="s" state="initial" subState="my:copy"', '<x:target order="1">Some words</x:target>')
+    assert initial == XLIFF_2 % (' id="s" state="translated"', done)
+    assert said("", '<x:target order="1"/>') == XLIFF_2 % ("", done)
+    assert said(' state="initial"', "") == XLIFF_2 % (' state="translated"', "<x:target>SOME WORDS</x:target>")
+    for attributes in ("", ' state="translated"', ' state="reviewed"', ' state="final"'):
+        kept = XLIFF_2 % (attributes, "<x:target>Fertiger Text</x:target>")
+        assert translated("a.xlf", upper, kept.encode()).decode() == kept
+
+
 def test_tmx_adds_a_variant() -> None:
     said = translated("a.tmx", upper).decode()
     assert '<tuv xml:lang="de"><seg>HELLO <bpt i="1">&lt;b></bpt>YOU<ept i="1">&lt;/b></ept></seg></tuv>' in said
@@ -220,10 +266,31 @@ def test_tmx_adds_a_variant() -> None:
 
 def test_gettext_fills_in_what_has_no_translation() -> None:
     assert translated("a.po", upper).decode() == TEXTS["a.po"].replace(
-        'file\\n"\nmsgstr ""', 'file\\n"\nmsgstr "OPEN %s FILE\\n"'
-    ).replace('msgstr[0] ""', 'msgstr[0] "ONE \\"FILE\\""').replace('msgstr[1] ""', 'msgstr[1] "%d FILES"')
+        '#, c-format\nmsgid "Open %s file\\n"\nmsgstr ""',
+        '#, fuzzy, c-format\nmsgid "Open %s file\\n"\nmsgstr "OPEN %s FILE\\n"',
+    ).replace('msgctxt "x"', '#, fuzzy\nmsgctxt "x"').replace('msgstr[0] ""', 'msgstr[0] "ONE \\"FILE\\""').replace(
+        'msgstr[1] ""', 'msgstr[1] "%d FILES"'
+    )
     crlf = TEXTS["a.po"].replace("\n", "\r\n").encode()
     assert translated("a.po", upper, crlf) == translated("a.po", upper).replace(b"\n", b"\r\n")
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("", "#, fuzzy\n"),
+        ("# Somebody\n#. A remark\n#: a.c:1\n", "# Somebody\n#. A remark\n#: a.c:1\n#, fuzzy\n"),
+        ("#: a.c:1\n#, c-format, no-wrap\n", "#: a.c:1\n#, fuzzy, c-format, no-wrap\n"),
+        ("#, c-format, fuzzy\n", "#, c-format, fuzzy\n"),
+        ('#: a.c:1\n#| msgid "Old"\n', '#: a.c:1\n#, fuzzy\n#| msgid "Old"\n'),
+        ('#~ msgid "Gone"\n#~ msgstr "Weg"\n', '#~ msgid "Gone"\n#~ msgstr "Weg"\n#, fuzzy\n'),
+    ],
+)
+def test_a_new_translation_is_fuzzy_in_the_form_of_gettext(before: str, after: str) -> None:
+    rest = 'msgctxt "x"\nmsgid "Some words"\nmsgstr "%s"\n\n#, c-format\nmsgid "Done"\nmsgstr "Fertig"\n'
+    said = translated("a.po", upper, f"{before}{rest % ''}".encode()).decode()
+    assert said == f"{after}{rest % 'SOME WORDS'}"
+    assert translated("a.po", upper, said.encode()).decode() == said
 
 
 def test_json_values_and_nothing_else() -> None:
@@ -231,21 +298,3 @@ def test_json_values_and_nothing_else() -> None:
     listed = ["TWO WORDS", None, {"key words": 'A <b>BOLD</b> Ü " THING'}]
     assert said == {"title": "HELLO {name}", "n": 1.5, "list": listed, "url": "http://x.y"}
     assert '"n": 1.50' in translated("a.json", upper).decode()
-
-
-VALUES = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.text(max_size=12),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
-    max_leaves=8,
-)
-
-
-@given(VALUES, st.booleans())
-@settings(max_examples=100, deadline=None)
-def test_any_json_comes_back(value: object, ascii_only: bool) -> None:
-    content = json.dumps(value, ensure_ascii=ascii_only, indent=1).encode("utf-8", "surrogatepass")
-    try:
-        content.decode()
-    except UnicodeDecodeError:
-        return
-    assert translated("a.json", identity, content) == content

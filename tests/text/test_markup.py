@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.report.browser import opened
 from tests.text.fakes import Translate, identity, permuting, swapped, upper
-from ziggurat.text.markup import HTML, HTML_ATTRIBUTES, html
+from ziggurat.text.markup import HTML, HTML_ATTRIBUTES, Rules, html, xml
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.tokens import html_tokens
@@ -272,8 +273,83 @@ def test_copied_elements_come_through(copied: str) -> None:
         assert "fIRST" in said
 
 
+NO = "translate=no"
+
+
+PAGES = [
+    f"<p {NO}>keep words<p>TEXT",
+    f"<p {NO}>keep <b>words</b><div>TEXT</div></p>TEXT",
+    f"<ul><li {NO}>keep<ul><li>keep</ul>keep<li>TEXT</ul>TEXT",
+    f"<table><tr><td {NO}>keep<td>TEXT<tr><th {NO}>keep</table>TEXT",
+    f"<table><tr {NO}><td>keep<td>keep<tr><td>TEXT</table>",
+    f"<table><tbody {NO}><tr><td>keep<tbody><tr><td>TEXT</table>",
+    f"<table><tr><td {NO}><table><tr><td>keep</table>keep<td>TEXT</table>",
+    f"<dl><dt {NO}>keep<dd>TEXT<dt>TEXT<dd class='a notranslate'>keep</dl>TEXT",
+    f"<select><option {NO}>keep<option>TEXT<optgroup label=x {NO}><option>keep<optgroup><option>TEXT</select>",
+    f"<div><p {NO}>keep</div>TEXT",
+    f"<div><span {NO}>keep</div>TEXT",
+    f"<body {NO}><p>keep",
+    f"<ul><li {NO}>keep<section><li>keep</section>keep<div><li>TEXT</ul>",
+    f"<ul><li {NO}>keep<ul></li>keep</ul>keep<li>TEXT</ul>",
+    f"<button {NO}>keep<button>TEXT</button>TEXT",
+    f"<p {NO}>keep <button><p>keep</button> keep</p>TEXT",
+    f"<i {NO}>keep <b>keep</i>TEXT</b> TEXT",
+    "<p>TEXT <code>keep</p><p>TEXT</p>",
+    "<ruby>TEXT<rp>(<rt>keep<rp>)</ruby>TEXT",
+    f"<table><tr><td>TEXT</div><td {NO}>keep</table>",
+    f"<P {NO}>keep</P>TEXT<LI {NO}>keep",
+]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_an_element_without_an_end_tag_ends_where_browsers_end_it(page: str) -> None:
+    assert translated(page.replace("TEXT", "text"), upper).value == page
+
+
+UPPER_IN_BROWSER = """() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+  let text = "";
+  while (walker.nextNode()) {
+    const parent = walker.currentNode.parentElement;
+    const kept = !parent.translate || parent.closest(".notranslate, code, rt, rp");
+    text += kept ? walker.currentNode.data : walker.currentNode.data.toUpperCase();
+  }
+  return text;
+}"""
+
+
+def test_chromium_ends_elements_in_the_same_places() -> None:
+    rng = random.Random(1)
+    tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]
+    tags += ["<ol>", "<dd>"]
+    tags += [f"<{name} {NO}>" for name in ("p", "li", "dt", "dd", "div")]
+    pages = [page for page in PAGES if "<code>" not in page]  # which browsers open anew in the next paragraph
+    pages += ["".join(f"{rng.choice(tags)}w{n} " for n in range(rng.randint(2, 8))) for _ in range(100)]
+    with opened() as browser:
+        shown = browser.new_page()
+        for page in pages:
+            shown.set_content(f"<body>{page}" if "<body" not in page else page)
+            said = translated(page, upper_all).value
+            assert Reader(said).text.split() == shown.evaluate(UPPER_IN_BROWSER).split(), page
+
+
+def upper_all(sentences: list[Sentence]) -> list[Rendered]:
+    return [Rendered(s.text.upper(), [Link(n, n + 1, n, n + 1) for n in range(len(s.text))]) for s in sentences]
+
+
+def test_in_xml_only_end_tags_end_elements() -> None:
+    text = f'<x><p {NO[:-3]}="no">keep<p>keep</p>keep</p><p>TEXT</p></x>'
+    rules = Rules(inline=frozenset(), xml=True)
+    assert run(xml(text.replace("TEXT", "text"), OPTIONS, rules), upper).value == text
+
+
 def test_text_that_copied_elements_also_have_is_told_apart() -> None:
-    for text in ("<code>{0}</code> opens {0}", "x <code>a</code>a<code>a</code> a", "<code>a</code>a"):
+    for text in (
+        "<code>{0}</code> opens {0}",
+        "x <code>a</code>a<code>a</code> a",
+        "<code>a</code>a",
+        "a<code>b</code>c",
+    ):
         for translate in (identity, upper, permuting(1), permuting(2, aligned=False)):
             said = translated(text, translate).value
             assert said.count("<code>") == text.count("<code>")
@@ -298,6 +374,8 @@ def test_entities_stay_valid_and_as_they_were_spelt() -> None:
     assert "5&nbsp;&euro;" in translated("<p>word 5&nbsp;&euro;</p>", upper).value
     assert "<b>caf&eacute;</b>" in said
     assert translated("AT&T <i>word</i>", upper).value == "at&t <i>WORD</i>"
+    unlike = "<p>x <b>&amp;</b> <i>&</i> <b>&#38;</b></p>"
+    assert translated(unlike, identity).value == unlike
     assert translated("a", fixed("<b>&amp;\x01")).value == "&lt;b>&amp;amp;"
 
 
@@ -331,7 +409,7 @@ def test_attributes_are_translated_where_asked_for() -> None:
     "unit",
     [
         *("<b>", "</b>", "<b>x", "<b></b>", "<i>x</i> ", "<!--", "<a b='", "<p>x", "<script>", "<code>", "<b>x</i>"),
-        *("<br>x", "&amp;"),
+        *("<br>x", "&amp;", "<p>", "<li>x", "<td><table>", "<b><hr>", "<p><table><b><hr>"),
     ],
 )
 def test_time_and_depth_are_bounded(unit: str) -> None:

@@ -18,8 +18,8 @@ from ziggurat.alignment.lexicon import Lexicon
 from ziggurat.alignment.links import Link
 from ziggurat.alignment.symmetry import Symmetrisation, symmetrise
 from ziggurat.alignment.words import WordRule, split_words
-from ziggurat.documents import check_opens, check_regular, with_sorted_header
 from ziggurat.errors import DataError, refuse_passing
+from ziggurat.small_files import check_opens, check_regular, with_sorted_header
 
 __all__ = ["MOST_WORDS", "TRAINING_WORDS", "Aligner", "read_aligner"]
 

@@ -16,8 +16,8 @@ import yaml
 from ziggurat.backtranslation.plan import Plan
 from ziggurat.backtranslation.shards import StageFiles
 from ziggurat.data.files import atomic_file, write_atomically
-from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
+from ziggurat.small_files import built, parse_json, read_bounded
 
 __all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "dropped_text", "merge", "merged", "write_snippet"]
 

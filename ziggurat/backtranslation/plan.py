@@ -26,9 +26,9 @@ from ziggurat.data.store_checks import differences
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.decoding.engines import SERVED_FILE, served_folder
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.models.directory import CONFIG_FILE, open_model
+from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = [
     "METHODS",

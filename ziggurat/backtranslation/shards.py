@@ -13,8 +13,8 @@ import xxhash
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, readable
 from ziggurat.data.compressed import byte_blocks
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
+from ziggurat.small_files import built, parse_json, read_bounded
 
 __all__ = ["Line", "Manifest", "Stage", "StageFiles", "TextShard", "count_lines", "cut", "raw_lines"]
 

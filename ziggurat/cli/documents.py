@@ -19,9 +19,9 @@ from ziggurat.cli.output import (
     say,
 )
 from ziggurat.decoding.engines import tells_alignments
-from ziggurat.documents import read_bounded
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
+from ziggurat.small_files import read_bounded
 
 if TYPE_CHECKING:
     from ziggurat.text.work import Rendered, Sentence

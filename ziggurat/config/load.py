@@ -17,8 +17,8 @@ from pydantic import BaseModel, ValidationError
 from ziggurat.config.base import inner_section
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value, parse_yaml, to_yaml
-from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, printable
+from ziggurat.small_files import read_bounded
 
 __all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "read_config"]
 

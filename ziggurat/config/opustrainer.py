@@ -16,8 +16,8 @@ from pydantic import ValidationError
 
 from ziggurat.config.modifiers import TYPO_KINDS, ModifiersConfig
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, parse_yaml
-from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, printable
+from ziggurat.small_files import read_bounded
 
 __all__ = ["read_opustrainer"]
 

@@ -26,8 +26,8 @@ from yaml import YAMLError
 from ziggurat.config.experiment import changed, shown
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
 from ziggurat.data.files import fingerprint, write_atomically
-from ziggurat.documents import read_bounded
 from ziggurat.errors import CheckpointError, DataError, ZigguratError, printable
+from ziggurat.small_files import read_bounded
 
 __all__ = [
     "CHECKSUMS_FILE",

@@ -22,8 +22,8 @@ from ziggurat.data.folder_kinds import folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable
 from ziggurat.data.workspace import recover
-from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
+from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
 __all__ = ["ALIGNED_STORE_FORMAT", "MANIFEST", "STORE_FORMAT", "Store", "read_manifest", "unigram_entropy"]
 

@@ -18,8 +18,8 @@ import xxhash
 
 from ziggurat.data.compressed import compression_of
 from ziggurat.data.temporary import make_temporary, remove_dead, sync_folder
-from ziggurat.documents import check_regular
 from ziggurat.errors import DataError, refuse_passing, written_whole
+from ziggurat.small_files import check_regular
 
 __all__ = [
     "atomic_file",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import DataError, printable
+from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = ["folder_kind"]
 

@@ -18,8 +18,8 @@ from pydantic import Field
 from ziggurat.data.checksums import content_checksum, has_checksum
 from ziggurat.data.compressed import compression_of
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError, ZigguratError
+from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
 __all__ = ["FileOrigin", "Origin", "PartOrigin", "origins_of", "read_origin", "record_of", "set_name", "write_origin"]
 

@@ -21,8 +21,8 @@ from safetensors.numpy import save
 from ziggurat.alignment.model1 import Row, translation_table
 from ziggurat.data.files import write_atomically
 from ziggurat.data.subword import Tokenizer
-from ziggurat.documents import check_opens, with_sorted_header
 from ziggurat.errors import ConfigError, DataError, refuse_passing
+from ziggurat.small_files import check_opens, with_sorted_header
 
 if TYPE_CHECKING:  # it imports Arrow, which a translation without a shortlist need not wait for
     from ziggurat.data.corpus import Store

@@ -23,8 +23,8 @@ import shutil
 from pathlib import Path
 
 from ziggurat.data.temporary import is_same, lock_missing, sync_folder, sync_tree, try_lock
-from ziggurat.documents import check_name
 from ziggurat.errors import DataError
+from ziggurat.small_files import check_name
 
 __all__ = [
     "BUILDING",

@@ -20,8 +20,8 @@ from ziggurat.data.files import write_atomically
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.data.segmentation import BpeDropout, UnigramSampler, make_sampler
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.documents import Form, inside, parse_json, read_bounded, shaped
 from ziggurat.errors import DataError
+from ziggurat.small_files import Form, inside, parse_json, read_bounded, shaped
 
 __all__ = [
     "MAX_MODEL_BYTES",

@@ -22,8 +22,8 @@ from ziggurat.data.subword import (
     load_tokenizers,
 )
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.small_files import read_bounded
 
 __all__ = ["existing_tokenizers", "train_tokenizers"]
 

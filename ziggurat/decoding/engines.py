@@ -19,8 +19,8 @@ from ziggurat.config import DecodingConfig, load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.workspace import recover
 from ziggurat.decoding.lines import Notices, TranslationWarning
-from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
+from ziggurat.small_files import Form, read_json
 
 if TYPE_CHECKING:
     from ziggurat.decoding.served import ServedTranslator

@@ -16,8 +16,8 @@ from typing import Annotated, Any
 from pydantic import Field, TypeAdapter
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import built, json_safe, parse_json, read_json_lines
 from ziggurat.errors import DataError, printable
+from ziggurat.small_files import built, json_safe, parse_json, read_json_lines
 
 __all__ = ["DEPTH_FILE", "RECORD_FORMAT", "Record", "cut_records", "read_records", "write_records"]
 

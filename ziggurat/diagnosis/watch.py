@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from ziggurat.diagnosis.health import Reading, readings
 from ziggurat.diagnosis.records import Record
-from ziggurat.documents import built, read_json_lines
 from ziggurat.errors import DataError, printable
+from ziggurat.small_files import built, read_json_lines
 
 __all__ = ["CALM", "WARNINGS_FILE", "WARNING_FORMAT", "RunWarning", "Watch", "read_warnings"]
 

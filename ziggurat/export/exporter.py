@@ -24,7 +24,6 @@ from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.data.workspace import building, tidy
 from ziggurat.decoding.lines import read_lines
 from ziggurat.decoding.translator import TranslationWarning, Translator
-from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import ConfigError, DataError, ExportError, printable
 from ziggurat.evaluation.scores import evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
@@ -34,6 +33,7 @@ from ziggurat.export.plain import ExportedModel
 from ziggurat.export.targets import TARGETS, ExportTarget, ExportTranslator, target_named
 from ziggurat.export.verification import compare, search_settings
 from ziggurat.models.directory import OpenedModel, open_model
+from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = ["REPORT_FILE", "Gate", "export_model", "reachable"]
 

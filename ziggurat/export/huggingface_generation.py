@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import Field
 
-from ziggurat.documents import Form
+from ziggurat.small_files import Form
 
 __all__ = ["Generation", "decoding_of", "notes_of", "ruled_out"]
 

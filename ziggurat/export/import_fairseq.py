@@ -17,7 +17,6 @@ from torch import Tensor
 
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.documents import Form, read_bounded, shaped
 from ziggurat.errors import DataError, ExportError, printable
 from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.export.imported import (
@@ -31,6 +30,7 @@ from ziggurat.export.imported import (
     take,
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
+from ziggurat.small_files import Form, read_bounded, shaped
 
 __all__ = ["read_fairseq"]
 

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer
-from ziggurat.documents import Form, check_opens, inside, read_bounded, read_json
 from ziggurat.errors import DataError, ExportError, printable, refuse_passing
 from ziggurat.export.anatomy import Affine, Anatomy, StackMatrices, one_of, width_of
 from ziggurat.export.huggingface_generation import Generation, decoding_of, notes_of, ruled_out
@@ -34,6 +33,7 @@ from ziggurat.export.imported import (
 )
 from ziggurat.export.pickled import load_pickled, tensors_of
 from ziggurat.export.vocabularies import with_vocabularies
+from ziggurat.small_files import Form, check_opens, inside, read_bounded, read_json
 
 __all__ = ["read_huggingface"]
 

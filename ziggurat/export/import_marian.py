@@ -11,12 +11,12 @@ from pydantic import Field
 
 from ziggurat.data.subword import MAX_MODEL_BYTES, SentencePieceTokenizer, Tokenizer
 from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.documents import Form, read_bounded, shaped
 from ziggurat.errors import DataError
 from ziggurat.export.imported import ControlIds, ForeignModel
 from ziggurat.export.marian_anatomy import POSITIONS, marian_anatomy
 from ziggurat.export.marian_files import find_files, read_ids, read_weights
 from ziggurat.export.vocabularies import with_vocabularies
+from ziggurat.small_files import Form, read_bounded, shaped
 
 __all__ = ["read_marian"]
 

@@ -17,7 +17,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from ziggurat.documents import Form, shaped
 from ziggurat.errors import ExportError, printable
 from ziggurat.export.anatomy import (
     Affine,
@@ -30,6 +29,7 @@ from ziggurat.export.anatomy import (
 )
 from ziggurat.export.imported import positions_from
 from ziggurat.export.marian_files import Array
+from ziggurat.small_files import Form, shaped
 
 __all__ = ["POSITIONS", "marian_anatomy"]
 

@@ -21,8 +21,8 @@ from numpy.typing import NDArray
 
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
 from ziggurat.data.subword import MAX_MODEL_BYTES
-from ziggurat.documents import check_regular, inside, parse_json, read_bounded
 from ziggurat.errors import DataError, printable, refuse_passing
+from ziggurat.small_files import check_regular, inside, parse_json, read_bounded
 
 __all__ = ["MarianFiles", "find_files", "is_marian", "read_ids", "read_options", "read_weights"]
 

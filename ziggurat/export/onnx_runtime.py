@@ -17,11 +17,11 @@ from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.translator import Translator
-from ziggurat.documents import Form, read_json
 from ziggurat.errors import CheckpointError, ConfigError, printable
 from ziggurat.export.onnx import ENCODER_FILE, FORMAT, MANIFEST_FILE, STEP_FILE
 from ziggurat.export.onnx_graphs import Port
 from ziggurat.models.directory import CONFIG_FILE
+from ziggurat.small_files import Form, read_json
 
 if TYPE_CHECKING:
     from onnxruntime import InferenceSession

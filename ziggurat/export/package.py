@@ -10,8 +10,8 @@ from pathlib import Path
 
 from ziggurat.config import DataConfig
 from ziggurat.config.languages import language_name, main_language
-from ziggurat.documents import check_name, check_regular
 from ziggurat.errors import ConfigError, DataError, printable
+from ziggurat.small_files import check_name, check_regular
 
 __all__ = ["PackageChoices", "package_choices", "package_metadata", "splitter_files"]
 

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ziggurat.documents import check_regular
 from ziggurat.errors import DataError, out_of_memory, printable, refuse_passing
+from ziggurat.small_files import check_regular
 
 __all__ = ["load_pickled", "tensors_of"]
 

@@ -20,11 +20,11 @@ from urllib.parse import urlsplit
 
 from ziggurat.data.checksums import content_checksum, has_checksum
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import check_regular, read_bounded
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.fetch.entries import Remote
 from ziggurat.fetch.refusals import refuse_content
 from ziggurat.fetch.transfer import Network, Progress, download, read_small, size_of
+from ziggurat.small_files import check_regular, read_bounded
 
 __all__ = ["Downloads", "Held", "default_folder", "place_of"]
 

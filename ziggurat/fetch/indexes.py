@@ -13,13 +13,13 @@ from urllib.parse import quote
 
 from pydantic import Field
 
-from ziggurat.documents import Form, parse_json, shaped
 from ziggurat.errors import ConfigError, printable
 from ziggurat.fetch.archives import is_archive
 from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.entries import Corpus, Layout, Remote
 from ziggurat.fetch.mtdata import Mtdata
 from ziggurat.fetch.registry import Registry
+from ziggurat.small_files import Form, parse_json, shaped
 
 __all__ = ["Listed", "Names", "opus_listed", "sacrebleu_listed"]
 

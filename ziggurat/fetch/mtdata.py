@@ -18,10 +18,10 @@ from typing import Any
 
 from pydantic import Field
 
-from ziggurat.documents import Form, parse_json, read_bounded, shaped
 from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.fetch.downloads import Downloads
 from ziggurat.fetch.entries import Corpus, Layout, Remote
+from ziggurat.small_files import Form, parse_json, read_bounded, shaped
 
 __all__ = ["MTDATA", "Mtdata"]
 

@@ -18,9 +18,9 @@ from pydantic import Field, ValidationError
 
 from ziggurat.config.base import Section
 from ziggurat.config.yaml_text import MAX_YAML_BYTES, parse_yaml
-from ziggurat.documents import read_bounded
 from ziggurat.errors import ConfigError, printable
 from ziggurat.fetch.entries import Corpus, Entry, Folder
+from ziggurat.small_files import read_bounded
 
 __all__ = ["Registry", "load_registry", "user_registry"]
 

@@ -16,8 +16,8 @@ from ziggurat.data.checksums import content_checksum
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import lock_missing, sync_folder, try_lock
 from ziggurat.data.workspace import recover
-from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import CheckpointError, ZigguratError, refuse_passing
+from ziggurat.small_files import parse_json, read_bounded
 
 __all__ = [
     "CHECKPOINTS",

@@ -19,10 +19,10 @@ from torch import Tensor, nn
 
 from ziggurat.config import ModelConfig
 from ziggurat.data.files import atomic_file
-from ziggurat.documents import check_name, check_regular
 from ziggurat.errors import CheckpointError, ConfigError, printable, refuse_passing
 from ziggurat.models.build import assemble
 from ziggurat.nn.embedding import OutputProjection
+from ziggurat.small_files import check_name, check_regular
 
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor

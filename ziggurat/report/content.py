@@ -11,7 +11,6 @@ from typing import Any
 
 from ziggurat import __version__
 from ziggurat.data.corpus import Store, unigram_entropy
-from ziggurat.documents import json_safe
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.evaluation.comparison import Comparison, System, compare
 from ziggurat.report.figure import Figure, numbers
@@ -20,6 +19,7 @@ from ziggurat.report.runs import ReportRun
 from ziggurat.report.samples import SampleGroup, sample_groups
 from ziggurat.report.summary import Setting, Standing, differing, set_away, standings
 from ziggurat.report.translations import Sentences, Translated, translated
+from ziggurat.small_files import json_safe
 
 __all__ = ["Content", "Missing", "Translations", "as_record", "gather", "translate_all"]
 

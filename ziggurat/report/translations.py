@@ -15,10 +15,10 @@ import xxhash
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.decoding.translator import TranslationWarning, load_translator
-from ziggurat.documents import built, parse_json, read_bounded
 from ziggurat.errors import DataError
 from ziggurat.models.directory import locate_weights, weights_origin
 from ziggurat.report.runs import ReportRun
+from ziggurat.small_files import built, parse_json, read_bounded
 
 __all__ = ["Sentences", "Translated", "dev_sentences", "translated"]
 

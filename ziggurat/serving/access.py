@@ -16,10 +16,10 @@ from limits.strategies import MovingWindowRateLimiter, SlidingWindowCounterRateL
 from pydantic import Field
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import Form, read_json
 from ziggurat.errors import ConfigError
 from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.requests import Refused
+from ziggurat.small_files import Form, read_json
 
 __all__ = ["Access", "new_key"]
 

@@ -21,12 +21,12 @@ from typing import BinaryIO, TypeVar
 
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import is_same, try_lock
-from ziggurat.documents import read_bounded
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.config import DocumentsConfig
-from ziggurat.serving.document import Document, translated
+from ziggurat.serving.document_translation import Document, translated
 from ziggurat.serving.requests import REQUEST, Refused
 from ziggurat.serving.translations import Translations
+from ziggurat.small_files import read_bounded
 from ziggurat.text.documents.kinds import document_kind
 
 __all__ = ["Documents"]

@@ -16,9 +16,9 @@ from typing import Annotated
 from pydantic import Field
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import MAX_BYTES, Form, read_json
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.serving.requests import Refused
+from ziggurat.small_files import MAX_BYTES, Form, read_json
 from ziggurat.text.glossary import Term, Terms
 
 __all__ = ["MOST_ENTRIES", "MOST_GLOSSARIES", "Glossaries", "Glossary", "read_entries"]

@@ -13,8 +13,8 @@ from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
-from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
+from ziggurat.small_files import parse_json
 
 __all__ = ["REQUEST", "Refused", "fields_of", "unless_gone", "upload_of"]
 

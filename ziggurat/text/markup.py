@@ -14,12 +14,12 @@ import regex
 from ziggurat.errors import DataError
 from ziggurat.text.marked import Close, Copied, Marked, Open, Piece, Point
 from ziggurat.text.sentences import Options
-from ziggurat.text.template import MarkupForm, Raw, Slot, Template, add, filled, written
-from ziggurat.text.tokens import Token, html_tokens
+from ziggurat.text.template import MarkupForm, Raw, Slot, Spellings, Template, add, filled, written
+from ziggurat.text.tokens import Token, element_ends, html_tokens
 from ziggurat.text.work import Outcome, Work
 from ziggurat.text.xml import read_xml
 
-__all__ = ["HTML", "HTML_ATTRIBUTES", "Rules", "html", "markup_template", "xml", "xml_tokens"]
+__all__ = ["HTML", "HTML_ATTRIBUTES", "Rules", "html", "markup_template", "shown_text", "xml", "xml_tokens"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -77,6 +77,7 @@ _LONGEST_COPY = 100
 _UNREAD = _names(
     "audio canvas iframe map math noembed noframes object picture rp rt rtc script style svg template video"
 )
+_CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
 _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
 _ATTRIBUTE_VALUE = regex.compile(r"""(?<=\s)([A-Za-z][\w:-]*+)\s*+=\s*+("[^"]*+"|'[^']*+')""")
 
@@ -117,7 +118,7 @@ class _Segmenter:
 
     def __init__(self, tokens: Sequence[Token], rules: Rules) -> None:
         self.tokens, self.rules = tokens, rules
-        self.ends = _ends(tokens, rules.void)
+        self.ends = element_ends(tokens, rules.void, rules.inline - _RUBY | _CODE, xml=rules.xml)
         self.done: Template = []
         self.run: list[Piece] = []
         self.run_raw: list[Token] = []
@@ -178,9 +179,10 @@ class _Segmenter:
     def _flush(self) -> None:
         if self.run:
             texts = [token for token in self.run_raw if token.kind == "text"]
-            form = MarkupForm(
-                "".join(token.raw for token in texts), {t.text: t.raw for t in texts}, self.rules.xml
-            )  # fmt: skip
+            spellings: Spellings = {}
+            for token in texts:
+                spellings.setdefault(token.text, []).append(token.raw)
+            form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
             self.done += filled(self.run, form)
             self.run, self.run_raw = [], []
 
@@ -192,9 +194,7 @@ class _Segmenter:
         if name in _DIVIDING or name not in self.rules.inline | self.rules.copied:
             self._divide(raw)
         else:
-            text = "" if name in _UNREAD else "".join(token.text for token in inside)
-            read = text if text == text.strip() and len(text) <= _LONGEST_COPY and "\n" not in text else ""
-            self.run.append(Copied(raw, read))
+            self.run.append(Copied(raw, shown_text(inside)))
             self.run_raw.append(Token("other", raw))
 
     def _whole(self, place: int, end: int) -> Raw:
@@ -226,7 +226,7 @@ class _Segmenter:
             if found[1].lower() in self.rules.attributes:
                 value, quote = found[2][1:-1], found[2][0]
                 text = token.attributes[found[1].lower()]
-                form = MarkupForm(value, {text: value}, self.rules.xml, quote)
+                form = MarkupForm(value, {text: [value]}, self.rules.xml, quote)
                 template += [token.raw[begin : found.start(2) + 1], Slot(Marked(text), form)]
                 begin = found.end(2) - 1
         return [*template, token.raw[begin:]]
@@ -238,13 +238,7 @@ def _untranslated(token: Token) -> bool:
     return attributes.get("translate", "").lower() == "no" or "notranslate" in attributes.get("class", "").split()
 
 
-def _ends(tokens: Sequence[Token], void: frozenset[str]) -> dict[int, int]:
-    """Return for each opening tag that is closed the place of the closing one, each name for itself."""
-    ends: dict[int, int] = {}
-    stacks: dict[str, list[int]] = {}
-    for place, token in enumerate(tokens):
-        if token.kind == "open" and token.name not in void:
-            stacks.setdefault(token.name, []).append(place)
-        elif token.kind == "close" and stacks.get(token.name):
-            ends[stacks[token.name].pop()] = place
-    return ends
+def shown_text(element: Sequence[Token]) -> str:
+    """Return what the model is shown of a copied element, whose tokens these are."""
+    text = "" if element[0].name in _UNREAD else "".join(token.text for token in element)
+    return text if text == text.strip() and len(text) <= _LONGEST_COPY and "\n" not in text else ""

@@ -102,9 +102,8 @@ def _paragraph(text: Marked, options: Options, notices: Counter[str]) -> Work[li
     if steps(text, text.text) <= MAX_STEPS:
         spans, units = _units(text, options)
         target, _ = yield from _translated(text, spans, units, options, notices)
-        if target.text == text.text:  # every mark at its very place, inside of words, too
-            same = [Link(at, at + 1, at, at + 1) for at, letter in enumerate(text.text) if not letter.isspace()]
-            target = Target(text.text, same, target.fixed)
+        if target.text == text.text:  # every mark at its very place, inside of words and placeholders, too
+            return _pieces(text)
         if steps(text, target.text) <= MAX_STEPS:
             try:
                 return project(text, target)
@@ -199,6 +198,14 @@ def _moved(link: Link, source: int, target: int) -> Link:
 
 def _by_slices(text: Marked, options: Options, notices: Counter[str]) -> Work[list[Piece]]:
     """Return the work of translating the text between any two marks by itself; marks stay in their order."""
+    order = _pieces(text)
+    slices = [Marked(piece) for piece in order if isinstance(piece, str)]
+    said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
+    return [part for piece in order for part in (next(said) if isinstance(piece, str) else [piece])]
+
+
+def _pieces(text: Marked) -> list[Piece]:
+    """Return a paragraph as the pieces that it was made of."""
     order: list[Piece] = []
     begin = 0
 
@@ -224,6 +231,4 @@ def _by_slices(text: Marked, options: Options, notices: Counter[str]) -> Work[li
         else:
             begin = mark.end
     up_to(len(text.text))
-    slices = [Marked(piece) for piece in order if isinstance(piece, str)]
-    said = iter((yield from together([_paragraph(one, options, notices) for one in slices])))
-    return [part for piece in order for part in (next(said) if isinstance(piece, str) else [piece])]
+    return order

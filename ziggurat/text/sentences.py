@@ -113,8 +113,8 @@ def _trimmed(answer: Rendered) -> Rendered:
 
 def _located(unit: Unit, text: str, links: Sequence[Link] | None) -> list[Link] | None:
     """Return where each item is in the translation; None unless there are the same, each as often as in the source."""
-    if not unit.items:
-        return []
+    if not unit.items or text == unit.text:
+        return [Link(item.start, item.end, item.start, item.end) for item in unit.items]
     # (1) Elements that are copied: their text as often as in the source, longer ones first since they may hold shorter.
     taken: list[tuple[int, int]] = []
     places: dict[tuple[str, bool], list[int]] = {}  # by text, and whether an element's

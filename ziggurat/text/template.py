@@ -17,7 +17,20 @@ from ziggurat.text.sentences import Options
 from ziggurat.text.tokens import spelt
 from ziggurat.text.work import Work
 
-__all__ = ["Form", "MarkupForm", "PlainForm", "Raw", "Slot", "Template", "add", "filled", "slots", "written"]
+__all__ = [
+    "Form",
+    "MarkupForm",
+    "PlainForm",
+    "Raw",
+    "Slot",
+    "Spellings",
+    "Template",
+    "add",
+    "filled",
+    "slots",
+    "spelling",
+    "written",
+]
 
 
 class Form(Protocol):
@@ -37,6 +50,14 @@ class Slot:
 
 Template: TypeAlias = "list[str | Slot]"
 Raw: TypeAlias = "str | Template"
+Spellings: TypeAlias = dict[str, list[str]]
+"""How the source writes the texts between marks, in order: the same text may be written in two ways."""
+
+
+def spelling(known: Spellings, text: str) -> str | None:
+    """Return how the source writes the next text that is like this; None where it has none, and so for a new one."""
+    found = known.get(text)
+    return None if found is None else found.pop(0) if len(found) > 1 else found[0]
 
 
 @dataclass
@@ -45,13 +66,13 @@ class MarkupForm:
 
     Attributes:
         raw: the source of the paragraph, whose entities are used again.
-        spellings: the source of each text in it, by its text.
+        spellings: the sources of the texts in it, by text.
         xml: whether every `&` must be an entity.
         quote: around an attribute's value; empty for text.
     """
 
     raw: str
-    spellings: dict[str, str] = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=dict)
     xml: bool = False
     quote: str = ""
 
@@ -60,7 +81,7 @@ class MarkupForm:
         template: Template = []
         for piece in pieces:
             if isinstance(piece, str):
-                said = self.spellings.get(piece)
+                said = spelling(self.spellings, piece)
                 if said is None:
                     said = spelt(piece, self.raw, xml=self.xml)
                     if self.quote:

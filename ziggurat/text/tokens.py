@@ -7,12 +7,13 @@ nor lxml gives back how a tag was written. XML is in ziggurat.text.xml.
 from __future__ import annotations
 
 import html
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Sequence, Set
 from typing import Literal, NamedTuple
 
 import regex
 
-__all__ = ["Token", "html_tokens", "spelt"]
+__all__ = ["Token", "element_ends", "html_tokens", "spelt"]
 
 Kind = Literal["open", "close", "empty", "text", "other"]
 
@@ -80,7 +81,7 @@ def html_tokens(text: str) -> Iterator[Token]:
 
 
 def _text(raw: str) -> Token:
-    return Token("text", raw, text=html.unescape(raw))
+    return Token("text", raw, text=html.unescape(raw) or raw)  # of `&#1;` nothing would be left
 
 
 def _markup(found: regex.Match[str]) -> Token:
@@ -103,6 +104,85 @@ def _end_of_raw_text(text: str, at: int, name: str, ends: dict[str, list[int]]) 
     while ends[name] and ends[name][-1] < at:
         ends[name].pop()
     return ends[name][-1] if ends[name] else len(text)
+
+
+# Where an element without an end tag ends: tags that begin others end those open in between, up to the limits
+# (html.spec.whatwg.org, 13.2.6.4.7 to .16, as far as broken pages need no more).
+_CELLS, _ROWS = ("td", "th", "caption", "colgroup"), ("tbody", "thead", "tfoot")
+_CELLED = ("table", "td", "th", "caption")
+_FLOW = (*_CELLED, "template", "object", "button", "html")
+_ENDS_PARAGRAPH = (
+    "address article aside blockquote center details dialog dir div dl fieldset figcaption figure footer form h1 h2 h3 "
+    "h4 h5 h6 header hgroup hr li dd dt main menu nav ol p pre search section table ul xmp plaintext listing summary"
+)
+_BEGINNING_ENDS: dict[str, list[tuple[tuple[str, ...], tuple[str, ...]]]] = {
+    **{name: [(("p",), _FLOW)] for name in _ENDS_PARAGRAPH.split()},
+    "body": [(("head",), ())],
+    "td": [(("td", "th"), ("table", "tr"))],
+    "th": [(("td", "th"), ("table", "tr"))],
+    "tr": [(("tr", *_CELLS), ("table",))],
+    **{name: [((*_ROWS, "tr", *_CELLS), ("table",))] for name in _ROWS},
+    "button": [(("button",), _CELLED)],
+    "option": [(("option",), ("select", "datalist"))],
+    "optgroup": [(("option", "optgroup"), ("select",))],
+    **{name: [(("rb", "rt", "rp"), ("ruby",))] for name in ("rb", "rt", "rp")},
+}
+for _name, _ended in (("li", ("li",)), ("dt", ("dt", "dd")), ("dd", ("dt", "dd"))):
+    _between = set(_ENDS_PARAGRAPH.split()) - {"address", "div", "p", *_ended}
+    _BEGINNING_ENDS[_name].append((_ended, (*sorted(_between), *_FLOW)))
+_END_TAGS_IN: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("tr", *_CELLS, *_ROWS), ("table",)),
+    "table": (),
+    "li": ("ul", "ol", *_CELLED),
+}
+
+
+def element_ends(tokens: Sequence[Token], void: Set[str], crossing: Set[str], *, xml: bool) -> dict[int, int]:
+    """Return for the opening tag of each element, by its place, the place of the element's last token.
+
+    Args:
+        tokens: of a page, or a part of one.
+        void: names of elements without content.
+        crossing: names of elements whose end tags end nothing but them: `<b><i></b></i>` is read as it is meant.
+        xml: whether only end tags end elements.
+    """
+    ends: dict[int, int] = {}
+    stack: list[tuple[int, str]] = []  # open elements, and crossed ones that have ended
+    depths: defaultdict[str, list[int]] = defaultdict(list)  # of open elements in the stack, by name
+
+    def deepest(names: Sequence[str]) -> int:
+        return max((depths[name][-1] for name in names if depths[name]), default=-1)
+
+    def close(depth: int, last: int) -> None:
+        """End what is open from a depth on."""
+        while len(stack) > depth:
+            opened, name = stack.pop()
+            if opened not in ends:
+                depths[name].pop()
+                ends[opened] = last
+
+    for place, token in enumerate(tokens):
+        if token.kind == "open" and token.name not in void:
+            for ended, limits in () if xml else _BEGINNING_ENDS.get(token.name, ()):
+                limit = deepest(limits)
+                while (depth := deepest(ended)) > limit:
+                    close(depth, place - 1)
+            depths[token.name].append(len(stack))
+            stack.append((place, token.name))
+        elif token.kind == "close" and depths[token.name]:
+            depth = depths[token.name][-1]
+            if not xml and depth < deepest(_END_TAGS_IN.get(token.name, _CELLED)):
+                continue  # an end tag in a cell does not end what the table is in
+            if token.name in crossing:
+                ends[stack[depth][0]] = place
+                depths[token.name].pop()
+                if depth == len(stack) - 1:
+                    stack.pop()
+            else:
+                close(depth + 1, place - 1)
+                close(depth, place)
+    close(0, len(tokens) - 1)
+    return ends
 
 
 _ENTITY = regex.compile(r"&(?:#[0-9]{1,7}|#[xX][0-9a-fA-F]{1,6}|[A-Za-z][A-Za-z0-9]{1,31});")

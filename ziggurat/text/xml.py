@@ -15,6 +15,7 @@ from xml.parsers import expat
 import regex
 
 from ziggurat.errors import DataError, printable
+from ziggurat.text.charsets import codec_named
 from ziggurat.text.tokens import Token
 
 __all__ = ["MAX_XML_DEPTH", "Xml", "read_xml"]
@@ -64,12 +65,15 @@ def _decoded(content: bytes, name: str) -> tuple[str, str]:
     encoding = next((known for mark, known in _BOMS.items() if content.startswith(mark)), None)
     if encoding is None:
         found = _DECLARED.match(content[:200])
-        encoding = found[1].decode("ascii").lower() if found else "utf-8"
+        label = found[1].decode("ascii").lower() if found else "utf-8"
+        encoding = codec_named(label)
+        if encoding is None:
+            raise DataError(f"{name}: its encoding {printable(label)!r} is not known; convert it to UTF-8")
     try:
         text = content.decode(encoding)
         text.encode("utf-8")
         return text, encoding
-    except (LookupError, UnicodeError, ValueError) as error:
+    except UnicodeError as error:
         raise DataError(f"{name}: cannot be read as {printable(encoding)}: {error}") from None
 
 

@@ -14,9 +14,9 @@ from typing import Any
 from ziggurat.config import Experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.corpus import unigram_entropy
-from ziggurat.documents import json_safe
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
+from ziggurat.small_files import json_safe
 from ziggurat.trainability.reference import reference_of
 from ziggurat.trainability.trial import Trial, TrialOptions, open_data, run_trial
 from ziggurat.trainability.verdict import Reference, Verdict, judge

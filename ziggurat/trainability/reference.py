@@ -18,8 +18,8 @@ from typing import Any
 from ziggurat.config import Experiment, ModelConfig, TrainingConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import parse_json, read_bounded
 from ziggurat.errors import DataError
+from ziggurat.small_files import parse_json, read_bounded
 from ziggurat.trainability.trial import TrialOptions, reduced, run_trial
 from ziggurat.trainability.verdict import Reference
 

@@ -16,8 +16,8 @@ from typing import TextIO
 from rich.console import Console
 
 from ziggurat.data.files import write_atomically
-from ziggurat.documents import check_regular, parse_json
 from ziggurat.errors import CheckpointError, DataError
+from ziggurat.small_files import check_regular, parse_json
 from ziggurat.terminal import safe
 from ziggurat.tracking.tracker import draw
 from ziggurat.tracking.trackers import Listener

@@ -14,7 +14,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from ziggurat.errors import DataError
-from ziggurat.serving.document import Document
+from ziggurat.serving.document_translation import Document
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.glossaries import Glossary, read_entries
 from ziggurat.serving.interfaces.deepl import DeepLAccount

@@ -11,13 +11,13 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from ziggurat.documents import parse_json
 from ziggurat.errors import DataError
-from ziggurat.serving.document import Document
+from ziggurat.serving.document_translation import Document
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.interfaces.own import terms_of
 from ziggurat.serving.requests import Refused, unless_gone, upload_of
 from ziggurat.serving.translations import Translations
+from ziggurat.small_files import parse_json
 from ziggurat.text.documents.kinds import document_kind
 
 __all__ = ["UPLOADS", "Files", "name_of", "sent"]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 
+import regex
+
 from ziggurat.errors import DataError
 from ziggurat.text.documents.settings import Settings
 from ziggurat.text.markup import Rules, markup_template
@@ -24,7 +26,11 @@ _XLIFF = Rules(
 _TMX = Rules(inline=frozenset(("hi", "pair")), points=frozenset(("ph", "it", "ut")), xml=True)
 # Native codes that belong together: their pairs are elements, whose tags are these codes.
 _BEGINS, _ENDS = frozenset(("bpt", "bx", "sc")), frozenset(("ept", "ex", "ec"))
+# "The item is new", "needs to be translated" (XLIFF 1.2) and "in its initial state" (2.1): tools put a copy of the
+# source there. All others, such as `needs-review-translation`, are of targets that somebody has worked on.
 _UNTRANSLATED_STATES = frozenset(("new", "needs-translation", "initial"))
+_REVIEW = ' state="needs-review-translation" state-qualifier="leveraged-mt"'
+_STATES = regex.compile(r"""\s+(?:state|state-qualifier|subState)\s*+=\s*+(?:"[^"]*+"|'[^']*+')""")
 _UNITS = frozenset(("trans-unit", "segment", "unit", "group", "file", "tu"))
 
 
@@ -51,9 +57,11 @@ def _children(tokens: Sequence[Token], ends: dict[int, int], place: int) -> dict
 
 
 def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
-    """Return the work of translating XLIFF 1.2 or 2: every unit without a target, or with one marked as new, gets one.
+    """Return the work of translating XLIFF 1.2 or 2: units without a target, or with an untranslated one, get one.
 
-    New targets of 1.2 are marked as made by a machine and to be reviewed. `translate="no"` is heeded at every level.
+    A target is untranslated if it is empty, if its state is `new` or `needs-translation` (1.2), or if its segment's
+    state is given as `initial` (2). New targets of 1.2 are marked as made by a machine and to be reviewed; a segment of
+    2 with a state gets `translated`, which `reviewed` follows. `translate="no"` is heeded at every level.
     """
     xml = read_xml(content, name)
     root = next((token for token in xml.tokens if token.kind in ("open", "empty")), None)
@@ -61,27 +69,32 @@ def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]
         raise DataError(f"{name}: not XLIFF (its element is {root.name if root else 'missing'!r})")
     second = root.attributes.get("version", "").startswith("2")
     unit = "segment" if second else "trans-unit"
-    state = "" if second else ' state="needs-review-translation" state-qualifier="leveraged-mt"'
     ends = _tree(xml)
 
     def filled(place: int) -> tuple[int, int, Template] | None:
-        """Return from where to where a unit's target is replaced (or put in), and by what."""
+        """Return from where to where a unit is replaced (or its target put in), and by what."""
         within = _children(xml.tokens, ends, place)
         source, target = within.get("source"), within.get("target")
         if source is None or source not in ends:
             return None
-        if target is not None and not _wanted(xml.tokens, ends, target, place):
+        segment = xml.tokens[place]
+        state = (segment if second or target is None else xml.tokens[target]).attributes.get("state")
+        if target is not None and state not in _UNTRANSLATED_STATES and _has_text(xml.tokens, ends, target):
             return None
-        inside = xml.tokens[source + 1 : ends[source]]
-        template = markup_template(_paired(inside), _XLIFF)
-        prefix = xml.tokens[source].raw[1:].split("source")[0]
-        opening: Template = [f"<{prefix}target{_space(xml.tokens[source])}{state}>"]
-        closing = f"</{prefix}target>"
+        template = markup_template(_paired(xml.tokens[source + 1 : ends[source]]), _XLIFF)
+        tag = _target_tag(xml.tokens[source], None if target is None else xml.tokens[target])
+        closing = f"</{tag[1:].split()[0]}>"
+        done: Template = [f"{tag}{'' if second else _REVIEW}>", *template, closing]
         if target is None:
             gap = xml.tokens[source - 1].raw if xml.tokens[source - 1].kind == "text" else ""
-            after = ends[source] + 1
-            return after, after, [gap, *opening, *template, closing]
-        return target, ends.get(target, target) + 1, [*opening, *template, closing]
+            begin = end = ends[source] + 1
+            done = [gap, *done]
+        else:
+            begin, end = target, ends.get(target, target) + 1
+        if second and state is not None:
+            between = [token.raw for token in xml.tokens[place + 1 : begin]]
+            return place, end, [f'{_STATES.sub("", segment.raw)[:-1]} state="translated">', *between, *done]
+        return begin, end, done
 
     begins = ("target-language", "trgLang")[second]
     template = _with_targets(xml, ends, unit, filled)
@@ -90,11 +103,18 @@ def xliff(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]
     return (yield from _work(xml, template, settings))
 
 
-def _wanted(tokens: Sequence[Token], ends: dict[int, int], target: int, unit: int) -> bool:
-    """Return whether a target is to be replaced: it is empty, or says that it is not translated."""
-    state = tokens[target].attributes.get("state") or tokens[unit].attributes.get("state", "")
-    empty = not any(t.text.strip() for t in tokens[target : ends.get(target, target)])
-    return empty or (state in _UNTRANSLATED_STATES and "state" in tokens[target].attributes)
+def _has_text(tokens: Sequence[Token], ends: dict[int, int], place: int) -> bool:
+    return any(token.text.strip() for token in tokens[place : ends.get(place, place)])
+
+
+def _target_tag(source: Token, target: Token | None) -> str:
+    """Return a target's tag without its state and its `>`: the one that is there, or one made as the source's."""
+    if target is None:
+        tag = f"<{source.raw[1:].split('source')[0]}target"
+    else:
+        tag = _STATES.sub("", target.raw.rstrip("/>")).rstrip()
+    space = source.attributes.get("xml:space")
+    return tag if space is None or "xml:space" in tag else f'{tag} xml:space="{space}"'
 
 
 def _paired(tokens: Sequence[Token]) -> list[Token]:
@@ -120,10 +140,6 @@ def _protected(token: Token) -> Token:
     if token.name == "mrk" and token.attributes.get("mtype") == "protected":
         return token._replace(attributes={**token.attributes, "translate": "no"})
     return token
-
-
-def _space(source: Token) -> str:
-    return f' xml:space="{source.attributes["xml:space"]}"' if "xml:space" in source.attributes else ""
 
 
 def _with_targets(

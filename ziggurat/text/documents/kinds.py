@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ziggurat.errors import DataError, printable
-from ziggurat.text.documents import bilingual, lines, messages, office, opendocument
+from ziggurat.text.documents import bilingual, lines, markdown, messages, office, opendocument
 from ziggurat.text.documents.settings import Limits, Settings
 from ziggurat.text.work import Outcome, Work
 
@@ -37,7 +37,7 @@ _OFFICE = "application/vnd.openxmlformats-officedocument"
 _OPEN = "application/vnd.oasis.opendocument"
 KINDS = (
     DocumentKind("text", (".txt",), "text/plain", lines.text_file),
-    DocumentKind("Markdown", (".md", ".markdown"), "text/markdown", lines.markdown),
+    DocumentKind("Markdown", (".md", ".markdown"), "text/markdown", markdown.markdown),
     DocumentKind("HTML", (".html", ".htm", ".xhtml"), "text/html", lines.html_file),
     DocumentKind("Word", (".docx",), f"{_OFFICE}.wordprocessingml.document", office.docx),
     DocumentKind("PowerPoint", (".pptx",), f"{_OFFICE}.presentationml.presentation", office.pptx),

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from typing import TypeAlias
 
 import regex
 
-from ziggurat.documents import parse_json
 from ziggurat.errors import DataError, printable
-from ziggurat.text.documents.settings import Settings, decoded
+from ziggurat.small_files import parse_json
+from ziggurat.text.charsets import Charset, decoded
+from ziggurat.text.documents.settings import Settings
 from ziggurat.text.markup import HTML, markup_template
 from ziggurat.text.sentences import Options
 from ziggurat.text.template import PlainForm, filled, written
@@ -38,10 +40,10 @@ _COLON = regex.compile(r"\s*:")
 def json_values(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
     """Return the work of translating JSON: all strings but keys. Numbers, order and layout stay as they are.
 
-    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.documents.MAX_BYTES allows.
+    Raises DataError: not JSON, nested more than 64 deep, or larger than ziggurat.small_files.MAX_BYTES allows.
     """
-    parse_json(content, name)  # refuses what is not JSON, or nested too deeply
-    text, encoding = decoded(content, name)
+    text, charset = decoded(content, name)
+    parse_json(text.encode(), name)  # refuses what is not JSON, or nested too deeply
     places = [found.span() for found in _TOKEN.finditer(text) if not _COLON.match(text, found.end())]
     values = [json.loads(text[begin:end]) for begin, end in places]
     notices: Counter[str] = Counter()
@@ -52,54 +54,88 @@ def json_values(content: bytes, name: str, settings: Settings) -> Work[Outcome[b
         same = after == before
         out += [text[at:begin], text[begin:end] if same else json.dumps(after, ensure_ascii=ascii_only)]
         at = end
-    return Outcome("".join([*out, text[at:]]).encode(encoding, "replace"), notices)
+    return Outcome(charset.encoded("".join([*out, text[at:]])), notices)
 
 
 # gettext
 
 _ENTRY_LINE = regex.compile(r'(msgctxt|msgid_plural|msgid|msgstr(?:\[(\d{1,2})\])?)\s+("(?:[^"\\]|\\.)*")\s*')
 _MORE_LINE = regex.compile(r'"(?:[^"\\]|\\.)*"\s*')
+_CHARSET = regex.compile(r'"Content-Type:[^"\n]*?charset=([^\s\\";]+)', flags=regex.IGNORECASE)
+_Entry: TypeAlias = "dict[str, tuple[int, int, str]]"
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", '"': '"'}
 
 
 def gettext(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
-    """Return the work of translating a .po file: messages without a translation get one; all others stay.
+    """Return the work of translating a .po file: messages without a translation get one, marked as fuzzy; others stay.
 
     Of plurals, form 0 is the translation of the singular and all others that of the plural; forms that the file does
-    not list are not added. Raises DataError: a line that is none of a .po file, or an encoding that is not UTF-8.
+    not list are not added. The file keeps its character set if that has the letters of the translations, and is UTF-8
+    otherwise. Raises DataError: a line that is none of a .po file, or bytes that are not of its character set.
     """
-    text, encoding = decoded(content, name)
+    label = _CHARSET.search(content.decode("latin-1"))
+    text, charset = decoded(content, name, label[1] if label else "")
     lines = regex.findall(r"[^\n]*+\n|[^\n]++", text)
-    entries = _entries(lines, name)
     notices: Counter[str] = Counter()
-    wanted: list[tuple[int, str]] = []  # line where a msgstr begins, and its source
-    ends: dict[int, int] = {}
-    for entry in entries:
+    wanted: list[tuple[_Entry, str, str]] = []  # an entry, a keyword of it and its source
+    for entry in _entries(lines, name):
         source = entry.get("msgid")
         if source is None or not source[2]:
             continue
-        for key, (begin, end, text_of_it) in entry.items():
-            if key.startswith("msgstr") and not text_of_it:
+        for key, (_, _, said) in entry.items():
+            if key.startswith("msgstr") and not said:
                 plural = key not in ("msgstr", "msgstr[0]")
-                wanted.append((begin, entry.get("msgid_plural", source)[2] if plural else source[2]))
-                ends[begin] = end
-    done = yield from together([_message(source, settings.options, notices) for _, source in wanted])
-    for (begin, original), answer in zip(reversed(wanted), reversed(done), strict=True):
-        said = _edges(original, answer)
-        end_of_line = "\r\n" if lines[begin].endswith("\r\n") else "\n"
-        keyword = lines[begin].split('"')[0].rstrip()
-        quoted = _quoted(said)
-        body = [f"{keyword} {quoted[0]}"] if len(quoted) == 1 else [f'{keyword} ""', *quoted]
-        lines[begin : ends[begin]] = [line + end_of_line for line in body]
-    return Outcome("".join(lines).encode(encoding, "replace"), notices)
+                wanted.append((entry, key, entry.get("msgid_plural", source)[2] if plural else source[2]))
+    done = yield from together([_message(source, settings.options, notices) for _, _, source in wanted])
+    for (entry, key, source_text), answer in zip(wanted, done, strict=True):
+        begin, end, _ = entry[key]
+        quoted = _quoted(_edges(source_text, answer))
+        body = [f"{key} {quoted[0]}"] if len(quoted) == 1 else [f'{key} ""', *quoted]
+        # All of it in its first line, so that the numbers of the others hold.
+        lines[begin:end] = ["".join(line + _line_end(lines[begin]) for line in body), *[""] * (end - begin - 1)]
+    for first in {min(begin for begin, _, _ in entry.values()) for entry, _, _ in wanted}:
+        _flag(lines, first)
+    return Outcome(_encoded("".join(lines), charset), notices)
 
 
-def _entries(lines: list[str], name: str) -> list[dict[str, tuple[int, int, str]]]:
+def _line_end(line: str) -> str:
+    return "\r\n" if line.endswith("\r\n") else "\n"
+
+
+def _flag(lines: list[str], first: int) -> None:
+    """Mark the entry whose first keyword is in line `first` as fuzzy: a translation to be reviewed."""
+    before = first  # of the remarks on the message before this one (`#|`)
+    while before and lines[before - 1].startswith("#|"):
+        before -= 1
+    at = before
+    while at and lines[at - 1].startswith("#") and not lines[at - 1].startswith("#~"):
+        at -= 1
+        if lines[at].startswith("#,"):
+            flags = [flag.strip() for flag in lines[at][2:].split(",")]
+            if "fuzzy" not in flags:
+                lines[at] = f"#, fuzzy,{lines[at][2:]}"
+            return
+    lines[before] = f"#, fuzzy{_line_end(lines[first])}{lines[before]}"
+
+
+def _encoded(text: str, charset: Charset) -> bytes:
+    """Return the file's bytes; where its character set lacks a letter, or is not what it declares, it becomes UTF-8."""
+    try:
+        if charset.declared or text.isascii():
+            return charset.encoded(text, "strict")
+    except UnicodeEncodeError:
+        if charset.codec.startswith("utf"):  # a model can give what is no letter: half a surrogate pair
+            return charset.encoded(text)
+    declared = _CHARSET.sub(lambda found: found[0].removesuffix(found[1]) + "UTF-8", text, count=1)
+    return Charset().encoded(declared)
+
+
+def _entries(lines: list[str], name: str) -> list[_Entry]:
     """Return the entries: for each keyword the lines from and to (exclusive), and the text."""
-    entries: list[dict[str, tuple[int, int, str]]] = [{}]
+    entries: list[_Entry] = [{}]
     keyword = ""
     for number, line in enumerate(lines):
-        bare = line.strip().lstrip("\ufeff")
+        bare = line.strip()
         if not bare or bare.startswith("#"):
             keyword = ""
             continue

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from ziggurat.errors import DataError
 from ziggurat.text.sentences import Options
 
-__all__ = ["Limits", "Settings", "decoded"]
+__all__ = ["Limits", "Settings"]
 
 
 @dataclass(frozen=True)
@@ -43,19 +42,3 @@ class Settings:
     target: str = ""
     attributes: bool = True
     limits: Limits = field(default_factory=Limits)
-
-
-def decoded(content: bytes, name: str) -> tuple[str, str]:
-    """Return the text of a UTF-8 or (with its mark) UTF-16 file and its encoding; a mark stays in the text.
-
-    Raises DataError for other encodings.
-    """
-    encoding = "utf-8"
-    if content.startswith((b"\xff\xfe", b"\xfe\xff")):
-        encoding = "utf-16-le" if content.startswith(b"\xff\xfe") else "utf-16-be"
-    try:
-        return content.decode(encoding), encoding
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{name}: not valid {encoding.upper()} (byte {error.start}, from 0); convert it to UTF-8"
-        ) from None
