@@ -97,8 +97,7 @@ async def translated(
     limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes)
     if given.source == "auto":
         beginning = await run(lambda: _beginning(given, content, limits))
-        (ranks,) = await server.detect([beginning], given.target)
-        given.source = ranks[0][0]
+        ((given.source, _),) = await server.detect_sources([beginning], given.target)
     if given.source == given.target:
         return content
     route = server.route(given.source, given.target)

@@ -132,19 +132,22 @@ class Translations:
         """Return the result of `work`, which is done beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def detect(self, texts: Sequence[str], target: str | None = None) -> list[list[tuple[str, float]]]:
-        """Return for each text the languages that it may have, the likeliest first, with a confidence from 0 to 100.
+    async def detect(self, text: str) -> list[tuple[str, float]]:
+        """Return the languages that a text may have, the likeliest first, with a confidence from 0 to 100.
 
-        Only those that can be translated from; where `target` is given, those that can be translated into it, and it.
+        Only those that can be translated from.
+        """
+        return await self.in_thread(lambda: self._detector.rank(text, list(self._languages)))
+
+    async def detect_sources(self, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
+        """Return the language of each text, of those that lead to `target` and that one itself, with its confidence.
+
         Raises Refused (400) where no model translates into it.
         """
-        among = list(self._languages)
-        if target is not None:
-            among = [code for code, targets in self._languages.items() if target in targets]
-            if not among:
-                raise Refused(400, f"no model translates into {target}")
-            among.append(target)
-        return await self.in_thread(lambda: [self._detector.rank(text, among) for text in texts])
+        sources = [code for code, targets in self._languages.items() if target in targets]
+        if not sources:
+            raise Refused(400, f"no model translates into {target}")
+        return await self.in_thread(lambda: [self._detector.source(text, sources, target) for text in texts])
 
     async def languages(
         self, texts: Sequence[str], source: str, target: str
@@ -157,7 +160,7 @@ class Translations:
         pool, detected = self.pool, None
         target = self.code(target)
         if source == "auto":
-            found = [ranks[0] for ranks in await self.detect(texts, target)]
+            found = await self.detect_sources(texts, target)
             detected = [{"confidence": confidence, "language": code} for code, confidence in found]
             sources = [code for code, _ in found]
         else:

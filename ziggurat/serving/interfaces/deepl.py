@@ -139,7 +139,7 @@ class DeepL:
         if source is not None:
             sources = [source] * len(texts)
         else:
-            sources = [found[0][0] for found in await self._server.detect(texts, target)]
+            sources = [code for code, _ in await self._server.detect_sources(texts, target)]
         wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
         self._account.used[client] += characters

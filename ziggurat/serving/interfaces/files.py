@@ -122,7 +122,7 @@ class Files:
         """Return the languages of a document, `auto` where its own is to be detected."""
         source, target = str(fields["source"]), str(fields["target"])
         if source == "auto":
-            await self._server.detect([], self._server.code(target))
+            await self._server.detect_sources([], self._server.code(target))
             return source, self._server.code(target)
         (source,), target, _ = await self._server.languages([""], source, target)
         return source, target

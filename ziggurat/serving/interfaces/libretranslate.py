@@ -74,7 +74,7 @@ class LibreTranslate:
             raise Refused(400, "Invalid request: missing q parameter")
         text = "\n".join(self._texts(fields["q"]))
         self._server.client(request, fields.get("api_key"), 0)
-        (found,) = await self._server.detect([text])
+        found = await self._server.detect(text)
         return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
 
     async def languages(self, request: Request) -> Response:
