@@ -126,7 +126,7 @@ class Asking:
         if not self._admitted:
             sentences = sum(len(part.new) for part in parts)
             if self.asked.prefix and sentences != 1:
-                raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
+                raise DataError("a prefix goes with a text of one sentence; this one has none, or several")
             room: Counter[str] = Counter()
             models = {part.recorded.route[0].name: part.recorded.route[0] for part in parts if part.new}
             for part in parts:

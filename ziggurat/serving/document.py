@@ -44,7 +44,7 @@ class Document:
         terms: a glossary.
         status: `waiting`, `translating`, `done` or `failed`.
         done, total: sentences that are translated, and that are known of.
-        characters: of the sentences.
+        characters: of the sentences, of which one that occurs again counts once.
         error: why it failed.
         tally: what came of the glossary.
         size: bytes that it takes in the folder.
@@ -91,8 +91,9 @@ async def translated(
 ) -> bytes:
     """Return a document's translation; `run` calls what takes long in a thread.
 
-    Raises DataError for a damaged, hostile or too long document, Refused where no model translates its language, Late
-    after `config.seconds`, ModelFailed.
+    Its characters count against the client's limit as soon as they are known. Raises DataError for a damaged, hostile
+    or too long document, Refused where no model translates its language or beyond the client's limit (429; 413 where
+    no minute has room for it), Late after `config.seconds`, ModelFailed.
     """
     limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes)
     if given.source == "auto":
@@ -116,18 +117,24 @@ async def translated(
         given.done, given.total = done, total
 
     settings = Settings(server.cut(given.source, route, terms, given.tally), given.source, given.target, limits=limits)
-    work = _bounded(document(content, given.name, settings), given, config.characters)
+
+    def counted(characters: int) -> None:
+        if characters > config.characters:
+            raise DataError(f"{given.name}: {characters:,} characters, more than {config.characters:,}")
+        server.access.spend(given.client, characters)
+        given.characters = characters
+
+    work = _counted(document(content, given.name, settings), counted)
     (outcome,) = await Asking(asked, run, progress).results([work], [Recorded(route)])
+    server.used[given.client] += given.characters
     return outcome.value
 
 
-def _bounded(work: Work[Outcome[bytes]], given: Document, most: int) -> Work[Outcome[bytes]]:
-    """Return the same work, which raises DataError where the document has too much text."""
+def _counted(work: Work[Outcome[bytes]], counted: Callable[[int], None]) -> Work[Outcome[bytes]]:
+    """Return the same work, which tells the characters of all sentences before the first of them is translated."""
     try:
         asked = next(work)
-        given.characters = sum(len(sentence.text) for sentence in asked)
-        if given.characters > most:
-            raise DataError(f"{given.name}: {given.characters:,} characters, more than {most:,}")
+        counted(sum(len(sentence.text) for sentence in asked))
         while True:
             asked = work.send((yield asked))
     except StopIteration as ended:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -11,6 +12,7 @@ from typing import Any, Literal, TypeVar
 
 from starlette.requests import Request
 
+from ziggurat.errors import DataError
 from ziggurat.serving.access import Access
 from ziggurat.serving.asking import Asking, Recorded
 from ziggurat.serving.config import LimitsConfig
@@ -21,7 +23,7 @@ from ziggurat.serving.queue import Options
 from ziggurat.serving.requests import Refused
 from ziggurat.text.glossary import Tally, Terms
 from ziggurat.text.markup import Rules, html, xml
-from ziggurat.text.paragraphs import AlignedText, aligned_text
+from ziggurat.text.paragraphs import AlignedText, aligned_text, sentence_count
 from ziggurat.text.sentences import Options as TextOptions
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Outcome, Work
@@ -107,6 +109,8 @@ class Translations:
         self._languages = pool.languages
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
+        self.used: Counter[str] = Counter()
+        """Characters that were translated for each client since the start; only the event loop counts."""
 
     def client(self, request: Request, key: object, characters: int) -> str:
         """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
@@ -231,6 +235,8 @@ class Translations:
             )
             for n, record in zip(places, recorded, strict=True)
         ]
+        if wanted.prefix:
+            self._refuse_several([texts[n] for n in places], cuts, wanted)
         tallies = [Tally() for _ in places]
         works = [_work(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
         best = await asking.results(works, recorded)
@@ -243,7 +249,16 @@ class Translations:
                 if other.text not in (found[n].best.text, *(each.text for each in found[n].others)):
                     found[n].others.append(other)
                     found[n].ranks.append(rank)
+        self.used[client] += sum(map(len, texts))
         return found
+
+    @staticmethod
+    def _refuse_several(texts: Sequence[str], cuts: Sequence[TextOptions], wanted: Wanted) -> None:
+        """Raise DataError unless the texts have one sentence, even where the second says the same as the first."""
+        lines = wanted.split == "lines"
+        sentences = sum(sentence_count(text, cut, lines=lines) for text, cut in zip(texts, cuts, strict=True))
+        if sentences != 1:
+            raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
 
     def cut(
         self,

@@ -5,7 +5,6 @@ What each field does is in docs/serve.md. Documents and glossaries are in ziggur
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -35,7 +34,7 @@ _REFUSED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instruc
 
 
 class DeepLAccount:
-    """Who asks through DeepL's interface, in which languages, with which glossary, and how much was translated.
+    """Who asks through DeepL's interface, in which languages, with which glossary.
 
     Args:
         translations: what the server can do.
@@ -44,7 +43,6 @@ class DeepLAccount:
 
     def __init__(self, translations: Translations, glossaries: Glossaries) -> None:
         self._server, self.glossaries = translations, glossaries
-        self.used: Counter[str] = Counter()  # characters by client, since the start; only the event loop counts
 
     def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
         """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
@@ -142,7 +140,6 @@ class DeepL:
             sources = [code for code, _ in await self._server.detect_sources(texts, target)]
         wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
-        self._account.used[client] += characters
         return JSONResponse(
             {
                 "translations": [
@@ -192,7 +189,7 @@ class DeepL:
     async def usage(self, request: Request) -> Response:
         """Tell how many characters a client has had translated since the server began."""
         client = self._account.client(request, await fields_of(request))
-        return JSONResponse({"character_count": self._account.used[client], "character_limit": _UNLIMITED})
+        return JSONResponse({"character_count": self._server.used[client], "character_limit": _UNLIMITED})
 
 
 def _names(given: Any) -> frozenset[str]:
