@@ -5,10 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
+from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
+from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import ExportReport, read_report
 from ziggurat.decoding.translator import Translator, load_translator
 
@@ -33,6 +36,39 @@ def test_settings(serve: Serve, tmp_path: Path) -> None:
     assert {"code": "en", "name": "English", "targets": ["de", "qlo"]} in found["languages"]
     assert {"code": "qlo", "name": "Qlo", "targets": []} in found["languages"]
     assert (found["key_required"], found["detection"]) == (False, True)
+    pairs = {(each.pop("source"), each.pop("target")): each for each in found["pairs"]}
+    assert pairs == {
+        ("de", "en"): {"models": ["de-en"], "soft_terms": True, "prefixes": True},
+        ("de", "qlo"): {"models": ["de-en", "en-qlo"], "soft_terms": True, "prefixes": False},
+        ("en", "de"): {"models": ["en-de"], "soft_terms": True, "prefixes": True},
+        ("en", "qlo"): {"models": ["en-qlo"], "soft_terms": True, "prefixes": True},
+    }
+
+
+def test_settings_tell_what_models_cannot_do(
+    serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, tmp_path: Path
+) -> None:
+    """As they say themselves when they are asked for it."""
+    shortlist = str(tmp_path / "shortlist")
+    source, target = load_tokenizers(folders["de", "en"])
+    candidates = np.tile(np.arange(target.size, dtype=np.int32), (source.size, 1))
+    names = _fingerprint(source), _fingerprint(target)
+    write_shortlist(tmp_path / "shortlist", ShortlistTable(candidates, np.arange(4, dtype=np.int32), names))
+    models = [
+        {"path": str(exported("en", "de")), "threads": 1},
+        {"path": str(folders["de", "en"]), "decoding": {"shortlist": shortlist}, "threads": 1},
+    ]
+    client = serve(models=models)
+    pairs = {(each["source"], each["target"]): each for each in client.get("/v1/settings").json()["pairs"]}
+    assert [(pairs[pair]["soft_terms"], pairs[pair]["prefixes"]) for pair in (("en", "de"), ("de", "en"))] == [
+        (False, True),
+        (False, False),
+    ]
+    for pair, told in pairs.items():
+        asked = {"text": LINES[0], "source": pair[0], "target": pair[1]}
+        for more, offered in (({"glossary": {"dog": "Hund"}}, "soft_terms"), ({"prefix": "ein"}, "prefixes")):
+            answer = client.post("/v1/translate", json={**asked, **more})
+            assert (answer.status_code == 200) == told[offered], answer.text
 
 
 def test_n_best_and_scores_are_the_translators(serve: Serve, german: Translator) -> None:

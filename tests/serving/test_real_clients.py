@@ -89,6 +89,11 @@ stream = client.chat.completions.create(model="en-de", messages=[{"role": "user"
 result = [[ask(line).choices[0].message.content for line in lines],
           "".join(event.choices[0].delta.content or "" for event in stream), [m.id for m in client.models.list()]]
 expected = [wanted, wanted[0], ["de-en", "en-de", "en-qlo"]]
+try:
+    client.models.retrieve("gpt")
+except openai.NotFoundError as error:
+    result += [client.models.retrieve("en-de").id, error.body["type"]]
+expected += ["en-de", "invalid_request_error"]
 """,
 }
 NODE = """

@@ -7,7 +7,7 @@ import contextlib
 import hmac
 import time
 import uuid
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from html import escape
 from http import HTTPStatus
@@ -22,24 +22,43 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from starlette.routing import Match, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from ziggurat import __version__
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
 from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.interfaces.deepl import DeepL, DeepLAccount
 from ziggurat.serving.interfaces.deepl_resources import DeepLDocuments, DeepLGlossaries
-from ziggurat.serving.interfaces.files import UPLOADS, Files
+from ziggurat.serving.interfaces.description import Described, Operation, specification
+from ziggurat.serving.interfaces.dialects import LIBRETRANSLATE, SERVER, dialect_of
+from ziggurat.serving.interfaces.files import Files
 from ziggurat.serving.interfaces.libretranslate import LibreTranslate
 from ziggurat.serving.interfaces.openai import OpenAI
 from ziggurat.serving.interfaces.own import Own
 from ziggurat.serving.interfaces.page import page_routes
+from ziggurat.serving.interfaces.schemas import record, text
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.queue import Late, QueueFull
 from ziggurat.serving.requests import BodyLimit, Refused
 from ziggurat.serving.translations import Translations
 
 __all__ = ["build_app"]
+
+_MODEL = record(
+    {
+        "status": text("", "cold", "ready", "failed"),
+        "reason": text("why it failed"),
+        "version": text("of the files that the open model was read from"),
+    },
+    optional=("reason", "version"),
+)
+HEALTH = Operation(
+    SERVER,
+    "Say whether the server can translate, and how each model is",
+    (),
+    record({"status": text("", "ok", "failed"), "models": {"type": "object", "additionalProperties": _MODEL}}),
+)
+FIGURES = Operation(SERVER, "Give figures for Prometheus", kinds={"text/plain": "the figures"})
+SPEC = Operation(SERVER, "Describe all paths (OpenAPI 3.1)", (), {"type": "object"})
 
 
 def build_app(
@@ -76,12 +95,12 @@ def build_app(
 
     async def health(request: Request) -> Response:
         """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
-        states = {name: model.engine.state for name, model in translations.pool.models.items()}
-        models = {
-            name: {"status": s.status, "reason": s.reason} if s.reason else {"status": s.status}
-            for name, s in states.items()
-        }
-        failed = all(state.status == "failed" for state in states.values())
+        models = {}
+        for name, model in translations.pool.models.items():
+            state = model.engine.state
+            told = {"status": state.status, "reason": state.reason, "version": model.engine.version}
+            models[name] = {key: value for key, value in told.items() if value}
+        failed = all(told["status"] == "failed" for told in models.values())
         return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
 
     async def figures(request: Request) -> Response:
@@ -91,9 +110,9 @@ def build_app(
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def spec(request: Request) -> Response:
-        return JSONResponse(_spec(routes))
+        return JSONResponse(specification(routes))
 
-    routes = [
+    routes: list[Described] = [
         *LibreTranslate(translations, files=documents.config.enabled).routes(),
         *Files(translations, documents).routes(),
         *DeepL(translations, account).routes(),
@@ -102,12 +121,13 @@ def build_app(
         *OpenAI(translations).routes(),
         *Own(translations, files=documents.config.enabled).routes(),
         *(page_routes() if page else []),
-        Route("/health", health),
-        Route("/metrics", figures),
-        Route("/spec", spec),
+        Described("/health", health, HEALTH),
+        Described("/metrics", figures, FIGURES),
+        Described("/spec", spec, SPEC),
     ]
     # A form has more than its file: names, boundaries, a glossary.
-    files = dict.fromkeys(UPLOADS, translations.limits.file_bytes + translations.limits.body_bytes)
+    uploads = [route.path for route in routes if route.operation.file]
+    files = dict.fromkeys(uploads, translations.limits.file_bytes + translations.limits.body_bytes)
     return Starlette(
         routes=routes,
         lifespan=lifespan,
@@ -143,7 +163,7 @@ async def _refresh(translations: Translations, documents: Documents) -> None:
 class _Seen:
     """Middleware that counts requests, names each, and forbids browsers to guess types of content."""
 
-    def __init__(self, app: ASGIApp, metrics: Metrics, routes: list[Route]) -> None:
+    def __init__(self, app: ASGIApp, metrics: Metrics, routes: Sequence[Route]) -> None:
         self._app, self._metrics, self._routes = app, metrics, routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -173,14 +193,9 @@ class _Seen:
             self._metrics.seen(next(known, "other"), status, time.perf_counter() - began)
 
 
-def _answer(request: Request, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
+def _answer(request: Request, status: int, said: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error in the form of the interface whose path was asked for."""
-    content: dict[str, object] = {"error": text}
-    if request.url.path.startswith("/v2/"):
-        content = {"message": text}
-    elif request.url.path.startswith("/v1/"):
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        content = {"error": {"message": text, "type": kind, "param": None, "code": None}}
+    content = dialect_of(request.url.path).error(status, said)
     return JSONResponse(content, status, headers=dict(headers or {}))
 
 
@@ -201,8 +216,11 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _page(request: Request, error: Exception) -> Response:
-    """Answer for paths and methods that there are not, as a page: no program asks for these."""
+    """Answer for paths and methods that there are not: as a page, where LibreTranslate does; else as other errors."""
     assert isinstance(error, HTTPException)
+    if dialect_of(request.url.path) is not LIBRETRANSLATE:
+        said = f"{error.detail}: GET /spec has all paths and methods"
+        return _answer(request, error.status_code, said, error.headers)
     title = f"{error.status_code} {HTTPStatus(error.status_code).phrase}"
     page = f"<!doctype html>\n<html lang=en>\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{escape(error.detail)}</p>\n"
     return HTMLResponse(page, error.status_code, headers=dict(error.headers or {}))
@@ -211,24 +229,3 @@ async def _page(request: Request, error: Exception) -> Response:
 async def _broken(request: Request, error: Exception) -> Response:
     """Answer for a fault of ours; what it was is in the log and not told."""
     return _answer(request, 500, "an internal error; the server's log has more")
-
-
-def _spec(routes: list[Route]) -> dict[str, object]:
-    """Return a description of the paths (Swagger 2). Some programs recognise a server by the title."""
-    paths = {
-        route.path: {
-            method.lower(): {
-                "summary": (route.endpoint.__doc__ or route.name).split("\n")[0],
-                "responses": {"200": {"description": "the answer"}, "400": {"description": "`error` says why"}},
-            }
-            for method in sorted(route.methods or ())
-            if method != "HEAD"
-        }
-        for route in routes
-    }
-    about = f"An interface compatible with LibreTranslate, by Ziggurat {__version__}."
-    return {
-        "swagger": "2.0",
-        "info": {"title": "LibreTranslate", "version": "1.9.6", "description": about},
-        "paths": paths,
-    }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ConfigError
-from ziggurat.serving.queue import Job, Late, Options
+from ziggurat.serving.queue import Job, Late, SearchOptions
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
@@ -47,7 +47,7 @@ class LineBatch(Protocol):
 class LiveBatch:
     """Lines in a search of ours, token by token."""
 
-    def __init__(self, translator: Translator, options: Options, slots: int) -> None:
+    def __init__(self, translator: Translator, options: SearchOptions, slots: int) -> None:
         from ziggurat.decoding.live import LiveTranslation
 
         self.slots = slots
@@ -67,7 +67,7 @@ class LiveBatch:
 class WholeBatch:
     """Lines that are translated together in one step: by CTranslate2, or with phrases that they must contain."""
 
-    def __init__(self, translator: Translator | ServedTranslator, options: Options, slots: int) -> None:
+    def __init__(self, translator: Translator | ServedTranslator, options: SearchOptions, slots: int) -> None:
         self.slots = min(slots, CONSTRAINED) if options.constrained else slots
         self.jobs: dict[int, Job] = {}
         self._translator, self._options, self._next = translator, options, 0
@@ -121,7 +121,7 @@ def _refuse_unwanted(jobs: Sequence[Job]) -> None:
         raise _UnwantedError
 
 
-def _changes(translator: Translator | ServedTranslator, options: Options) -> dict[str, Any]:
+def _changes(translator: Translator | ServedTranslator, options: SearchOptions) -> dict[str, Any]:
     """Return the keys of the `decoding` section that these options change."""
     changes: dict[str, Any] = {"n_best": options.n_best}
     if options.n_best > translator.decoding.beam_size:
@@ -135,7 +135,7 @@ def _changes(translator: Translator | ServedTranslator, options: Options) -> dic
 
 
 def batch_of(
-    translator: Translator | ServedTranslator, options: Options, slots: int, *, aligned: bool = True
+    translator: Translator | ServedTranslator, options: SearchOptions, slots: int, *, aligned: bool = True
 ) -> LineBatch:
     """Return an empty batch for lines with these options, `slots` of them at a time.
 

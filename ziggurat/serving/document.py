@@ -16,12 +16,12 @@ from ziggurat.errors import DataError
 from ziggurat.serving.asking import Asking, Recorded
 from ziggurat.serving.config import DocumentsConfig
 from ziggurat.serving.lines import Asked
-from ziggurat.serving.queue import Options
+from ziggurat.serving.queue import SearchOptions
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import Limits, Settings, document
 from ziggurat.text.glossary import Tally, Terms
-from ziggurat.text.sentences import Options as TextOptions
+from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Outcome, Work
 
@@ -108,7 +108,7 @@ async def translated(
     asked = Asked(
         given.client,
         time.monotonic() + config.seconds,
-        Options(alignments=True),
+        SearchOptions(alignments=True),
         terms=terms if terms is not None and terms.soft else None,
         patient=True,
     )
@@ -146,7 +146,7 @@ def _counted(work: Work[Outcome[bytes]], counted: Callable[[int], None]) -> Work
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:
     """Return the first sentences of a document."""
-    settings = Settings(TextOptions(sentencex_splitter("en")), target=given.target, limits=limits)
+    settings = Settings(Options(sentencex_splitter("en")), target=given.target, limits=limits)
     work = document(content, given.name, settings)
     text = ""
     try:

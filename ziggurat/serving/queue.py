@@ -16,7 +16,7 @@ from typing import Any
 from ziggurat.decoding.results import Translation
 from ziggurat.errors import ZigguratError
 
-__all__ = ["FairQueue", "Job", "Late", "Options", "QueueFull", "Turns"]
+__all__ = ["FairQueue", "Job", "Late", "QueueFull", "SearchOptions", "Turns"]
 
 
 _MEMORY = 0.999  # of a step: a few hundred steps count
@@ -35,7 +35,7 @@ class Late(ZigguratError):  # noqa: N818 - likewise
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """Settings that lines must have in common to be translated together.
 
     Attributes:
@@ -62,7 +62,7 @@ class Job:
     Attributes:
         text: the line.
         client: who asked; clients take turns.
-        options: see Options.
+        options: see SearchOptions.
         deadline: `time.monotonic()` after which nobody wants the translation.
         done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
@@ -71,7 +71,7 @@ class Job:
 
     text: str
     client: str
-    options: Options
+    options: SearchOptions
     deadline: float
     done: Callable[[Translation | Exception], Any]
     constraints: tuple[str, ...] = ()
@@ -188,7 +188,7 @@ class FairQueue:
                 self._pop(client)
             return None
 
-    def take(self, options: Options) -> Job | None:
+    def take(self, options: SearchOptions) -> Job | None:
         """Take the next line with these options, the client after the last one first; None: there is none."""
         with self.changed:
             for client in list(self._clients):
@@ -202,7 +202,7 @@ class FairQueue:
                     return job
             return None
 
-    def oldest(self, other_than: Options) -> float | None:
+    def oldest(self, other_than: SearchOptions) -> float | None:
         """Return when the oldest of the lines whose turn it is came, of those with other options; None: none waits."""
         with self.changed:
             came = [jobs[0].came for jobs in self._clients.values() if jobs and jobs[0].options != other_than]

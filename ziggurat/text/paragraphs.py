@@ -73,7 +73,7 @@ def aligned_text(text: str, options: Options, *, lines: bool = True) -> Work[Out
 
 
 def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
-    """Return how many sentences `aligned_text` finds; it asks for those that are equal once, and for some not at all."""
+    """Return how many sentences `aligned_text` finds. It asks for equal ones once, and for some not at all."""
     return sum(len(_units(Marked(line), options)[0]) for line in (_LINE_ENDS.split(text) if lines else [text]))
 
 
