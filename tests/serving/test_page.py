@@ -439,6 +439,29 @@ def test_terms_are_sent_and_kept_only_where_that_is_wished(visit: Visit, fake: F
     assert "hound" not in again.page.evaluate("JSON.stringify(localStorage)")
 
 
+def test_terms_are_always_put_where_the_model_cannot_weigh_them(visit: Visit, fake: FakeServer) -> None:
+    fake.hard = ("de", "en")
+    window = visit()
+    window.page.select_option("#from", "en")
+    window.page.select_option("#to", "de")
+    window.page.fill("#terms input >> nth=0", "dog")
+    window.page.fill("#terms input >> nth=1", "Hund")
+    mode = window.page.locator("#terms select").first
+    assert (mode.input_value(), window.page.is_hidden("#always")) == ("soft", True)
+    window.page.check("#keep")
+    for source in ("de", "auto"):  # which may be German
+        window.page.select_option("#from", source)
+        window.page.select_option("#to", "en")
+        assert (mode.input_value(), window.page.is_hidden("#always")) == ("hard", False)
+        assert mode.locator("option").first.is_disabled()
+    translate(window)
+    assert fake.asked[-1]["glossary"] == [{"source": "dog", "target": "Hund", "mode": "hard"}]
+    window.page.select_option("#from", "ar")
+    assert (mode.input_value(), window.page.is_hidden("#always")) == ("soft", True), "as it was wished for"
+    again = visit(before=window)
+    assert again.page.locator("#terms select").first.input_value() == "soft"
+
+
 def test_documents_are_sent_watched_and_saved(visit: Visit, fake: FakeServer, tmp_path: Path) -> None:
     window = visit()
     window.page.select_option("#from", "de")
