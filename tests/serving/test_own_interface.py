@@ -13,7 +13,9 @@ from tests.vocabulary import SENTENCES
 from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import ExportReport, read_report
+from ziggurat.decoding.next_words import translate_next_words
 from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.decoding.words import begins_word, first_word
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}
@@ -158,6 +160,42 @@ def test_a_prefix_is_where_the_translation_begins(serve: Serve, german: Translat
     assert pivot.status_code == 400
 
 
+@pytest.mark.parametrize("engine", ["ours", "CTranslate2"])
+def test_alternatives_after_a_prefix_differ_in_the_next_word(
+    serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, german: Translator, engine: str
+) -> None:
+    path = folders["de", "en"] if engine == "ours" else exported("de", "en")
+    client = serve(models=[{"path": str(path), "threads": 1}])
+    tokenizer = german.target_tokenizer
+
+    def words(prefix: str = "", **more: Any) -> list[tuple[str, ...]]:
+        asked = {"text": LINES[0], "prefix": prefix, "alternatives": 3, "scores": True, **DE_EN, **more}
+        found = one(client.post("/v1/translate", json=asked))
+        said = [found["text"], *found["alternatives"]]
+        assert all(text.startswith(prefix) for text in said)
+        rest = [tokenizer.pieces(tokenizer.encode([text])[0]) for text in said]
+        return [first_word(pieces[len(tokenizer.encode([prefix])[0]) :]) for pieces in rest]
+
+    for asked in ({"prefix": "the dog", "complete": True}, {"prefix": "the dog"}, {"next_words": True}):
+        assert len(set(words(**asked))) == 4, asked
+    assert all(begins_word(word[0]) for word in words("the dog", complete=True) if word)
+    if engine == "ours":
+        best = translate_next_words(german, [LINES[0]], ["the dog"], n_best=4, complete=True)[0]
+        found = one(client.post("/v1/translate", json={
+            "text": LINES[0], "prefix": "the dog", "complete": True, "alternatives": 3, "alignments": True, **DE_EN
+        }))  # fmt: skip
+        assert [found["text"], *found["alternatives"]] == [hypothesis.text for hypothesis in best.hypotheses]
+        assert found["sentences"][0]["links"]
+        usual = german.translate([LINES[0]], prefixes=["the dog"], n_best=4)[0]
+        plain = one(client.post("/v1/translate", json={
+            "text": LINES[0], "prefix": "the dog", "next_words": False, "alternatives": 3, **DE_EN
+        }))  # fmt: skip
+        assert plain["text"] == usual.text
+    two = {"text": "Ein Hund. Ein Haus.", "next_words": True, "alternatives": 1, **DE_EN}
+    answer = client.post("/v1/translate", json=two)
+    assert (answer.status_code, "one sentence" in answer.json()["error"]["message"]) == (400, True)
+
+
 def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
     said = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
     asked = {"text": [said, "17"], "target": "qlo", "alignments": True, "scores": True}
@@ -181,6 +219,8 @@ def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
         ({"text": "a", "format": "pdf"}, 400, "`format`"),
         ({"text": ["a", "b"], "prefix": "x"}, 400, "`prefix`"),
         ({"text": "a", "prefix": 3}, 400, "`prefix`"),
+        ({"text": ["a", "b"], "next_words": True}, 400, "`next_words`"),
+        ({"text": "a", "complete": 3}, 400, "`complete`"),
         ({"text": "a", "glossary": "x"}, 400, "`glossary`"),
         ({"text": "a", "glossary": [["a", "b"]]}, 400, "`glossary`"),
         ({"text": "a", "glossary": {"a": 1}}, 400, "`glossary`"),

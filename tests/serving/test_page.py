@@ -248,10 +248,12 @@ def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeS
     window.page.click("#target .word >> text=runs")
     assert menu(window) == ["walks quickly.", "is running fast."]
     asked = {"text": "Der Hund 🐕 läuft schnell.", "source": "de", "target": "en", "prefix": "The dog 🐕"}
-    assert fake.asked[-1] | {**asked, "alternatives": 3} == fake.asked[-1]
+    asked["complete"] = True
+    assert fake.asked[-1] | {**asked, "alternatives": 3, "next_words": True} == fake.asked[-1]
     window.page.click("#menu button >> text=walks")
     shows(window, "The dog 🐕 walks briskly.\n\nIt barks loudly.")
     assert fake.asked[-1] | {**asked, "prefix": "The dog 🐕 walks"} == fake.asked[-1]
+    assert "next_words" not in fake.asked[-1]
     assert window.page.evaluate("document.activeElement.textContent") == "briskly"
     window.page.hover("#target .word >> text=briskly")
     assert lit(window, "mirror") == ["schnell"]
@@ -259,7 +261,8 @@ def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeS
     assert lit(window, "mirror") == ["bellt"]
     window.page.click("#target .word >> text=It")
     assert menu(window) == ["He barks loudly."]
-    assert "prefix" not in fake.asked[-1]
+    assert not fake.asked[-1].keys() & {"prefix", "complete"}
+    assert fake.asked[-1]["next_words"] is True
     window.page.keyboard.press("Escape")
     assert window.page.evaluate("document.activeElement.textContent") == "It"
     for word in ("loudly", "barks"):  # "Its bark is loud." begins with "It", but has another word there
@@ -647,7 +650,7 @@ def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, st
         window.page.select_option("#from", "de")  # through English
         shows(window, through.json()["translations"][0]["text"])
         window.page.click("#target .word + .word >> nth=0")  # which something stands before
-        window.page.wait_for_selector("#choices-said >> text=`prefix` needs a model")
+        window.page.wait_for_selector("#choices-said >> text=`prefix` and `next_words` need a model")
 
 
 # Files

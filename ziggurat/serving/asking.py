@@ -125,7 +125,7 @@ class Asking:
             return [None] * len(parts)
         if not self._admitted:
             sentences = sum(len(part.new) for part in parts)
-            if self.asked.prefix and sentences != 1:
+            if (self.asked.prefix or self.asked.options.next_words) and sentences != 1:
                 raise DataError("a prefix goes with a text of one sentence; this one has none, or several")
             room: Counter[str] = Counter()
             models = {part.recorded.route[0].name: part.recorded.route[0] for part in parts if part.new}

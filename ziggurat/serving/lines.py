@@ -68,7 +68,7 @@ class Lines:
         def done(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
             loop.call_soon_threadsafe(deliver, future, result)
 
-        options = asked.options if prefix else replace(asked.options, prefixed=False)
+        options = asked.options if prefix else replace(asked.options, prefixed=False, complete=False)
         phrases = constraints or [()] * len(texts)
         self._jobs = [
             Job(text, asked.client, options, asked.deadline, partial(done, future), tuple(own), prefix)

@@ -44,6 +44,8 @@ class SearchOptions:
         scores: with the log-probability of each token.
         constrained: lines have phrases that their translations must contain.
         prefixed: lines have a beginning that their translations must have.
+        complete: that beginning ends with a whole word.
+        next_words: the translations of a line differ in the word after it.
         tag: put before every source sentence; None: no tag.
     """
 
@@ -52,6 +54,8 @@ class SearchOptions:
     scores: bool = False
     constrained: bool = False
     prefixed: bool = False
+    complete: bool = False
+    next_words: bool = False
     tag: str | None = None
 
 

@@ -178,7 +178,8 @@ class Translations:
         """
         wanted = wanted or Wanted()
         terms = wanted.terms
-        soft = terms if terms is not None and terms.soft else None
+        # A search for terms would not know of words that are to be different.
+        soft = terms if terms is not None and terms.soft and not wanted.next_words else None
         deadline = time.monotonic() + self.limits.seconds
         long = sum(map(len, texts)) > _SHORT
         asking = Asking(
@@ -191,11 +192,11 @@ class Translations:
         cuts = [
             replace(
                 self.cut(sources[n], record.route, terms, split=wanted.split != "none"),
-                again=not wanted.prefix,
+                again=not wanted.begun,
             )
             for n, record in zip(places, recorded, strict=True)
         ]
-        if wanted.prefix:
+        if wanted.begun:
             self._refuse_several([texts[n] for n in places], cuts, wanted)
         tallies = [Tally() for _ in places]
         works = [work_of(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]

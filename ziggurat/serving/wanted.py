@@ -26,6 +26,8 @@ class Wanted:
         alignments: links between the words of text and translation.
         scores: the log-probability of each token.
         prefix: what the translation must begin with; of one sentence.
+        complete: the prefix ends with a whole word.
+        next_words: further translations differ in the word after the prefix; of one sentence.
         terms: a glossary.
         split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never (`none`).
     """
@@ -35,8 +37,15 @@ class Wanted:
     alignments: bool = False
     scores: bool = False
     prefix: str = ""
+    complete: bool = False
+    next_words: bool = False
     terms: Terms | None = None
     split: Literal["lines", "sentences", "none"] = "lines"
+
+    @property
+    def begun(self) -> bool:
+        """Whether it is about one sentence and how its translation begins."""
+        return bool(self.prefix) or self.next_words
 
     @property
     def options(self) -> SearchOptions:
@@ -47,6 +56,8 @@ class Wanted:
             alignments=self.alignments or self.markup is not None or (self.terms is not None and self.terms.hard),
             scores=self.scores,
             prefixed=bool(self.prefix),
+            complete=self.complete and bool(self.prefix),
+            next_words=self.next_words,
         )
 
 

@@ -63,6 +63,8 @@ TRANSLATE = Operation(
         Field("scores", flag("each sentence's score and the log-probability of each token")),
         Field("alignments", flag("`links` between words")),
         Field("prefix", text("what the translation must begin with; one text of one sentence")),
+        Field("complete", flag("the prefix ends with a whole word; unless it says so, its last word may go on")),
+        Field("next_words", flag("alternatives differ in the word after the prefix, or in the first one")),
         Field(
             "glossary",
             {
@@ -200,14 +202,18 @@ class Own:
         more = _number(fields.get("alternatives", 0))
         if more is None or not 0 <= more <= most:
             raise Refused(400, f"`alternatives` is a number from 0 to {most}")
-        if prefix.strip() and (kind == "html" or len(texts) > 1):
-            raise Refused(400, "`prefix` goes with one text of one sentence, and `format: text`")
+        # The likeliest beams are mostly alike: whoever gives a prefix wants to know how it may go on.
+        next_words = _flag(fields, "next_words", default=bool(prefix.strip() and more))
+        if (prefix.strip() or next_words) and (kind == "html" or len(texts) > 1):
+            raise Refused(400, "`prefix` and `next_words` go with one text of one sentence, and `format: text`")
         return Wanted(
             markup=HTML if kind == "html" else None,
             more=more,
             alignments=_flag(fields, "alignments") and kind == "text",
             scores=_flag(fields, "scores") and kind == "text",
             prefix=prefix.strip(),
+            complete=_flag(fields, "complete"),
+            next_words=next_words,
             terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
         )
 
@@ -215,8 +221,11 @@ class Own:
         """Raise Refused for what the models of these languages cannot do."""
         for source in set(sources):
             route = self._server.route(source, target)
-            if wanted.prefix and len(route) != 1:
-                raise Refused(400, "`prefix` needs a model that leads from `source` to `target`; here two do, or none")
+            if wanted.begun and len(route) != 1:
+                raise Refused(
+                    400,
+                    "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none",
+                )
             self._server.refuse_soft(source, target, wanted.terms)
 
 
@@ -227,8 +236,8 @@ def _number(given: Any) -> int | None:
     return given if isinstance(given, int) and not isinstance(given, bool) else None
 
 
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    given = fields.get(name, False)
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    given = fields.get(name, default)
     if isinstance(given, str) and given.lower() in ("", "0", "1", "false", "true"):
         return given.lower() in ("1", "true")
     if not isinstance(given, bool):
