@@ -32,12 +32,15 @@ def ends_in_word(piece: str) -> bool:
     return _LETTER.fullmatch(piece[-1:]) is not None
 
 
-@lru_cache(maxsize=4)
 def boundary_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Return the ids of a vocabulary whose pieces end the word before them; end-of-sentence is one of them."""
-    pieces = tokenizer.pieces(range(tokenizer.size))
+    return _boundary_ids(tuple(tokenizer.pieces(range(tokenizer.size))), tokenizer.eos)
+
+
+@lru_cache(maxsize=4)  # 32,000 pieces take 20 ms, and a page asks for each word that is clicked
+def _boundary_ids(pieces: tuple[str, ...], eos: int) -> tuple[int, ...]:
     ids = {number for number, piece in enumerate(pieces) if begins_word(piece)}
-    return tuple(sorted(ids | {tokenizer.eos}))
+    return tuple(sorted(ids | {eos}))
 
 
 def first_word(pieces: Sequence[str]) -> tuple[str, ...]:
