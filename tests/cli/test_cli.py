@@ -196,6 +196,7 @@ def test_the_closing_hints_of_the_demo_can_be_pasted(tmp_path: Path) -> None:
     subprocess.run(["bash", "-eu"], input=script, text=True, check=True, cwd=tmp_path)
     assert (tmp_path / "calls").read_text().splitlines() == [
         "translate|my demo/run|",
+        "serve|my demo/run|",
         "evaluate|my demo/run|--source|my demo/test.qlo|--reference|my demo/test.qhi|--confidence|",
         "train|my demo/demo.yaml|--run|my demo/deep|model.encoder.layers=12|",
         "report|my demo/run|my demo/deep|",

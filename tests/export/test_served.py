@@ -18,8 +18,10 @@ from ziggurat.cli import main
 from ziggurat.data.files import fingerprint
 from ziggurat.decoding import engines
 from ziggurat.decoding.engines import tells_alignments, unserved
+from ziggurat.decoding.next_words import translate_next_words
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.decoding.words import begins_word, first_word
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.export.exporter import export_model
 
@@ -158,6 +160,24 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
         theirs.translate(["a", "b"], prefixes=["a"])
     with pytest.raises(DataError, match="shorten it"):
         theirs.translate(["a"], prefixes=["house " * 3000])
+
+
+def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Path]) -> None:
+    ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
+    for prefix in ("the little", ""):
+        begun = len(ours.target_tokenizer.encode([prefix])[0])
+        asked = {"prefixes": [prefix], "next_words": True, "complete": True, "n_best": 4, "beam_size": 4}
+        (found,) = theirs.translate(SENTENCES[:1], **asked)
+        words = [first_word(hypothesis.tokens[begun:]) for hypothesis in found.hypotheses]
+        assert len(set(words)) == len(words) == 4
+        assert all(hypothesis.text.startswith(prefix) for hypothesis in found.hypotheses)
+        assert all(begins_word(word[0]) for word in words if prefix)
+        # The likeliest piece comes first there; of ours it begins one of the likeliest words.
+        (mine,) = translate_next_words(ours, SENTENCES[:1], [prefix], n_best=16, complete=True)
+        assert words[0][0] in {first_word(hypothesis.tokens[begun:])[0] for hypothesis in mine.hypotheses}
+        (whole,) = theirs.translate(SENTENCES[:1], prefixes=[prefix], complete=True)
+        assert len(whole.hypotheses) == 1
+        assert not prefix or begins_word(whole.hypotheses[0].tokens[begun])
 
 
 def test_settings_that_ctranslate2_lacks_are_refused(exported: tuple[Path, Path]) -> None:

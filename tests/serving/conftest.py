@@ -17,7 +17,7 @@ from tests.export.examples import SMALL, random_model
 from tests.small import merged
 from tests.vocabulary import SENTENCES, trained_tokenizer
 from ziggurat.config import Experiment
-from ziggurat.data.subword import save_tokenizers
+from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.export.exporter import export_model
 from ziggurat.models.directory import weights, write_model_directory
 from ziggurat.serving.config import ServeConfig
@@ -27,25 +27,34 @@ PAIRS = (("de", "en"), ("en", "de"), ("en", "qlo"))
 
 
 @pytest.fixture(scope="session")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Path]:
+def vocabularies(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the vocabulary of all models."""
+    folder = tmp_path_factory.mktemp("vocabularies")
+    tokenizer = trained_tokenizer(SENTENCES, 340, ["<bt>"])
+    save_tokenizers(folder, tokenizer, tokenizer)
+    return folder
+
+
+def write_model(folder: Path, vocabularies: Path, source: str, target: str, seed: int) -> None:
+    """Write the directory of a model between two languages."""
+    experiment = Experiment.model_validate(
+        {
+            "data": {"source_language": source, "target_language": target, "store": str(folder / "none")},
+            "model": merged(SMALL, {}),
+            "decoding": {"max_length": {"ratio": 0.0, "extra": 8, "limit": 8}},
+        }
+    )
+    model = random_model(experiment.model, load_tokenizers(vocabularies)[0], seed)
+    write_model_directory(folder, weights(model), experiment, vocabularies)
+
+
+@pytest.fixture(scope="session")
+def folders(tmp_path_factory: pytest.TempPathFactory, vocabularies: Path) -> dict[tuple[str, str], Path]:
     """A model directory for each pair."""
     base = tmp_path_factory.mktemp("served")
-    tokenizer = trained_tokenizer(SENTENCES, 340, ["<bt>"])
-    vocabularies = base / "vocabularies"
-    vocabularies.mkdir()
-    save_tokenizers(vocabularies, tokenizer, tokenizer)
-    found = {}
-    for seed, (source, target) in enumerate(PAIRS, start=4):
-        experiment = Experiment.model_validate(
-            {
-                "data": {"source_language": source, "target_language": target, "store": str(base / "none")},
-                "model": merged(SMALL, {}),
-                "decoding": {"max_length": {"ratio": 0.0, "extra": 8, "limit": 8}},
-            }
-        )
-        model = random_model(experiment.model, tokenizer, seed)
-        found[source, target] = base / f"{source}-{target}"
-        write_model_directory(found[source, target], weights(model), experiment, vocabularies)
+    found = {pair: base / "-".join(pair) for pair in PAIRS}
+    for seed, (pair, folder) in enumerate(found.items(), start=4):
+        write_model(folder, vocabularies, *pair, seed)
     return found
 
 

@@ -70,6 +70,7 @@ class FakeServer:
         documents: sentences done of each; it has three.
         gate: documents go on while it is set.
         exported: its models refuse to tell alignments.
+        hard: the pair of languages whose model takes hard terms only.
     """
 
     address: str = ""
@@ -83,6 +84,7 @@ class FakeServer:
     documents: dict[str, dict[str, Any]] = field(default_factory=dict)
     gate: bool = True
     exported: bool = False
+    hard: tuple[str, str] | None = None
 
     def reset(self) -> None:
         """Forget all that was asked."""
@@ -110,6 +112,11 @@ class FakeServer:
                 "limits": {"characters": 200, "texts": 10, "alternatives": 3, "file_bytes": 2048},
                 "key_required": self.key is not None,
                 "languages": [{"code": c, "name": LANGUAGES[c], "targets": PAIRS.get(c, [])} for c in LANGUAGES],
+                "pairs": [
+                    {"source": s, "target": t, "models": ["m"], "soft_terms": (s, t) != self.hard, "prefixes": True}
+                    for s, targets in PAIRS.items()
+                    for t in targets
+                ],
                 "detection": True,
                 "files": [".txt", ".html"],
             }

@@ -25,7 +25,7 @@ from tests.export.examples import SMALL, random_model
 from tests.serving.conftest import Serve
 from tests.small import merged
 from tests.vocabulary import SENTENCES
-from ziggurat.config import load_experiment
+from ziggurat.config import dump, load_experiment
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.translator import load_translator
 from ziggurat.models.directory import weights, write_model_directory
@@ -243,6 +243,24 @@ def test_every_file_of_a_model_is_part_of_its_version(changing: Path) -> None:
     (changing / "log.txt").write_text("a run also has logs")
     seen.add(repr(source.version()))
     assert len(seen) == 5
+
+
+def test_a_shortlist_is_part_of_the_version(changing: Path, tmp_path: Path) -> None:
+    """Wherever it is, and whether the configuration of the model names it or that of the server."""
+    (shortlist := tmp_path / "elsewhere").write_bytes(b"a")
+    plain, named = ModelSource(changing), ModelSource(changing, decoding={"shortlist": str(shortlist)})
+    before = {plain.version(), named.version()}
+    os.utime(shortlist, ns=(1, 1))
+    assert plain.version() in before
+    assert named.version() not in before
+    config = changing / "config.yaml"
+    experiment = load_experiment(config)
+    decoding = experiment.decoding.model_copy(update={"shortlist": str(shortlist)})
+    config.write_text(dump(experiment.model_copy(update={"decoding": decoding})))
+    before = {plain.version()}
+    os.utime(shortlist, ns=(2, 2))
+    assert plain.version() not in before
+    assert ModelSource(changing, decoding={"shortlist": None}).shortlist() is None
 
 
 def test_a_model_is_replaced_under_load(serve: Serve, changing: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,11 +66,20 @@ def test_a_glossary_is_used(serve: Serve, folders: dict[tuple[str, str], Path], 
     client = serve()
     text, target = SENTENCES[0], "Haus"
     free = translated(client, text=text)
-    assert target not in free
-    name = made(client, f"{text.split()[0]}\t{target}").json()["glossary_id"]
     translator = load_translator(folders["en", "de"])
-    wanted = translator.translate([text], constraints=[[target]], endings="candidates")[0].text
-    assert translated(client, text=text, glossary_id=name) in (free, wanted)  # within the bound, or not
+    # One term costs 6 nats a token, the other 20: the bound is 10.
+    for wanted, applied in (("the", 1), ("Haus", 0)):
+        assert wanted not in free
+        (own,) = client.post(
+            "/v1/translate", json={"text": text, "source": "en", "target": "de", "glossary": {"little": wanted}}
+        ).json()["translations"]
+        told = own["glossary"][0]
+        assert (told["found"], told["applied"], told["dropped"]) == (1, applied, 1 - applied)
+        searched = translator.translate([text], constraints=[[wanted]], endings="candidates", beam_size=4)[0].text
+        name = made(client, f"little\t{wanted}").json()["glossary_id"]
+        found = translated(client, text=text, glossary_id=name)
+        assert found == own["text"] == (searched if applied else free)
+        assert (wanted in found) == bool(applied)
     other = client.post(
         "/v2/translate", json={"text": text, "source_lang": "DE", "target_lang": "EN", "glossary_id": name}
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 import time
@@ -15,6 +16,7 @@ from starlette.testclient import TestClient
 from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.translator import load_translator
+from ziggurat.serving.access import new_key
 from ziggurat.serving.pool import ModelSource
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -174,8 +176,63 @@ def test_documents_are_bounded_in_number_and_size(serve: Serve, gate: threading.
     assert send(900).status_code == 429  # the first still waits, and its place is not taken
     gate.set()
     until(client, first, "done")
+    answer = send(1001)
+    assert (answer.status_code, "1,000 bytes" in answer.json()["error"]["message"]) == (413, True)
+    assert client.get(f"/v1/documents/{first}").status_code == 200  # nothing is removed for what never fits
     assert send(950).status_code == 202  # the oldest result of the same client makes room
     assert client.get(f"/v1/documents/{first}").status_code == 404
+
+
+def test_nothing_is_removed_where_that_is_not_enough(serve: Serve, tmp_path: Path) -> None:
+    keys = [{"Authorization": f"Bearer {new_key(tmp_path / 'keys', name)}"} for name in "ab"]
+    client = serve(keys=str(tmp_path / "keys"), documents={"total_bytes": 1000})
+
+    def send(size: int, key: int) -> Any:
+        content = b"a\n" + b"1" * (size - 2)
+        return client.post("/v1/documents", files={"file": ("f.txt", content)}, data=DE_EN, headers=keys[key])
+
+    names = [send(400, 0).json()["id"], send(400, 1).json()["id"]]
+    for name in names:
+        until(client, name, "done")
+    answer = send(700, 0)  # which the other's 400 leave no room for
+    assert (answer.status_code, answer.headers["retry-after"]) == (429, "60")
+    assert [client.get(f"/v1/documents/{name}").status_code for name in names] == [200, 200]
+
+
+def test_characters_of_documents_count(serve: Serve, tmp_path: Path) -> None:
+    """Against the client's limit, that of a key before the server's, and in what it is told to have used."""
+    path = tmp_path / "keys"
+    names = {name: new_key(path, name) for name in ("a", "b")}
+    stored = json.loads(path.read_text())
+    stored["keys"][1]["characters_per_minute"] = 1000
+    path.write_text(json.dumps(stored))
+    client = serve(keys=str(path), limits={"characters_per_minute": 100})
+
+    def send(key: str, *lines: str) -> dict[str, Any]:
+        given, bearer = "".join(f"{line}\n" for line in lines).encode(), {"Authorization": f"Bearer {names[key]}"}
+        answer = client.post("/v1/documents", files={"file": ("f.txt", given)}, data=DE_EN, headers=bearer)
+        return until(client, answer.json()["id"], "done", "failed")
+
+    def used(key: str) -> int:
+        answer = client.get("/v2/usage", headers={"Authorization": f"DeepL-Auth-Key {names[key]}"})
+        return int(answer.json()["character_count"])
+
+    four, six, ten, twenty = ("".join(f"A dog number {n:02} runs. " for n in range(count)) for count in (4, 6, 10, 20))
+    size = len("A dog number 00 runs.")
+    assert send("a", four, four)["status"] == "done"  # of sentences that are equal one counts
+    assert used("a") == 4 * size
+    found = send("a", four)
+    assert (found["status"], found["error"]) == ("failed", "Slowdown: 100 characters per 1 minute")
+    assert send("a", six)["error"] == "at most 100 characters are allowed in a minute"
+    form = {**DE_EN, "api_key": names["a"]}
+    for count, status in ((four, 429), (ten, 413)):
+        answer = client.post("/translate_file", files={"file": ("f.txt", count.encode())}, data=form)
+        assert answer.status_code == status
+    assert client.post("/translate", json={"q": four, **form}).status_code == 429  # one account for all
+    assert used("a") == 4 * size
+    assert send("b", twenty)["status"] == "done"
+    assert client.post("/translate", json={"q": "Ein Hund", **DE_EN, "api_key": names["b"]}).status_code == 200
+    assert used("b") == 20 * size + len("Ein Hund")
 
 
 def test_results_expire(serve: Serve, tmp_path: Path) -> None:

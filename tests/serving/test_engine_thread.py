@@ -18,7 +18,7 @@ from ziggurat.decoding.translator import Translator
 from ziggurat.errors import ConfigError
 from ziggurat.serving import engine as engine_module
 from ziggurat.serving.engine import Engine, ModelFailed, Opened
-from ziggurat.serving.queue import FairQueue, Job, Late, Options
+from ziggurat.serving.queue import FairQueue, Job, Late, SearchOptions
 
 LINES = [line for line in SENTENCES if line]
 
@@ -53,7 +53,7 @@ class Asker:
                 self.results[number] = result
                 self.all.notify_all()
 
-        job = Job(text, client, more.pop("options", Options()), time.monotonic() + seconds, done, **more)
+        job = Job(text, client, more.pop("options", SearchOptions()), time.monotonic() + seconds, done, **more)
         self.engine.queue.put([job])
         return job
 
@@ -107,7 +107,7 @@ def test_options_are_kept_apart(make: Make) -> None:
     asker = make()
     for n in range(12):
         phrase = (LINES[0].split()[0],) if n % 3 == 2 else ()
-        options = (Options(), Options(n_best=2), Options(constrained=True))[n % 3]
+        options = (SearchOptions(), SearchOptions(n_best=2), SearchOptions(constrained=True))[n % 3]
         asker.ask(LINES[n % 2], options=options, constraints=phrase)
     results = asker.wait()
     for n, result in enumerate(results):
@@ -131,7 +131,7 @@ def test_what_is_cancelled_or_late_gets_nothing(make: Make, monkeypatch: pytest.
 
 def test_a_line_at_fault_does_not_harm_others(make: Make) -> None:
     asker = make()
-    asker.ask("a", options=Options(tag="<no>"))
+    asker.ask("a", options=SearchOptions(tag="<no>"))
     asker.ask(LINES[0])
     failed, done = asker.wait()
     assert isinstance(failed, ConfigError)

@@ -156,12 +156,13 @@ def test_other_paths(serve: Serve) -> None:
     assert len(answer.headers["x-request-id"]) == 32
 
 
-def test_health_and_figures(serve: Serve) -> None:
+def test_health_and_figures(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     client = serve(metrics_token="secret-token")
     assert client.get("/health").json()["models"]["de-en"] == {"status": "cold"}
     client.post("/translate", json={"q": LINES[0], **DE_EN})
     health = client.get("/health").json()
-    assert (health["status"], health["models"]["de-en"]) == ("ok", {"status": "ready"})
+    version = ModelSource(folders["de", "en"]).version()
+    assert (health["status"], health["models"]["de-en"]) == ("ok", {"status": "ready", "version": version})
     assert client.get("/metrics").status_code == 401
     said = client.get("/metrics", headers={"Authorization": "Bearer secret-token"}).text
     assert 'ziggurat_requests_total{path="/translate",status="200"} 1.0' in said

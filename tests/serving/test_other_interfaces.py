@@ -96,12 +96,38 @@ def test_openai(serve: Serve, wanted: list[str]) -> None:
     assert events[-1] == "[DONE]"
     assert "".join(json.loads(e)["choices"][0]["delta"].get("content", "") for e in events[:-1]) == wanted[0]
     assert [model["id"] for model in client.get("/v1/models").json()["data"]] == ["de-en", "en-de", "en-qlo"]
+    one = client.get("/v1/models/en-de").json()
+    assert (one["id"], one["object"], one["owned_by"]) == ("en-de", "model", "ziggurat")
     pivot = {"model": "de-qlo", "messages": [{"role": "user", "content": LINES[0]}]}
     assert client.post("/v1/chat/completions", json=pivot).status_code == 200
     for bad, status in (({**asked, "model": "gpt"}, 404), ({**asked, "messages": []}, 400), ({"messages": 3}, 400)):
         answer = client.post("/v1/chat/completions", json=bad)
         assert answer.status_code == status
         assert answer.json()["error"]["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status", "known"),
+    [
+        ("GET", "/v1/models/gpt", 404, "error"),
+        ("GET", "/v1/nothing", 404, "error"),
+        ("GET", "/v1", 404, "error"),
+        ("PUT", "/v1/translate", 405, "error"),
+        ("GET", "/v2/nothing", 404, "message"),
+        ("POST", "/v2/", 404, "message"),
+        ("DELETE", "/v2/translate", 405, "message"),
+    ],
+)
+def test_paths_that_there_are_not(serve: Serve, method: str, path: str, status: int, known: str) -> None:
+    """In the form in which each interface tells of errors, which its clients read."""
+    answer = serve().request(method, path)
+    assert (answer.status_code, answer.headers["content-type"]) == (status, "application/json")
+    said = answer.json()[known]
+    if known == "error":
+        assert said.keys() == {"message", "type", "param", "code"}
+        said = said["message"]
+    assert len(said) > 10
+    assert ("allow" in answer.headers) == (status == 405)
 
 
 def test_keys_hold_everywhere(serve: Serve, tmp_path: Path) -> None:

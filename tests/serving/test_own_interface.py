@@ -5,12 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.serving.conftest import Exported, Serve
 from tests.vocabulary import SENTENCES
+from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
+from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import ExportReport, read_report
+from ziggurat.decoding.next_words import translate_next_words
 from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.decoding.words import begins_word, first_word
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}
@@ -33,6 +38,39 @@ def test_settings(serve: Serve, tmp_path: Path) -> None:
     assert {"code": "en", "name": "English", "targets": ["de", "qlo"]} in found["languages"]
     assert {"code": "qlo", "name": "Qlo", "targets": []} in found["languages"]
     assert (found["key_required"], found["detection"]) == (False, True)
+    pairs = {(each.pop("source"), each.pop("target")): each for each in found["pairs"]}
+    assert pairs == {
+        ("de", "en"): {"models": ["de-en"], "soft_terms": True, "prefixes": True},
+        ("de", "qlo"): {"models": ["de-en", "en-qlo"], "soft_terms": True, "prefixes": False},
+        ("en", "de"): {"models": ["en-de"], "soft_terms": True, "prefixes": True},
+        ("en", "qlo"): {"models": ["en-qlo"], "soft_terms": True, "prefixes": True},
+    }
+
+
+def test_settings_tell_what_models_cannot_do(
+    serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, tmp_path: Path
+) -> None:
+    """As they say themselves when they are asked for it."""
+    shortlist = str(tmp_path / "shortlist")
+    source, target = load_tokenizers(folders["de", "en"])
+    candidates = np.tile(np.arange(target.size, dtype=np.int32), (source.size, 1))
+    names = _fingerprint(source), _fingerprint(target)
+    write_shortlist(tmp_path / "shortlist", ShortlistTable(candidates, np.arange(4, dtype=np.int32), names))
+    models = [
+        {"path": str(exported("en", "de")), "threads": 1},
+        {"path": str(folders["de", "en"]), "decoding": {"shortlist": shortlist}, "threads": 1},
+    ]
+    client = serve(models=models)
+    pairs = {(each["source"], each["target"]): each for each in client.get("/v1/settings").json()["pairs"]}
+    assert [(pairs[pair]["soft_terms"], pairs[pair]["prefixes"]) for pair in (("en", "de"), ("de", "en"))] == [
+        (False, True),
+        (False, False),
+    ]
+    for pair, told in pairs.items():
+        asked = {"text": LINES[0], "source": pair[0], "target": pair[1]}
+        for more, offered in (({"glossary": {"dog": "Hund"}}, "soft_terms"), ({"prefix": "ein"}, "prefixes")):
+            answer = client.post("/v1/translate", json={**asked, **more})
+            assert (answer.status_code == 200) == told[offered], answer.text
 
 
 def test_n_best_and_scores_are_the_translators(serve: Serve, german: Translator) -> None:
@@ -115,10 +153,47 @@ def test_a_prefix_is_where_the_translation_begins(serve: Serve, german: Translat
     found = one(client.post("/v1/translate", json={"text": LINES[0], "prefix": "the dog", **DE_EN}))
     assert found["text"] == wanted
     assert wanted.startswith("the dog")
-    two = client.post("/v1/translate", json={"text": "Ein Hund. Ein Haus.", "prefix": "a", **DE_EN})
-    assert (two.status_code, "one sentence" in two.json()["error"]["message"]) == (400, True)
+    for text in ("Ein Hund. Ein Haus.", "Ein Hund. Ein Hund."):
+        two = client.post("/v1/translate", json={"text": text, "prefix": "a", **DE_EN})
+        assert (two.status_code, "one sentence" in two.json()["error"]["message"]) == (400, True)
     pivot = client.post("/v1/translate", json={"text": "Ein Hund", "prefix": "a", "source": "de", "target": "qlo"})
     assert pivot.status_code == 400
+
+
+@pytest.mark.parametrize("engine", ["ours", "CTranslate2"])
+def test_alternatives_after_a_prefix_differ_in_the_next_word(
+    serve: Serve, folders: dict[tuple[str, str], Path], exported: Exported, german: Translator, engine: str
+) -> None:
+    path = folders["de", "en"] if engine == "ours" else exported("de", "en")
+    client = serve(models=[{"path": str(path), "threads": 1}])
+    tokenizer = german.target_tokenizer
+
+    def words(prefix: str = "", **more: Any) -> list[tuple[str, ...]]:
+        asked = {"text": LINES[0], "prefix": prefix, "alternatives": 3, "scores": True, **DE_EN, **more}
+        found = one(client.post("/v1/translate", json=asked))
+        said = [found["text"], *found["alternatives"]]
+        assert all(text.startswith(prefix) for text in said)
+        rest = [tokenizer.pieces(tokenizer.encode([text])[0]) for text in said]
+        return [first_word(pieces[len(tokenizer.encode([prefix])[0]) :]) for pieces in rest]
+
+    for asked in ({"prefix": "the dog", "complete": True}, {"prefix": "the dog"}, {"next_words": True}):
+        assert len(set(words(**asked))) == 4, asked
+    assert all(begins_word(word[0]) for word in words("the dog", complete=True) if word)
+    if engine == "ours":
+        best = translate_next_words(german, [LINES[0]], ["the dog"], n_best=4, complete=True)[0]
+        found = one(client.post("/v1/translate", json={
+            "text": LINES[0], "prefix": "the dog", "complete": True, "alternatives": 3, "alignments": True, **DE_EN
+        }))  # fmt: skip
+        assert [found["text"], *found["alternatives"]] == [hypothesis.text for hypothesis in best.hypotheses]
+        assert found["sentences"][0]["links"]
+        usual = german.translate([LINES[0]], prefixes=["the dog"], n_best=4)[0]
+        plain = one(client.post("/v1/translate", json={
+            "text": LINES[0], "prefix": "the dog", "next_words": False, "alternatives": 3, **DE_EN
+        }))  # fmt: skip
+        assert plain["text"] == usual.text
+    two = {"text": "Ein Hund. Ein Haus.", "next_words": True, "alternatives": 1, **DE_EN}
+    answer = client.post("/v1/translate", json=two)
+    assert (answer.status_code, "one sentence" in answer.json()["error"]["message"]) == (400, True)
 
 
 def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
@@ -144,6 +219,8 @@ def test_languages_are_detected_and_lead_through_a_third(serve: Serve) -> None:
         ({"text": "a", "format": "pdf"}, 400, "`format`"),
         ({"text": ["a", "b"], "prefix": "x"}, 400, "`prefix`"),
         ({"text": "a", "prefix": 3}, 400, "`prefix`"),
+        ({"text": ["a", "b"], "next_words": True}, 400, "`next_words`"),
+        ({"text": "a", "complete": 3}, 400, "`complete`"),
         ({"text": "a", "glossary": "x"}, 400, "`glossary`"),
         ({"text": "a", "glossary": [["a", "b"]]}, 400, "`glossary`"),
         ({"text": "a", "glossary": {"a": 1}}, 400, "`glossary`"),

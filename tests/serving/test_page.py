@@ -248,10 +248,12 @@ def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeS
     window.page.click("#target .word >> text=runs")
     assert menu(window) == ["walks quickly.", "is running fast."]
     asked = {"text": "Der Hund 🐕 läuft schnell.", "source": "de", "target": "en", "prefix": "The dog 🐕"}
-    assert fake.asked[-1] | {**asked, "alternatives": 3} == fake.asked[-1]
+    asked["complete"] = True
+    assert fake.asked[-1] | {**asked, "alternatives": 3, "next_words": True} == fake.asked[-1]
     window.page.click("#menu button >> text=walks")
     shows(window, "The dog 🐕 walks briskly.\n\nIt barks loudly.")
     assert fake.asked[-1] | {**asked, "prefix": "The dog 🐕 walks"} == fake.asked[-1]
+    assert "next_words" not in fake.asked[-1]
     assert window.page.evaluate("document.activeElement.textContent") == "briskly"
     window.page.hover("#target .word >> text=briskly")
     assert lit(window, "mirror") == ["schnell"]
@@ -259,7 +261,8 @@ def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeS
     assert lit(window, "mirror") == ["bellt"]
     window.page.click("#target .word >> text=It")
     assert menu(window) == ["He barks loudly."]
-    assert "prefix" not in fake.asked[-1]
+    assert not fake.asked[-1].keys() & {"prefix", "complete"}
+    assert fake.asked[-1]["next_words"] is True
     window.page.keyboard.press("Escape")
     assert window.page.evaluate("document.activeElement.textContent") == "It"
     for word in ("loudly", "barks"):  # "Its bark is loud." begins with "It", but has another word there
@@ -437,6 +440,29 @@ def test_terms_are_sent_and_kept_only_where_that_is_wished(visit: Visit, fake: F
     assert "noisily" not in again.page.evaluate("JSON.stringify(localStorage)")
     again.page.uncheck("#keep")
     assert "hound" not in again.page.evaluate("JSON.stringify(localStorage)")
+
+
+def test_terms_are_always_put_where_the_model_cannot_weigh_them(visit: Visit, fake: FakeServer) -> None:
+    fake.hard = ("de", "en")
+    window = visit()
+    window.page.select_option("#from", "en")
+    window.page.select_option("#to", "de")
+    window.page.fill("#terms input >> nth=0", "dog")
+    window.page.fill("#terms input >> nth=1", "Hund")
+    mode = window.page.locator("#terms select").first
+    assert (mode.input_value(), window.page.is_hidden("#always")) == ("soft", True)
+    window.page.check("#keep")
+    for source in ("de", "auto"):  # which may be German
+        window.page.select_option("#from", source)
+        window.page.select_option("#to", "en")
+        assert (mode.input_value(), window.page.is_hidden("#always")) == ("hard", False)
+        assert mode.locator("option").first.is_disabled()
+    translate(window)
+    assert fake.asked[-1]["glossary"] == [{"source": "dog", "target": "Hund", "mode": "hard"}]
+    window.page.select_option("#from", "ar")
+    assert (mode.input_value(), window.page.is_hidden("#always")) == ("soft", True), "as it was wished for"
+    again = visit(before=window)
+    assert again.page.locator("#terms select").first.input_value() == "soft"
 
 
 def test_documents_are_sent_watched_and_saved(visit: Visit, fake: FakeServer, tmp_path: Path) -> None:
@@ -624,7 +650,7 @@ def test_the_page_of_the_server_itself(visit: Visit, folders: dict[tuple[str, st
         window.page.select_option("#from", "de")  # through English
         shows(window, through.json()["translations"][0]["text"])
         window.page.click("#target .word + .word >> nth=0")  # which something stands before
-        window.page.wait_for_selector("#choices-said >> text=`prefix` needs a model")
+        window.page.wait_for_selector("#choices-said >> text=`prefix` and `next_words` need a model")
 
 
 # Files

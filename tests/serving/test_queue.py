@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ziggurat.serving.queue import FairQueue, Job, Late, Options, QueueFull
+from ziggurat.serving.queue import FairQueue, Job, Late, QueueFull, SearchOptions
 
-PLAIN = Options()
+PLAIN = SearchOptions()
 
 
 def job(text: str = "a", client: str = "c", done: Callable[[Any], Any] = lambda result: None, **more: Any) -> Job:
@@ -81,7 +81,7 @@ def test_nobody_waits_for_what_is_late_or_cancelled() -> None:
 
 
 def test_lines_with_other_options_stay() -> None:
-    queue, other = FairQueue(10), Options(n_best=3)
+    queue, other = FairQueue(10), SearchOptions(n_best=3)
     queue.put([job("1", options=other), job("2")])
     queue.put([job("3", "d")])
     assert queue.oldest(other_than=other) is not None

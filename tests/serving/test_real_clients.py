@@ -56,14 +56,14 @@ result = [[each.text for each in found], detected.detected_source_lang, used.cha
           "DE" in [language.code for language in translator.get_target_languages()]]
 expected = [wanted, "DE", True, True]
 import io
-entries = {"dog": "Hund", "cat": "Katze"}
+entries = {"little": "the", "cat": "Katze"}
 glossary = translator.create_glossary("animals", source_lang="EN", target_lang="DE", entries=entries)
 result += [translator.get_glossary_entries(glossary), [g.name for g in translator.list_glossaries()]]
 result.append(glossary.entry_count)
 with_it = translator.translate_text(lines, source_lang="EN", target_lang="DE", glossary=glossary)
 translator.delete_glossary(glossary)
-result += [len(with_it), len(translator.list_glossaries())]
-expected += [entries, ["animals"], 2, 2, 0]
+result += [[each.text for each in with_it], len(translator.list_glossaries())]
+expected += [entries, ["animals"], 2, glossed, 0]
 document, output = io.BytesIO("\\n".join(lines).encode()), io.BytesIO()
 document.name = "a.txt"
 status = translator.translate_document(document, output, source_lang="EN", target_lang="DE")
@@ -89,6 +89,11 @@ stream = client.chat.completions.create(model="en-de", messages=[{"role": "user"
 result = [[ask(line).choices[0].message.content for line in lines],
           "".join(event.choices[0].delta.content or "" for event in stream), [m.id for m in client.models.list()]]
 expected = [wanted, wanted[0], ["de-en", "en-de", "en-qlo"]]
+try:
+    client.models.retrieve("gpt")
+except openai.NotFoundError as error:
+    result += [client.models.retrieve("en-de").id, error.body["type"]]
+expected += ["en-de", "invalid_request_error"]
 """,
 }
 NODE = """
@@ -99,10 +104,10 @@ const client = new deepl.Translator(key, {serverUrl: url});
   const found = await client.translateText(lines, "en", "de");
   const marked = await client.translateText("A <b>dog</b> runs.", "en", "de", {tagHandling: "html"});
   const usage = await client.getUsage();
-  const entries = new deepl.GlossaryEntries({entries: {dog: "Hund"}});
+  const entries = new deepl.GlossaryEntries({entries: {little: "the"}});
   const glossary = await client.createGlossary("g", "en", "de", entries);
   const kept = await client.getGlossaryEntries(glossary);
-  await client.translateText(lines, "en", "de", {glossary});
+  const glossed = (await client.translateText(lines, "en", "de", {glossary})).map(each => each.text);
   await client.deleteGlossary(glossary);
   const file = Buffer.from(lines.join("\\n"));
   const handle = await client.uploadDocument(file, "en", "de", {filename: "a.txt"});
@@ -112,7 +117,7 @@ const client = new deepl.Translator(key, {serverUrl: url});
   const tags = marked.text.replace(/[^<>b/]/g, "");
   const document = require("fs").readFileSync(process.argv[2], "utf8").split("\\n");
   const texts = found.map(each => each.text);
-  console.log(JSON.stringify([texts, tags, usage.anyLimitReached(), kept.entries(), status.status, document]));
+  console.log(JSON.stringify([texts, tags, usage.anyLimitReached(), kept.entries(), status.status, document, glossed]));
 })();
 """
 
@@ -147,13 +152,24 @@ def wanted(folders: dict[tuple[str, str], Path]) -> list[str]:
     return [translation.text for translation in load_translator(folders["en", "de"]).translate(LINES)]
 
 
+@pytest.fixture(scope="module")
+def glossed(folders: dict[tuple[str, str], Path], wanted: list[str]) -> list[str]:
+    """The translations of the lines with a glossary by which `little`, which the first of them has, is `the`."""
+    assert ["little" in line for line in LINES] == [True, False]
+    translator = load_translator(folders["en", "de"])
+    found = translator.translate([LINES[0]], constraints=[["the"]], endings="candidates", beam_size=4)[0].text
+    assert "the" in found
+    assert "the" not in wanted[0]
+    return [found, wanted[1]]
+
+
 @pytest.mark.parametrize("client", PROGRAMS)
-def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[str]) -> None:
+def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[str], glossed: list[str]) -> None:
     variable = "ZIGGURAT_ARGOS_PYTHON" if client == "argostranslate" else "ZIGGURAT_CLIENTS_PYTHON"
     python = os.environ.get(variable)
     if python is None:
         pytest.skip(f"${variable} is not set to a Python with {client}")
-    given: dict[str, Any] = {"url": server[0], "key": server[1], "lines": LINES, "wanted": wanted}
+    given: dict[str, Any] = {"url": server[0], "key": server[1], "lines": LINES, "wanted": wanted, "glossed": glossed}
     given["german"] = "Das Haus steht am Fluss, und der Hund schläft vor der Tür."
     program = f"import json, sys\nglobals().update(json.loads(sys.argv[1]))\n{PROGRAMS[client]}\n"
     program += "print(json.dumps([result, expected]))\n"
@@ -163,7 +179,7 @@ def test_clients_for_python(client: str, server: tuple[str, str], wanted: list[s
     assert result == expected
 
 
-def test_deepl_for_node(server: tuple[str, str], wanted: list[str], tmp_path: Path) -> None:
+def test_deepl_for_node(server: tuple[str, str], wanted: list[str], glossed: list[str], tmp_path: Path) -> None:
     folder = os.environ.get("ZIGGURAT_CLIENTS_NODE")
     if folder is None:
         pytest.skip("$ZIGGURAT_CLIENTS_NODE is not set to a folder in which deepl-node is installed")
@@ -171,4 +187,4 @@ def test_deepl_for_node(server: tuple[str, str], wanted: list[str], tmp_path: Pa
     command = ["node", "-e", NODE, given, str(tmp_path / "out.txt")]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == [wanted, "<b></b>", False, {"dog": "Hund"}, "done", wanted]
+    assert json.loads(done.stdout) == [wanted, "<b></b>", False, {"little": "the"}, "done", wanted, glossed]

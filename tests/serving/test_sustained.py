@@ -121,7 +121,7 @@ def test_load(count: int, server: tuple[psutil.Process, int], known: dict[str, s
     if count > 1000:
         assert memory[3] < 1.05 * memory[1], memory
     found = json.loads(exchange(port, [b"GET /health HTTP/1.0\r\n\r\n"], 0, read=True).partition(b"\r\n\r\n")[2])
-    assert found["models"]["en-de"] == {"status": "ready"}
+    assert found["models"]["en-de"]["status"] == "ready"
     figures = exchange(port, [b"GET /metrics HTTP/1.0\r\n\r\n"], 0, read=True).decode()
     assert 'ziggurat_waiting_lines{model="en-de"} 0.0' in figures
     assert 'ziggurat_live_lines{model="en-de"} 0.0' in figures

@@ -15,7 +15,7 @@ from ziggurat.decoding.results import Translation
 from ziggurat.decoding.translator import Translator
 from ziggurat.serving.batches import WholeBatch
 from ziggurat.serving.engine import SLOTS, Engine, Opened
-from ziggurat.serving.queue import FairQueue, Job, Late, Options, Turns
+from ziggurat.serving.queue import FairQueue, Job, Late, SearchOptions, Turns
 
 
 def test_whoever_waits_gets_the_lock_in_the_order_of_coming() -> None:
@@ -77,7 +77,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
             if len(order) == 403:
                 done.set()
 
-        return Job(SENTENCES[0], client, Options(), time.monotonic() + 120, finish)
+        return Job(SENTENCES[0], client, SearchOptions(), time.monotonic() + 120, finish)
 
     engine.queue.put([job("long") for _ in range(400)])
     engine.queue.put([job("short") for _ in range(3)])
@@ -89,7 +89,7 @@ def test_a_short_request_is_not_kept_waiting_by_a_long_one(copying: Translator) 
 
 def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Translator) -> None:
     def job(deadline: float = 60.0) -> Job:
-        return Job(SENTENCES[0], "c", Options(), time.monotonic() + deadline, results.append)
+        return Job(SENTENCES[0], "c", SearchOptions(), time.monotonic() + deadline, results.append)
 
     results: list[Translation | Exception] = []
     queue, jobs = FairQueue(4), [job() for _ in range(4)]
@@ -100,7 +100,7 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
     queue.check("other", 1)  # the late one gives its place up
     assert len(queue) == 3
     assert [type(result) for result in results] == [Late]
-    batch = WholeBatch(copying, Options(), 8)
+    batch = WholeBatch(copying, SearchOptions(), 8)
     batch.add(jobs[0])
     batch.add(jobs[3])
     batch.cancel([0])
@@ -108,7 +108,7 @@ def test_lines_that_are_cancelled_leave_the_queue_and_a_whole_batch(copying: Tra
 
 
 def test_a_constrained_search_is_bounded_and_ends_when_nobody_waits(copying: Translator) -> None:
-    options = Options(constrained=True)
+    options = SearchOptions(constrained=True)
     assert WholeBatch(copying, options, 64).slots == 8
     results: list[Translation | Exception] = []
     batch = WholeBatch(copying, options, 64)

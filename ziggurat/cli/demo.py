@@ -119,6 +119,7 @@ def _next_steps(demo_folder: Path, test: tuple[Path, Path]) -> str:
     folder, source, target = (shlex.quote(str(path)) for path in (demo_folder, *test))
     commands = (
         (f"head -3 {source} | ziggurat translate {folder}/run", "text of your own"),
+        (f"ziggurat serve {folder}/run", "the same in a browser: open the address that it prints"),
         (f"ziggurat evaluate {folder}/run --source {source} \\", ""),
         (f"    --reference {target} --confidence", "score it, with confidence intervals"),
         (f"ziggurat train {folder}/demo.yaml --run {folder}/deep \\", ""),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from itertools import islice
 from typing import Any
@@ -17,6 +17,7 @@ from ziggurat.decoding.length import LengthPenalty
 from ziggurat.decoding.lines import Notices, split_long, without_nul
 from ziggurat.decoding.request import RuleOptions, SamplingOptions, SearchSettings, Sentence
 from ziggurat.decoding.terminology import Terminology, phrase_ids
+from ziggurat.decoding.words import boundary_ids, ends_in_word
 from ziggurat.errors import ConfigError, DataError, printable
 
 __all__ = ["LineExtras", "TranslationCall", "line_extras"]
@@ -109,6 +110,7 @@ class TranslationCall:
         self.decoding = decoding
         self.source = source
         self.target = target
+        self._complete = False
         self.tag: tuple[int, ...] = ()
         if tag is not None:
             if tag not in source.tags:
@@ -150,6 +152,12 @@ class TranslationCall:
             device=device,
             before_step=before_step,
         )
+
+    def end_words(self, *, complete: bool) -> None:
+        """Let the search know where words end; with `complete`, let each prefix end with a whole one."""
+        rules = replace(self.settings.rules, boundary=boundary_ids(self.target))
+        self.settings = replace(self.settings, rules=rules)
+        self._complete = complete
 
     def asked(self, place: int, extras: LineExtras) -> list[str]:
         """Return the constraints of the line at `place` itself, without those of the terminology."""
@@ -223,7 +231,8 @@ class TranslationCall:
                 "for; shorten them, or raise `decoding.max_length.limit`"
             )
         source = [*self.tag, *part.ids, self.source.eos]
-        return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key)
+        whole = self._complete and bool(prefix) and ends_in_word(self.target.pieces(prefix[-1:])[0])
+        return Sentence(source, max(longest, needed), self.decoding.min_length, prefix, constraints, key, whole)
 
     def _check_constraints(self) -> None:
         decoding = self.decoding

@@ -58,13 +58,18 @@ class LiveTranslation:
         translator: the translator.
         slots: most sentences that are live at a time; memory for as many is set aside.
         tag: as in `Translator.translate`.
+        complete: whether prefixes end with a whole word; without, their last word may go on.
         decoding: keys of the `decoding` section in place of the configured ones.
 
     Raises ConfigError as `Translator.translate` does.
     """
 
-    def __init__(self, translator: Translator, *, slots: int, tag: str | None = None, **decoding: Any) -> None:
+    def __init__(
+        self, translator: Translator, *, slots: int, tag: str | None = None, complete: bool = False, **decoding: Any
+    ) -> None:
         self._call = translator.call_of(tag, **decoding)
+        if complete:
+            self._call.end_words(complete=True)
         self._notices = translator.notices
         self._assembler = Assembler(translator.source_tokenizer, translator.target_tokenizer, self._call.decoding)
         self._search = _LiveSearch(translator.scorer(), [], self._call.settings, slots)

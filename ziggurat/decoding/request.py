@@ -29,6 +29,8 @@ class Sentence:
     """Phrases that every result must hold, each at least one id."""
     key: int = 0
     """64 bits; the sentence's random numbers depend on it, the sample and the position alone."""
+    complete: bool = False
+    """Whether the prefix ends with a whole word: then one of `RuleOptions.boundary` follows it."""
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,10 @@ class RuleOptions:
     """Log-probabilities of tokens that the hypothesis already has are multiplied by this."""
     eos_margin: float | None = None
     """End-of-sentence only where its logit is within this of the best token's."""
+    boundary: tuple[int, ...] = ()
+    """Tokens that end the word before them, end-of-sentence among them; needed by the next rule and whole prefixes."""
+    one_word: bool = False
+    """A result is the prefix and one word: end-of-sentence has the probability that the word ends."""
     prune: float | None = None
     """Hypotheses whose log-probability is more than this below the best of the sentence are given up."""
 

@@ -32,6 +32,9 @@ class Rules:
         longer = [phrase for phrase in options.banned if len(phrase) > 1]
         self._phrases = BannedPhrases(longer, device) if longer else None
         self._prefix = torch.zeros(0, 0, dtype=torch.int64, device=device)  # [N, P], -1 beyond its end
+        self._begin = torch.zeros(0, dtype=torch.int64, device=device)  # [N] tokens of the prefix
+        self._complete = torch.zeros(0, dtype=torch.bool, device=device)  # [N] whether it ends with a whole word
+        self._boundary = torch.tensor(options.boundary, dtype=torch.int64, device=device)
         # Tokens of the beams, -1 beyond their ends; kept only where a rule looks at them.
         remembers = self._phrases or options.no_repeat_ngram_size or options.repetition_penalty != 1
         self._held = torch.zeros(0, beam_size, 0, dtype=torch.int64, device=device) if remembers else None
@@ -47,6 +50,8 @@ class Rules:
         rows = [[*s.prefix, *[-1] * (width - len(s.prefix))] for s in sentences]
         new = torch.tensor(rows, dtype=torch.int64, device=self._prefix.device).view(len(rows), width)
         self._prefix = torch.cat((_widened(self._prefix, width), new))
+        self._begin = torch.cat((self._begin, self._begin.new_tensor([len(s.prefix) for s in sentences])))
+        self._complete = torch.cat((self._complete, self._complete.new_tensor([s.complete for s in sentences])))
         if self._held is not None:
             shape = (len(sentences), *self._held.shape[1:])
             self._held = torch.cat((self._held, self._held.new_full(shape, -1)))
@@ -54,6 +59,7 @@ class Rules:
     def keep(self, rows: Tensor) -> None:
         """Let row i be the old row `rows`[i]."""
         self._prefix = self._prefix.index_select(0, rows)
+        self._begin, self._complete = self._begin.index_select(0, rows), self._complete.index_select(0, rows)
         if self._held is not None:
             self._held = self._held.index_select(0, rows)
 
@@ -96,6 +102,9 @@ class Rules:
             if self._phrases is not None:
                 self._phrases.ban(log_probabilities, self._held, position)
 
+        if self.options.boundary:
+            self._end_words(log_probabilities, position)
+
         # (4) Inside a prefix only its next token is left, with the model's own score.
         if width:
             free = log_probabilities.gather(-1, forced.clamp(min=0))
@@ -107,6 +116,23 @@ class Rules:
         if own_end is not None and len(rows := (position >= max_length).nonzero().squeeze(1)):
             log_probabilities.index_fill_(0, rows, NEVER)
             log_probabilities[rows, :, self.eos] = own_end[rows]
+
+    def _end_words(self, log_probabilities: Tensor, position: Tensor) -> None:
+        """Let words end where they must: at the end of a complete prefix, and with `one_word` the result."""
+        first = position == self._begin
+        if len(rows := (first & self._complete).nonzero().squeeze(1)):
+            some = log_probabilities[rows]
+            kept = torch.full_like(some, NEVER).index_copy_(-1, self._boundary, some.index_select(-1, self._boundary))
+            log_probabilities[rows] = kept
+        if not self.options.one_word:
+            return
+        log_probabilities[..., self.eos].masked_fill_(first[:, None], NEVER)  # there is to be a word
+        if len(rows := (position > self._begin).nonzero().squeeze(1)):
+            some = log_probabilities[rows]
+            end = some.index_select(-1, self._boundary).logsumexp(-1)
+            some.index_fill_(-1, self._boundary, NEVER)
+            some[..., self.eos] = end
+            log_probabilities[rows] = some
 
 
 def penalise_repetition(log_probabilities: Tensor, held: Tensor, penalty: float) -> None:

@@ -12,30 +12,34 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain, repeat
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from ziggurat.config import DecodingConfig, load_experiment
+from ziggurat.config import load_experiment
 from ziggurat.config.load import change_section
 from ziggurat.data.checksums import check_folder
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.engines import SERVED_FILE, is_served, read_report, refuse_unserved, unserved
 from ziggurat.decoding.lines import WINDOW_LINES, Notices, one_line, refuse_single, split_long, windows, without_nul
-from ziggurat.decoding.results import Alignment, Hypothesis, Translation, side_by_side
-from ziggurat.decoding.served_results import Found, alignment_of, hypothesis_of, rescored
+from ziggurat.decoding.results import Alignment, Hypothesis, Translation
+from ziggurat.decoding.served_results import (
+    PIECES,
+    Call,
+    Found,
+    alignment_of,
+    by_next_word,
+    ctranslate2_module,
+    found_of,
+    heads_of,
+    hypothesis_of,
+    joined,
+    opened,
+    rescored,
+)
 from ziggurat.errors import CheckpointError, ConfigError, DataError, printable
 
 __all__ = ["ServedTranslator"]
 
 _PATIENCE = 2.0  # at its default, 1, BLEU with a length penalty fell by 0.3 on a trained model
-
-
-class _Call(NamedTuple):
-    """Settings of a call: the search, pieces before every source and of the first one's translation, token scores."""
-
-    decoding: DecodingConfig
-    tag: list[str]
-    scored: bool
-    forced: list[str]
 
 
 class ServedTranslator:
@@ -65,10 +69,7 @@ class ServedTranslator:
         token_scores: bool = False,
         **decoding: Any,
     ) -> None:
-        try:
-            import ctranslate2
-        except ModuleNotFoundError:
-            raise ConfigError("`ctranslate2` is not installed: pip install 'ziggurat-mt[translate]'") from None
+        ctranslate2 = ctranslate2_module()
         check_folder(Path(path))  # first: CTranslate2 reads damaged weights without an error
         if not is_served(path):
             raise CheckpointError(f"{path}: not a CTranslate2 directory of `ziggurat export` (no {SERVED_FILE})")
@@ -82,19 +83,9 @@ class ServedTranslator:
         self.token_scores = token_scores
         self.notices = Notices()
         self.on_finished: Callable[[int], object] = lambda count: None
-        kind, _, index = device.partition(":")
         if workers > 1:
             threads = max(1, (threads or len(os.sched_getaffinity(0))) // workers)
-        try:
-            self._model = ctranslate2.Translator(
-                str(path),
-                device=kind,
-                device_index=int(index or 0),
-                inter_threads=workers,
-                intra_threads=threads or 0,
-            )
-        except (RuntimeError, ValueError) as error:
-            raise CheckpointError(f"{path}: CTranslate2 cannot open it: {error}") from None
+        self._model = opened(ctranslate2, path, device, workers, threads)
         self.device: str = self._model.device
         self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
         tokenizer = self.target_tokenizer
@@ -111,21 +102,26 @@ class ServedTranslator:
         tag: str | None = None,
         prefixes: Sequence[str] | None = None,
         token_scores: bool = False,
+        next_words: bool = False,
+        complete: bool = False,
         **decoding: Any,
     ) -> list[Translation]:
         """Return one Translation per text, in the same order; see Translator.translate.
 
-        `token_scores` asks for them in this call. Raises DataError for more or fewer prefixes than texts, or one with
-        more tokens than a translation may have.
+        `token_scores` asks for them in this call. With `next_words` the n best differ in the word after the prefix:
+        those of the likeliest pieces. `complete` prefixes end with a whole word. Raises DataError for more or fewer
+        prefixes than texts, one with more tokens than a translation may have, or that nothing can follow.
         """
         refuse_single(texts=texts, prefixes=prefixes)
         call = self._settings(tag, **decoding)._replace(scored=token_scores or self.token_scores)
-        if prefixes is None:
+        if prefixes is None and not next_words:
             return self._translate_window(texts, call)
+        prefixes = [""] * len(texts) if prefixes is None else prefixes
         if len(prefixes) != len(texts):
             raise DataError(f"{len(texts)} texts, but {len(prefixes)} prefixes; they must pair up")
         # One by one: the lengths of prefixes count against the limit, which holds for a whole call of CTranslate2.
         forced = [self.target_tokenizer.pieces(ids) for ids in self.target_tokenizer.encode(without_nul(prefixes))]
+        call = call._replace(words=next_words, complete=complete)
         pairs = zip(texts, forced, strict=True)
         return [self._translate_window([text], call._replace(forced=pieces))[0] for text, pieces in pairs]
 
@@ -143,7 +139,7 @@ class ServedTranslator:
         call = self._settings(tag, **decoding)
         return chain.from_iterable(self._translate_window(texts, call) for texts in windows(lines, window))
 
-    def _settings(self, tag: str | None, **changes: Any) -> _Call:
+    def _settings(self, tag: str | None, **changes: Any) -> Call:
         """Return the settings of a call. Raises ConfigError."""
         asked = {key: value for key, value in changes.items() if value is not None}
         refuse_unserved(asked)
@@ -155,9 +151,9 @@ class ServedTranslator:
         if tag is not None and tag not in self.source_tokenizer.tags:
             known = ", ".join(self.source_tokenizer.tags) or "none"
             raise ConfigError(f"unknown tag {printable(tag)!r}; this model has: {known}")
-        return _Call(decoding, [] if tag is None else [tag], self.token_scores, [])
+        return Call(decoding, [] if tag is None else [tag], self.token_scores, [])
 
-    def _translate_window(self, texts: Sequence[str], call: _Call) -> list[Translation]:
+    def _translate_window(self, texts: Sequence[str], call: Call) -> list[Translation]:
         clean = without_nul(texts)
         limit = min(call.decoding.max_source_pieces, max(1, self.max_positions - 1 - len(call.tag)))
         parts: list[list[int]] = []
@@ -169,12 +165,13 @@ class ServedTranslator:
             self.notices["blank_lines"] += not new
             if len(new) > 1:
                 self.notices.add("long_lines", f"a line of {len(ids)} pieces is translated in {len(new)} parts")
-        first = 1 if call.forced else 0  # parts that begin with the prefix
-        found = [*self._search(parts[:first], call), *self._search(parts[first:], call._replace(forced=[]))]
+        first = 1 if call.forced or call.words else 0  # parts that begin with the prefix
+        others = call._replace(forced=[], words=False, complete=False)
+        found = [*self._search(parts[:first], call), *self._search(parts[first:], others)]
         self.on_finished(len(parts))
-        return [self._joined(text, [found[i] for i in own]) for text, own in zip(texts, owned, strict=True)]
+        return [joined(text, [found[i] for i in own], self.notices) for text, own in zip(texts, owned, strict=True)]
 
-    def _search(self, parts: list[list[int]], call: _Call) -> list[list[Hypothesis]]:
+    def _search(self, parts: list[list[int]], call: Call) -> list[list[Hypothesis]]:
         """Return the n best of each part.
 
         All parts are searched together under the greatest of their limits. A part with a result that did not end, or
@@ -189,6 +186,13 @@ class ServedTranslator:
         limits = [max(len(forced), min(int(rule.ratio * len(part) + rule.extra), most)) for part in parts]
         if not sources:
             return []
+        if call.words or (call.complete and forced):
+            one = call.decoding.n_best if call.words else 1
+            call = call._replace(decoding=call.decoding.model_copy(update={"n_best": one}))
+            (pieces,) = self._run(sources, len(forced) + 1, call, min(PIECES, len(self._ids)), alternatives=True)
+            heads = heads_of(pieces, call)
+            words = self._run(sources * len(heads), limits[0] + 1, call, 1, heads)
+            return self._hypotheses(sources, [by_next_word(words, call, limits[0])], call)
         found = self._run(sources, max(limits) + 1, call, call.decoding.n_best)
         again: dict[int, list[int]] = defaultdict(list)
         for number, (results, limit) in enumerate(zip(found, limits, strict=True)):
@@ -200,7 +204,7 @@ class ServedTranslator:
                 found[number] = results
         return self._hypotheses(sources, found, call)
 
-    def _within(self, limit: int, sources: list[list[str]], call: _Call) -> list[list[Found]]:
+    def _within(self, limit: int, sources: list[list[str]], call: Call) -> list[list[Found]]:
         """Return the best translations of at most `limit` pieces that ended, or the best one cut there if none did."""
         # More results than could end within the limit, so that no translation that ends is lost behind those cut.
         decoding, found = call.decoding, list[list[Found]]()
@@ -213,13 +217,25 @@ class ServedTranslator:
             found.append(ended)
         return found
 
-    def _run(self, sources: list[list[str]], steps: int, call: _Call, count: int) -> list[list[Found]]:
-        """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence."""
+    def _run(
+        self,
+        sources: list[list[str]],
+        steps: int,
+        call: Call,
+        count: int,
+        heads: list[list[str]] | None = None,
+        *,
+        alternatives: bool = False,
+    ) -> list[list[Found]]:
+        """Return up to `count` results of each source, best first, cut after `steps` pieces with end-of-sentence.
+
+        Each begins with its head, or all with the prefix. `alternatives` differ in the piece after that.
+        """
         decoding, beam = call.decoding, call.decoding.beam_size
         penalty = decoding.length_penalty
         results = self._model.translate_batch(
             sources,
-            target_prefix=[call.forced] * len(sources) if call.forced else None,
+            target_prefix=heads or ([call.forced] * len(sources) if call.forced else None),
             max_batch_size=decoding.batch_tokens,
             batch_type="tokens",
             # No limit: it would cut sources without a word; long lines are split before.
@@ -232,19 +248,13 @@ class ServedTranslator:
             max_decoding_length=max(1, steps),
             min_decoding_length=min(decoding.min_length, max(1, steps) - 1),
             suppress_sequences=self._never,
+            return_alternatives=alternatives,
             return_scores=True,
             return_end_token=True,
         )
-        return [
-            [
-                Found(pieces[:-1] if ended else pieces, score, ended)
-                for pieces, score in zip(result.hypotheses, result.scores, strict=True)
-                for ended in [pieces[-1:] == [self._eos]]
-            ]
-            for result in results
-        ]
+        return found_of(results, self._eos)
 
-    def _hypotheses(self, sources: list[list[str]], found: list[list[Found]], call: _Call) -> list[list[Hypothesis]]:
+    def _hypotheses(self, sources: list[list[str]], found: list[list[Found]], call: Call) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
         penalty = call.decoding.length_penalty
         alpha = penalty.alpha if penalty.kind != "none" else 0.0
@@ -258,12 +268,12 @@ class ServedTranslator:
             [hypothesis_of(each, self._text(each.pieces), alpha, next(scores), next(alignments)) for each in results]
             for results in found
         ]
-        if not call.forced:
+        if not call.forced or call.words:
             return every
         # CTranslate2 scores only what comes after the prefix.
         return [sorted((rescored(each, alpha) for each in part), key=lambda each: -each.score) for part in every]
 
-    def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: _Call) -> list[Alignment]:
+    def _alignments(self, pairs: list[tuple[list[str], list[str]]], call: Call) -> list[Alignment]:
         """Return the alignment of each pair of source and translation.
 
         Each is decoded once more, as the prefix of a greedy search: the attention that CTranslate2 (4.8.5) gives for
@@ -288,12 +298,3 @@ class ServedTranslator:
     def _text(self, pieces: Sequence[str]) -> str:
         unknown = self.target_tokenizer.unk
         return one_line(self.target_tokenizer.decode([self._ids.get(piece, unknown) for piece in pieces]))
-
-    def _joined(self, source: str, parts: list[list[Hypothesis]]) -> Translation:
-        """Return the translation of a line, given the results for each of its parts."""
-        if not parts:
-            return Translation(source, [Hypothesis("", 0.0, 0.0, [], [], True)], 0)
-        translation = side_by_side(source, parts, max(map(len, parts)))
-        if not translation.hypotheses[0].finished:
-            self.notices.add("unfinished", "a translation was cut at the length limit (`decoding.max_length`)")
-        return translation

@@ -122,9 +122,22 @@ class Access:
             if entry is None:
                 raise Refused(403, "Invalid API key")
         client = f"key {entry.name}" if entry else f"address {address}"
+        self._spend(client, entry, requests=1, characters=characters)
+        return client
+
+    def spend(self, client: str, characters: int) -> None:
+        """Count further characters of a client that has been let in, such as those of its document. Safe in any thread.
+
+        Raises Refused: beyond the limit at the moment (429), or for ever (413).
+        """
+        keys = self._keys or {}
+        entry = next((key for key in keys.values() if f"key {key.name}" == client), None)
+        self._spend(client, entry, requests=0, characters=characters)
+
+    def _spend(self, client: str, entry: _Key | None, *, requests: int, characters: int) -> None:
         asked = []
         for kind, limiter, cost in (
-            ("requests", self._requests, 1),
+            ("requests", self._requests, requests),
             ("characters", self._characters, characters),
         ):
             most = (entry and getattr(entry, f"{kind}_per_minute")) or getattr(self._limits, f"{kind}_per_minute")
@@ -140,4 +153,3 @@ class Access:
                     f"Slowdown: {item.amount} {kind} per 1 minute",
                     {"Retry-After": str(min(60, max(1, math.ceil(wait))))},
                 )
-        return client

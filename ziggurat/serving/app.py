@@ -17,20 +17,21 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, JSONResponse, Response
-from starlette.routing import Route
 
-from ziggurat import __version__
 from ziggurat.errors import ZigguratError
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.engine import ModelFailed
 from ziggurat.serving.glossaries import Glossaries
 from ziggurat.serving.interfaces.deepl import DeepL, DeepLAccount
 from ziggurat.serving.interfaces.deepl_resources import DeepLDocuments, DeepLGlossaries
-from ziggurat.serving.interfaces.files import UPLOADS, Files
+from ziggurat.serving.interfaces.description import Described, Operation, specification
+from ziggurat.serving.interfaces.dialects import LIBRETRANSLATE, SERVER, dialect_of
+from ziggurat.serving.interfaces.files import Files
 from ziggurat.serving.interfaces.libretranslate import LibreTranslate
 from ziggurat.serving.interfaces.openai import OpenAI
 from ziggurat.serving.interfaces.own import Own
 from ziggurat.serving.interfaces.page import page_routes
+from ziggurat.serving.interfaces.schemas import record, text
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.middleware import BodyLimit, OwnPages, Seen, Underway, answer
 from ziggurat.serving.queue import Late, QueueFull
@@ -41,6 +42,23 @@ __all__ = ["CLOSING", "build_app"]
 
 CLOSING = 5.0
 """Seconds for a step that is under way at the end, when nobody waits for its lines any more."""
+
+_MODEL = record(
+    {
+        "status": text("", "cold", "ready", "failed"),
+        "reason": text("why it failed"),
+        "version": text("of the files that the open model was read from"),
+    },
+    optional=("reason", "version"),
+)
+HEALTH = Operation(
+    SERVER,
+    "Say whether the server can translate, and how each model is",
+    (),
+    record({"status": text("", "ok", "failed"), "models": {"type": "object", "additionalProperties": _MODEL}}),
+)
+FIGURES = Operation(SERVER, "Give figures for Prometheus", kinds={"text/plain": "the figures"})
+SPEC = Operation(SERVER, "Describe all paths (OpenAPI 3.1)", (), {"type": "object"})
 
 
 def build_app(
@@ -81,12 +99,12 @@ def build_app(
 
     async def health(request: Request) -> Response:
         """Say whether the server can translate, and how each model is. Cold ones are opened when they are needed."""
-        states = {name: model.engine.state for name, model in translations.pool.models.items()}
-        models = {
-            name: {"status": s.status, "reason": s.reason} if s.reason else {"status": s.status}
-            for name, s in states.items()
-        }
-        failed = all(state.status == "failed" for state in states.values())
+        models = {}
+        for name, model in translations.pool.models.items():
+            state = model.engine.state
+            told = {"status": state.status, "reason": state.reason, "version": model.engine.version}
+            models[name] = {key: value for key, value in told.items() if value}
+        failed = all(told["status"] == "failed" for told in models.values())
         return JSONResponse({"status": "failed" if failed else "ok", "models": models}, 503 if failed else 200)
 
     async def figures(request: Request) -> Response:
@@ -96,9 +114,9 @@ def build_app(
         return Response(metrics.text(), media_type="text/plain; version=0.0.4")
 
     async def spec(request: Request) -> Response:
-        return JSONResponse(_spec(routes))
+        return JSONResponse(specification(routes))
 
-    routes = [
+    routes: list[Described] = [
         *LibreTranslate(translations, files=documents.config.enabled).routes(),
         *Files(translations, documents).routes(),
         *DeepL(translations, account).routes(),
@@ -107,12 +125,13 @@ def build_app(
         *OpenAI(translations).routes(),
         *Own(translations, files=documents.config.enabled).routes(),
         *(page_routes() if page else []),
-        Route("/health", health),
-        Route("/metrics", figures),
-        Route("/spec", spec),
+        Described("/health", health, HEALTH),
+        Described("/metrics", figures, FIGURES),
+        Described("/spec", spec, SPEC),
     ]
     # A form has more than its file: names, boundaries, a glossary.
-    files = dict.fromkeys(UPLOADS, translations.limits.file_bytes + translations.limits.body_bytes)
+    uploads = [route.path for route in routes if route.operation.file]
+    files = dict.fromkeys(uploads, translations.limits.file_bytes + translations.limits.body_bytes)
     underway = Underway()
     app = Starlette(
         routes=routes,
@@ -168,29 +187,11 @@ async def _failed(request: Request, error: Exception) -> Response:
 
 
 async def _page(request: Request, error: Exception) -> Response:
-    """Answer for paths and methods that there are not, as a page: no program asks for these."""
+    """Answer for paths and methods that there are not: as a page, where LibreTranslate does; else as other errors."""
     assert isinstance(error, HTTPException)
+    if dialect_of(request.url.path) is not LIBRETRANSLATE:
+        said = f"{error.detail}: GET /spec has all paths and methods"
+        return answer(request.url.path, error.status_code, said, error.headers)
     title = f"{error.status_code} {HTTPStatus(error.status_code).phrase}"
     page = f"<!doctype html>\n<html lang=en>\n<title>{title}</title>\n<h1>{title}</h1>\n<p>{escape(error.detail)}</p>\n"
     return HTMLResponse(page, error.status_code, headers=dict(error.headers or {}))
-
-
-def _spec(routes: list[Route]) -> dict[str, object]:
-    """Return a description of the paths (Swagger 2). Some programs recognise a server by the title."""
-    paths = {
-        route.path: {
-            method.lower(): {
-                "summary": (route.endpoint.__doc__ or route.name).split("\n")[0],
-                "responses": {"200": {"description": "the answer"}, "400": {"description": "`error` says why"}},
-            }
-            for method in sorted(route.methods or ())
-            if method != "HEAD"
-        }
-        for route in routes
-    }
-    about = f"An interface compatible with LibreTranslate, by Ziggurat {__version__}."
-    return {
-        "swagger": "2.0",
-        "info": {"title": "LibreTranslate", "version": "1.9.6", "description": about},
-        "paths": paths,
-    }

@@ -18,7 +18,7 @@ from ziggurat.decoding.results import Hypothesis, Translation
 from ziggurat.errors import DataError
 from ziggurat.serving.lines import Asked, Lines
 from ziggurat.serving.pool import Model
-from ziggurat.serving.queue import Late, Options, QueueFull
+from ziggurat.serving.queue import Late, QueueFull, SearchOptions
 from ziggurat.serving.soft_terms import constrained
 from ziggurat.text.alignment import rendered
 from ziggurat.text.glossary import Term
@@ -125,8 +125,8 @@ class Asking:
             return [None] * len(parts)
         if not self._admitted:
             sentences = sum(len(part.new) for part in parts)
-            if self.asked.prefix and sentences != 1:
-                raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
+            if (self.asked.prefix or self.asked.options.next_words) and sentences != 1:
+                raise DataError("a prefix goes with a text of one sentence; this one has none, or several")
             room: Counter[str] = Counter()
             models = {part.recorded.route[0].name: part.recorded.route[0] for part in parts if part.new}
             for part in parts:
@@ -138,14 +138,14 @@ class Asking:
 
     def _first(self, part: _Part[Result]) -> Lines:
         route, texts = part.recorded.route, [sentence.text for sentence in part.new]
-        options = self.asked.options if len(route) == 1 else Options()
+        options = self.asked.options if len(route) == 1 else SearchOptions()
         return self._put(route[0], texts, options, prefix=self.asked.prefix if len(route) == 1 else "")
 
     def _put(
         self,
         model: Model,
         texts: Sequence[str],
-        options: Options,
+        options: SearchOptions,
         constraints: Sequence[Sequence[str]] | None = None,
         prefix: str = "",
         *,
@@ -173,7 +173,7 @@ class Asking:
         texts = [sentence.text for sentence in part.new]
         for number, model in enumerate(route):
             last = number == len(route) - 1
-            options = asked.options if last else Options()
+            options = asked.options if last else SearchOptions()
             found = await (self._through(model, texts, options, counted=last) if started is None else started.results())
             if started is not None and last:
                 self._count(len(texts))
@@ -207,7 +207,7 @@ class Asking:
         self,
         model: Model,
         texts: Sequence[str],
-        options: Options,
+        options: SearchOptions,
         phrases: Sequence[Sequence[str]] | None = None,
         *,
         counted: bool,
@@ -236,7 +236,7 @@ class Asking:
                 task.cancel()
 
     async def _patiently(
-        self, model: Model, texts: Sequence[str], options: Options, phrases: Sequence[Sequence[str]] | None
+        self, model: Model, texts: Sequence[str], options: SearchOptions, phrases: Sequence[Sequence[str]] | None
     ) -> list[Translation]:
         """Return the translations of a few sentences, once the queue has room for them."""
         while True:

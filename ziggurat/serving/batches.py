@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ConfigError
-from ziggurat.serving.queue import Job, Late, Options
+from ziggurat.serving.queue import Job, Late, SearchOptions
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
@@ -47,12 +47,13 @@ class LineBatch(Protocol):
 class LiveBatch:
     """Lines in a search of ours, token by token."""
 
-    def __init__(self, translator: Translator, options: Options, slots: int) -> None:
+    def __init__(self, translator: Translator, options: SearchOptions, slots: int) -> None:
         from ziggurat.decoding.live import LiveTranslation
 
         self.slots = slots
         self.jobs: dict[int, Job] = {}
-        self._live = LiveTranslation(translator, slots=slots, tag=options.tag, **_changes(translator, options))
+        more = _changes(translator, options)
+        self._live = LiveTranslation(translator, slots=slots, tag=options.tag, complete=options.complete, **more)
 
     def add(self, job: Job) -> None:
         self.jobs[self._live.add(job.text, job.prefix)] = job
@@ -65,10 +66,10 @@ class LiveBatch:
 
 
 class WholeBatch:
-    """Lines that are translated together in one step: by CTranslate2, or with phrases that they must contain."""
+    """Lines that are translated together in one step: by CTranslate2, with phrases, or by next word."""
 
-    def __init__(self, translator: Translator | ServedTranslator, options: Options, slots: int) -> None:
-        self.slots = min(slots, CONSTRAINED) if options.constrained else slots
+    def __init__(self, translator: Translator | ServedTranslator, options: SearchOptions, slots: int) -> None:
+        self.slots = min(slots, CONSTRAINED) if options.constrained or options.next_words else slots
         self.jobs: dict[int, Job] = {}
         self._translator, self._options, self._next = translator, options, 0
         if options.constrained:
@@ -90,12 +91,13 @@ class WholeBatch:
         if options.prefixed:
             more["prefixes"] = [job.prefix for job in jobs]
         if isinstance(self._translator, ServedTranslator):
-            more["token_scores"] = options.scores
-        elif options.constrained:
-            more["constraints"] = [job.constraints for job in jobs]
+            more |= {"token_scores": options.scores, "next_words": options.next_words, "complete": options.complete}
+        else:
             self._translator.before_step = lambda: _refuse_unwanted(jobs)
+        if options.constrained:
+            more["constraints"] = [job.constraints for job in jobs]
         try:
-            found = self._translator.translate([job.text for job in jobs], tag=options.tag, **more)
+            found = self._translate([job.text for job in jobs], [job.prefix for job in jobs], more)
         except _UnwantedError:
             for ticket in tickets:
                 self.jobs.pop(ticket).finish(Late("the deadline passed while the line was translated"))
@@ -104,6 +106,16 @@ class WholeBatch:
             if not isinstance(self._translator, ServedTranslator):
                 self._translator.before_step = lambda: None
         return dict(zip(tickets, found, strict=True))
+
+    def _translate(self, texts: list[str], prefixes: list[str], more: dict[str, Any]) -> list[Translation]:
+        translator, options = self._translator, self._options
+        if options.next_words and not isinstance(translator, ServedTranslator):
+            from ziggurat.decoding.next_words import translate_next_words
+
+            return translate_next_words(
+                translator, texts, tag=options.tag, complete=options.complete, **{**more, "prefixes": prefixes}
+            )
+        return translator.translate(texts, tag=options.tag, **more)
 
     def cancel(self, tickets: list[int]) -> None:
         for ticket in tickets:
@@ -121,7 +133,7 @@ def _refuse_unwanted(jobs: Sequence[Job]) -> None:
         raise _UnwantedError
 
 
-def _changes(translator: Translator | ServedTranslator, options: Options) -> dict[str, Any]:
+def _changes(translator: Translator | ServedTranslator, options: SearchOptions) -> dict[str, Any]:
     """Return the keys of the `decoding` section that these options change."""
     changes: dict[str, Any] = {"n_best": options.n_best}
     if options.n_best > translator.decoding.beam_size:
@@ -135,7 +147,7 @@ def _changes(translator: Translator | ServedTranslator, options: Options) -> dic
 
 
 def batch_of(
-    translator: Translator | ServedTranslator, options: Options, slots: int, *, aligned: bool = True
+    translator: Translator | ServedTranslator, options: SearchOptions, slots: int, *, aligned: bool = True
 ) -> LineBatch:
     """Return an empty batch for lines with these options, `slots` of them at a time.
 
@@ -143,6 +155,6 @@ def batch_of(
     """
     if options.alignments and not aligned:
         options = replace(options, alignments=False)
-    if isinstance(translator, ServedTranslator) or options.constrained:
+    if isinstance(translator, ServedTranslator) or options.constrained or options.next_words:
         return WholeBatch(translator, options, slots)
     return LiveBatch(translator, options, slots)

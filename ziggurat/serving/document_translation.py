@@ -16,12 +16,12 @@ from ziggurat.errors import DataError
 from ziggurat.serving.asking import Asking, Recorded
 from ziggurat.serving.config import DocumentsConfig
 from ziggurat.serving.lines import Asked
-from ziggurat.serving.queue import Options
+from ziggurat.serving.queue import SearchOptions
 from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import Limits, Settings, document, document_kind
 from ziggurat.text.glossary import Tally, Terms
-from ziggurat.text.sentences import Options as TextOptions
+from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Outcome, Work
 
@@ -45,7 +45,7 @@ class Document:
         terms: a glossary.
         status: `waiting`, `translating`, `done` or `failed`.
         done, total: sentences that are translated, and that are known of.
-        characters: of the sentences.
+        characters: of the sentences, of which one that occurs again counts once.
         error: why it failed.
         tally: what came of the glossary.
         size: bytes that it takes in the folder.
@@ -92,8 +92,9 @@ async def translated(
 ) -> bytes:
     """Return a document's translation; `run` calls what takes long in a thread.
 
-    Raises DataError for a damaged, hostile or too long document, Refused where no model translates its language, Late
-    after `config.seconds`, ModelFailed.
+    Its characters count against the client's limit as soon as they are known. Raises DataError for a damaged, hostile
+    or too long document, Refused where no model translates its language or beyond the client's limit (429; 413 where
+    no minute has room for it), Late after `config.seconds`, ModelFailed.
     """
     # Told before cutting it, for which a large one takes minutes: a character has four bytes at most.
     if document_kind(given.name).media_type in _PLAIN and len(content) > 4 * config.characters:
@@ -101,8 +102,7 @@ async def translated(
     limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes)
     if given.source == "auto":
         beginning = await run(lambda: _beginning(given, content, limits))
-        (ranks,) = await server.detect([beginning], given.target)
-        given.source = ranks[0][0]
+        ((given.source, _),) = await server.detect_sources([beginning], given.target)
     if given.source == given.target:
         return content
     route = server.route(given.source, given.target)
@@ -112,7 +112,7 @@ async def translated(
     asked = Asked(
         given.client,
         time.monotonic() + config.seconds,
-        Options(alignments=True),
+        SearchOptions(alignments=True),
         terms=terms if terms is not None and terms.soft else None,
         patient=True,
     )
@@ -121,18 +121,24 @@ async def translated(
         given.done, given.total = done, total
 
     settings = Settings(server.cut(given.source, route, terms, given.tally), given.source, given.target, limits=limits)
-    work = _bounded(document(content, given.name, settings), given, config.characters)
+
+    def counted(characters: int) -> None:
+        if characters > config.characters:
+            raise DataError(f"{given.name}: {characters:,} characters, more than {config.characters:,}")
+        server.access.spend(given.client, characters)
+        given.characters = characters
+
+    work = _counted(document(content, given.name, settings), counted)
     (outcome,) = await Asking(asked, run, progress).results([work], [Recorded(route)])
+    server.used[given.client] += given.characters
     return outcome.value
 
 
-def _bounded(work: Work[Outcome[bytes]], given: Document, most: int) -> Work[Outcome[bytes]]:
-    """Return the same work, which raises DataError where the document has too much text."""
+def _counted(work: Work[Outcome[bytes]], counted: Callable[[int], None]) -> Work[Outcome[bytes]]:
+    """Return the same work, which tells the characters of all sentences before the first of them is translated."""
     try:
         asked = next(work)
-        given.characters = sum(len(sentence.text) for sentence in asked)
-        if given.characters > most:
-            raise DataError(f"{given.name}: {given.characters:,} characters, more than {most:,}")
+        counted(sum(len(sentence.text) for sentence in asked))
         while True:
             asked = work.send((yield asked))
     except StopIteration as ended:
@@ -144,7 +150,7 @@ def _bounded(work: Work[Outcome[bytes]], given: Document, most: int) -> Work[Out
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:
     """Return the first sentences of a document."""
-    settings = Settings(TextOptions(sentencex_splitter("en")), target=given.target, limits=limits)
+    settings = Settings(Options(sentencex_splitter("en")), target=given.target, limits=limits)
     work = document(content, given.name, settings)
     text = ""
     try:

@@ -168,10 +168,17 @@ class Documents:
             self._unlink(given)
 
     async def _make_room(self, given: Document) -> None:
-        """Remove a client's oldest results until everything fits. Raises Refused (429) where it does not."""
-        while sum(each.size for each in self._known.values()) > self.config.total_bytes:
+        """Remove a client's oldest results until everything fits.
+
+        Raises Refused where that is not enough, and then nothing is removed: 413 for a document that would never fit,
+        429 while others take the room.
+        """
+        most = self.config.total_bytes
+        if given.size > most:
+            raise Refused(413, f"the file is larger than {most:,} bytes, which all documents together may take")
+        while (taken := sum(each.size for each in self._known.values())) > most:
             own = [each for each in self._known.values() if each.ended and each.client == given.client]
-            if not own:
+            if taken - sum(each.size for each in own) > most:
                 raise Refused(429, "Slowdown: no room for more documents; try again later", {"Retry-After": "60"})
             await self.remove(min(own, key=lambda each: each.ended))
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ZigguratError, printable
 from ziggurat.serving.batches import LineBatch, batch_of
-from ziggurat.serving.queue import FairQueue, Late, Options, Turns
+from ziggurat.serving.queue import FairQueue, Late, SearchOptions, Turns
 
 if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
@@ -103,11 +103,16 @@ class Engine:
         self._opening, self._version, self._say, self._closed = opening, version, say, closed
         self._opened: Opened | None = None
         self._batch: LineBatch | None = None
-        self._options = Options()
+        self._options = SearchOptions()
         self._retry, self._retry_at, self._looked = _RETRY[0], 0.0, 0.0
         self._unload = self._closing = self._stale = False
         self._thread = threading.Thread(target=self._run, name=f"engine {name}", daemon=True)
         self._thread.start()
+
+    @property
+    def version(self) -> object:
+        """The version of the files that the open model was read from; None: it is not open."""
+        return None if self._opened is None else self._opened.version
 
     @property
     def busy(self) -> bool:

@@ -1,4 +1,4 @@
-"""Glossaries that clients keep on the server, in a file where one is configured."""
+"""Glossaries that clients send, or keep on the server, in a file where one is configured."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 from pydantic import Field
 
 from ziggurat.data.files import write_atomically
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.serving.requests import Refused
 from ziggurat.small_files import MAX_BYTES, Form, read_json
 from ziggurat.text.glossary import Term, Terms
 
-__all__ = ["MOST_ENTRIES", "MOST_GLOSSARIES", "Glossaries", "Glossary", "read_entries"]
+__all__ = ["MOST_ENTRIES", "MOST_GLOSSARIES", "Glossaries", "Glossary", "read_entries", "terms_of"]
 
 MOST_GLOSSARIES = 1000
 """Glossaries of one client; and of a server without keys."""
@@ -183,3 +183,27 @@ def read_entries(text: str, kind: str) -> list[tuple[str, str]]:
         if len(row) != 2 and not (kind == "csv" and len(row) == 4):
             raise Refused(400, f"Invalid glossary entries provided: entry {number} has {len(row)} columns")
     return [(row[0], row[1]) for row in rows]
+
+
+def terms_of(given: Any, most: int) -> Terms | None:
+    """Return a glossary as requests have it: a list of objects, or an object of soft terms; None: there is none.
+
+    Raises Refused (400) for something else, or more than `most` terms; DataError as Terms does.
+    """
+    if given is None or given in ("", [], {}):
+        return None
+    entries = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
+    if not isinstance(entries, list):
+        raise Refused(400, "`glossary` is a list of objects with `source`, `target` and `mode`, or an object of terms")
+    if len(entries) > most:
+        raise Refused(413, f"at most {most} terms in a glossary")
+    terms = []
+    for entry in entries:
+        values = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else []
+        mode = entry.get("mode", "soft") if isinstance(entry, dict) else None
+        if mode not in ("soft", "hard") or len(values) != 2 or not all(isinstance(value, str) for value in values):
+            raise Refused(
+                400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
+            )
+        terms.append(Term(str(values[0]), str(values[1]), mode == "hard"))
+    return Terms(terms)

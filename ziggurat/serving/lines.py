@@ -10,7 +10,7 @@ from functools import partial
 
 from ziggurat.decoding.results import Translation
 from ziggurat.serving.pool import Model
-from ziggurat.serving.queue import Job, Late, Options
+from ziggurat.serving.queue import Job, Late, SearchOptions
 from ziggurat.text.glossary import Terms
 
 __all__ = ["Asked", "Lines"]
@@ -31,7 +31,7 @@ class Asked:
 
     client: str
     deadline: float
-    options: Options = field(default_factory=Options)
+    options: SearchOptions = field(default_factory=SearchOptions)
     prefix: str = ""
     terms: Terms | None = None
     patient: bool = False
@@ -68,7 +68,7 @@ class Lines:
         def done(future: asyncio.Future[Translation], result: Translation | Exception) -> None:
             loop.call_soon_threadsafe(deliver, future, result)
 
-        options = asked.options if prefix else replace(asked.options, prefixed=False)
+        options = asked.options if prefix else replace(asked.options, prefixed=False, complete=False)
         phrases = constraints or [()] * len(texts)
         self._jobs = [
             Job(text, asked.client, options, asked.deadline, partial(done, future), tuple(own), prefix)

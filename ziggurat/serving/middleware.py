@@ -16,6 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from ziggurat.errors import printable
 from ziggurat.serving.access import Access
+from ziggurat.serving.interfaces.dialects import dialect_of
 from ziggurat.serving.metrics import Metrics
 from ziggurat.serving.requests import REQUEST, Refused
 
@@ -34,12 +35,7 @@ _NAME = re.compile(rb"[A-Za-z0-9._-]{8,128}")  # of a request, that a log can ho
 
 def answer(path: str, status: int, text: str, headers: Mapping[str, str] | None = None) -> Response:
     """Return an error in the form of the interface whose path was asked for."""
-    content: dict[str, object] = {"error": text}
-    if path.startswith("/v2/"):
-        content = {"message": text}
-    elif path.startswith("/v1/"):
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        content = {"error": {"message": text, "type": kind, "param": None, "code": None}}
+    content = dialect_of(path).error(status, text)
     return JSONResponse(content, status, headers=dict(headers or {}))
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -61,15 +63,30 @@ class ModelSource:
         """Whether CTranslate2 translates with it."""
         return is_served(self.path)
 
-    def version(self) -> object:
-        """Return what changes whenever a file does that the model is made of: weights, configuration, vocabularies."""
+    def shortlist(self) -> Path | None:
+        """Return the file of the shortlist that the search goes by; None: it has none."""
+        if "shortlist" in self.decoding:
+            name = self.decoding["shortlist"]
+        else:
+            config = self.path / "config.yaml"
+            name = _shortlist_of(config, _seen(config))
+        return None if name is None else Path(name).expanduser()
+
+    def version(self) -> str:
+        """Return what changes whenever a file does that the model is made of, as 16 hexadecimal digits.
+
+        Weights, configuration, vocabularies, and the shortlist, which may be anywhere.
+        """
         weights = self.weights()
         folder = self.path if self.is_exported else self._folder()
         try:
             found = [(path.name, *_seen(path)) for path in sorted(folder.iterdir()) if _of_model(path.name)]
         except OSError as error:
             raise CheckpointError(f"{folder}: {error.strerror}") from None
-        return str(weights.resolve()), _seen(weights), found
+        shortlist = self.shortlist()
+        seen = [] if shortlist is None else [str(shortlist), *_seen(shortlist)]
+        every = repr((str(weights.resolve()), _seen(weights), found, seen))
+        return hashlib.blake2b(every.encode(), digest_size=8).hexdigest()
 
     def _folder(self) -> Path:
         """Return the folder with configuration and vocabularies."""
@@ -113,6 +130,12 @@ def _silence(notices: Notices) -> None:
 def _of_model(name: str) -> bool:
     """Return whether a file of a folder is part of the model beside its weights; a run also has logs."""
     return name in ("config.yaml", "config.json") or name.endswith((".spm", ".vocab", "vocabulary.json"))
+
+
+@lru_cache(maxsize=64)
+def _shortlist_of(config: Path, seen: object) -> str | None:
+    """Return the shortlist that a configuration names; read again when the file was `seen` to be another."""
+    return load_experiment(config).decoding.shortlist
 
 
 def _seen(path: Path) -> tuple[int, int, int]:

@@ -16,7 +16,7 @@ from typing import Any
 from ziggurat.decoding.results import Translation
 from ziggurat.errors import ZigguratError
 
-__all__ = ["FairQueue", "Job", "Late", "Options", "QueueFull", "Turns"]
+__all__ = ["FairQueue", "Job", "Late", "QueueFull", "SearchOptions", "Turns"]
 
 
 _MEMORY = 0.999  # of a step: a few hundred steps count
@@ -35,7 +35,7 @@ class Late(ZigguratError):  # noqa: N818 - likewise
 
 
 @dataclass(frozen=True)
-class Options:
+class SearchOptions:
     """Settings that lines must have in common to be translated together.
 
     Attributes:
@@ -44,6 +44,8 @@ class Options:
         scores: with the log-probability of each token.
         constrained: lines have phrases that their translations must contain.
         prefixed: lines have a beginning that their translations must have.
+        complete: that beginning ends with a whole word.
+        next_words: the translations of a line differ in the word after it.
         tag: put before every source sentence; None: no tag.
     """
 
@@ -52,6 +54,8 @@ class Options:
     scores: bool = False
     constrained: bool = False
     prefixed: bool = False
+    complete: bool = False
+    next_words: bool = False
     tag: str | None = None
 
 
@@ -62,7 +66,7 @@ class Job:
     Attributes:
         text: the line.
         client: who asked; clients take turns.
-        options: see Options.
+        options: see SearchOptions.
         deadline: `time.monotonic()` after which nobody wants the translation.
         done: called once, in the thread of the engine, with the translation or an exception; never after `cancel`.
         constraints: phrases that the translation must contain.
@@ -71,7 +75,7 @@ class Job:
 
     text: str
     client: str
-    options: Options
+    options: SearchOptions
     deadline: float
     done: Callable[[Translation | Exception], Any]
     constraints: tuple[str, ...] = ()
@@ -188,7 +192,7 @@ class FairQueue:
                 self._pop(client)
             return None
 
-    def take(self, options: Options) -> Job | None:
+    def take(self, options: SearchOptions) -> Job | None:
         """Take the next line with these options, the client after the last one first; None: there is none."""
         with self.changed:
             for client in list(self._clients):
@@ -202,7 +206,7 @@ class FairQueue:
                     return job
             return None
 
-    def oldest(self, other_than: Options) -> float | None:
+    def oldest(self, other_than: SearchOptions) -> float | None:
         """Return when the oldest of the lines whose turn it is came, of those with other options; None: none waits."""
         with self.changed:
             came = [jobs[0].came for jobs in self._clients.values() if jobs and jobs[0].options != other_than]

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, Literal, TypeVar
+from dataclasses import replace
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
+from ziggurat.errors import DataError
 from ziggurat.serving.access import Access
 from ziggurat.serving.asking import Asking, Recorded
 from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.detection import Detector
 from ziggurat.serving.lines import Asked
 from ziggurat.serving.pool import Model, ModelPool
-from ziggurat.serving.queue import Options
 from ziggurat.serving.requests import Refused
+from ziggurat.serving.wanted import TextTranslation, Wanted, work_of
 from ziggurat.text.glossary import Tally, Terms
-from ziggurat.text.markup import Rules, html, xml
-from ziggurat.text.paragraphs import AlignedText, aligned_text
-from ziggurat.text.sentences import Options as TextOptions
+from ziggurat.text.paragraphs import AlignedText, sentence_count
+from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
-from ziggurat.text.work import Outcome, Work
 
-__all__ = ["ALIASES", "TextTranslation", "Translations", "Wanted"]
+__all__ = ["ALIASES", "Excess", "Translations"]
 
 Value = TypeVar("Value")
 
@@ -38,59 +38,12 @@ _SHORT = 2000
 _THREADS = 4  # for longer ones, and for the detection of languages
 
 
-@dataclass(frozen=True)
-class Wanted:
-    """Wishes of a request beside the best translations.
+class Excess(NamedTuple):
+    """What is beyond a limit: `texts` or `characters` of a request, how many were asked for, and the most."""
 
-    Attributes:
-        markup: the rules of its tags; None: plain text.
-        more: further translations of each text; none of markup.
-        alignments: links between the words of text and translation.
-        scores: the log-probability of each token.
-        prefix: what the translation must begin with; of one sentence.
-        terms: a glossary.
-        split: whether text ends a sentence at the ends of `lines`, too, only where `sentences` end, or never (`none`).
-    """
-
-    markup: Rules | None = None
-    more: int = 0
-    alignments: bool = False
-    scores: bool = False
-    prefix: str = ""
-    terms: Terms | None = None
-    split: Literal["lines", "sentences", "none"] = "lines"
-
-    @property
-    def options(self) -> Options:
-        """The options of its sentences."""
-        return Options(
-            n_best=self.more + 1,
-            # Hard terms are put back by the alignment where a translation has lost them.
-            alignments=self.alignments or self.markup is not None or (self.terms is not None and self.terms.hard),
-            scores=self.scores,
-            prefixed=bool(self.prefix),
-        )
-
-
-@dataclass(frozen=True)
-class TextTranslation:
-    """The translation of a text.
-
-    Attributes:
-        source: the text.
-        best: the translation; of markup without sentences.
-        others: further ones, none like the best or like each other.
-        ranks: which of its sentences' translations, from 1, each of `others` is made of.
-        recorded: the translations of its sentences; None: it is in the target language already.
-        tally: what came of the glossary.
-    """
-
-    source: str
-    best: AlignedText
-    others: list[AlignedText] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    recorded: Recorded | None = None
-    tally: Tally = field(default_factory=Tally)
+    kind: str
+    asked: int
+    most: int
 
 
 class Translations:
@@ -107,6 +60,8 @@ class Translations:
         self._languages = pool.languages
         self._detector = Detector(sorted({code for pair in pool.pairs for code in pair}))
         self._threads = ThreadPoolExecutor(_THREADS, "text")
+        self.used: Counter[str] = Counter()
+        """Characters that were translated for each client since the start; only the event loop counts."""
 
     def client(self, request: Request, key: object, characters: int) -> str:
         """Return who asks, by key or address. Raises Refused where it may not, or asks for too much."""
@@ -132,19 +87,22 @@ class Translations:
         """Return the result of `work`, which is done beside the event loop."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    async def detect(self, texts: Sequence[str], target: str | None = None) -> list[list[tuple[str, float]]]:
-        """Return for each text the languages that it may have, the likeliest first, with a confidence from 0 to 100.
+    async def detect(self, text: str) -> list[tuple[str, float]]:
+        """Return the languages that a text may have, the likeliest first, with a confidence from 0 to 100.
 
-        Only those that can be translated from; where `target` is given, those that can be translated into it, and it.
+        Only those that can be translated from.
+        """
+        return await self.in_thread(lambda: self._detector.rank(text, list(self._languages)))
+
+    async def detect_sources(self, texts: Sequence[str], target: str) -> list[tuple[str, float]]:
+        """Return the language of each text, of those that lead to `target` and that one itself, with its confidence.
+
         Raises Refused (400) where no model translates into it.
         """
-        among = list(self._languages)
-        if target is not None:
-            among = [code for code, targets in self._languages.items() if target in targets]
-            if not among:
-                raise Refused(400, f"no model translates into {target}")
-            among.append(target)
-        return await self.in_thread(lambda: [self._detector.rank(text, among) for text in texts])
+        sources = [code for code, targets in self._languages.items() if target in targets]
+        if not sources:
+            raise Refused(400, f"no model translates into {target}")
+        return await self.in_thread(lambda: [self._detector.source(text, sources, target) for text in texts])
 
     async def languages(
         self, texts: Sequence[str], source: str, target: str
@@ -157,7 +115,7 @@ class Translations:
         pool, detected = self.pool, None
         target = self.code(target)
         if source == "auto":
-            found = [ranks[0] for ranks in await self.detect(texts, target)]
+            found = await self.detect_sources(texts, target)
             detected = [{"confidence": confidence, "language": code} for code, confidence in found]
             sources = [code for code, _ in found]
         else:
@@ -179,23 +137,32 @@ class Translations:
             raise Refused(400, f"{given} is not supported")
         return code
 
+    def excess(self, texts: Sequence[str]) -> Excess | None:
+        """Return what of a request's texts is beyond the limits; None: nothing. Each interface has its own words."""
+        asked = {"texts": len(texts), "characters": sum(map(len, texts))}
+        beyond = (Excess(kind, count, getattr(self.limits, kind)) for kind, count in asked.items())
+        return next((each for each in beyond if each.asked > each.most), None)
+
     def refuse_large(self, texts: Sequence[str]) -> int:
         """Return the characters of a request's texts. Raises Refused (413) beyond the limits."""
-        limits, characters = self.limits, sum(map(len, texts))
-        if len(texts) > limits.texts or characters > limits.characters:
-            raise Refused(413, f"At most {limits.texts} texts and {limits.characters} characters in a request.")
-        return characters
+        if (excess := self.excess(texts)) is not None:
+            raise Refused(413, f"At most {excess.most} {excess.kind} in a request.")
+        return sum(map(len, texts))
+
+    def never_softens(self, route: Sequence[Model]) -> str:
+        """Return why soft terms cannot be searched for on this way; empty: they can."""
+        if route and route[-1].origin.is_exported:
+            return f"{route[-1].name} is an exported model, which cannot be told what to search for"
+        if route and route[-1].origin.shortlist() is not None:
+            return f"{route[-1].name} has a shortlist, which may lack what is to be searched for"
+        return ""
 
     def refuse_soft(self, source: str, target: str, terms: Terms | None) -> None:
-        """Raise Refused (400) for soft terms where an exported model translates, which cannot be told to use them."""
+        """Raise Refused (400) for soft terms where a model cannot be told to search for them."""
         sources = list(self._languages) if source == "auto" else [source]
         for route in (self.route(each, target) for each in sources if terms is not None and terms.soft):
-            if route and route[-1].origin.is_exported:
-                raise Refused(
-                    400,
-                    f"{route[-1].name} is an exported model, which cannot be told what to search for: terms of the "
-                    "`glossary` need `mode: hard`",
-                )
+            if why := self.never_softens(route):
+                raise Refused(400, f"{why}: terms of the `glossary` need `mode: hard`")
 
     def route(self, source: str, target: str) -> list[Model]:
         """Return the models that lead from one language to another; none where these are the same."""
@@ -211,7 +178,8 @@ class Translations:
         """
         wanted = wanted or Wanted()
         terms = wanted.terms
-        soft = terms if terms is not None and terms.soft else None
+        # A search for terms would not know of words that are to be different.
+        soft = terms if terms is not None and terms.soft and not wanted.next_words else None
         deadline = time.monotonic() + self.limits.seconds
         long = sum(map(len, texts)) > _SHORT
         asking = Asking(
@@ -224,23 +192,34 @@ class Translations:
         cuts = [
             replace(
                 self.cut(sources[n], record.route, terms, split=wanted.split != "none"),
-                again=not wanted.prefix,
+                again=not wanted.begun,
             )
             for n, record in zip(places, recorded, strict=True)
         ]
+        if wanted.begun:
+            self._refuse_several([texts[n] for n in places], cuts, wanted)
         tallies = [Tally() for _ in places]
-        works = [_work(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
+        works = [work_of(texts[n], replace(c, tally=t), wanted) for n, c, t in zip(places, cuts, tallies, strict=True)]
         best = await asking.results(works, recorded)
         for n, outcome, record, tally in zip(places, best, recorded, tallies, strict=True):
             found[n] = TextTranslation(texts[n], outcome, recorded=record, tally=tally)
         # Markup has one form only: the second best of two sentences may place the same tags in other ways.
         for rank in range(1, wanted.more + 1 if wanted.markup is None else 1):
-            works = [_work(texts[n], cut, wanted) for n, cut in zip(places, cuts, strict=True)]
+            works = [work_of(texts[n], cut, wanted) for n, cut in zip(places, cuts, strict=True)]
             for n, other in zip(places, await asking.results(works, recorded, rank), strict=True):
                 if other.text not in (found[n].best.text, *(each.text for each in found[n].others)):
                     found[n].others.append(other)
                     found[n].ranks.append(rank)
+        self.used[client] += sum(map(len, texts))
         return found
+
+    @staticmethod
+    def _refuse_several(texts: Sequence[str], cuts: Sequence[Options], wanted: Wanted) -> None:
+        """Raise DataError unless the texts have one sentence, even where the second says the same as the first."""
+        lines = wanted.split == "lines"
+        sentences = sum(sentence_count(text, cut, lines=lines) for text, cut in zip(texts, cuts, strict=True))
+        if sentences != 1:
+            raise DataError(f"a prefix goes with a text of one sentence; this one has {sentences}")
 
     def cut(
         self,
@@ -250,9 +229,9 @@ class Translations:
         tally: Tally | None = None,
         *,
         split: bool = True,
-    ) -> TextOptions:
+    ) -> Options:
         """Return how texts in a language are cut into sentences and put together again."""
-        return TextOptions(
+        return Options(
             split=sentencex_splitter(source) if split else None,
             # Links of the second of two models do not lead to the text.
             aligned=len(route) == 1 and route[0].engine.state.aligned is not False,
@@ -267,12 +246,3 @@ class Translations:
 
 async def _at_once(work: Callable[[], Value]) -> Value:
     return work()
-
-
-def _work(text: str, options: TextOptions, wanted: Wanted) -> Work[AlignedText]:
-    """Return the work of translating a text; of markup the result has no sentences."""
-    if wanted.markup is None:
-        outcome: Outcome[AlignedText] = yield from aligned_text(text, options, lines=wanted.split == "lines")
-        return outcome.value
-    marked = yield from (xml if wanted.markup.xml else html)(text, options, wanted.markup)
-    return AlignedText(marked.value, [], [])

@@ -5,25 +5,27 @@ What each field does is in docs/serve.md. Documents and glossaries are in ziggur
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from ziggurat.config.languages import main_language
 from ziggurat.errors import DataError
 from ziggurat.serving.glossaries import Glossaries
-from ziggurat.serving.requests import Refused, fields_of, unless_gone
-from ziggurat.serving.translations import Translations, Wanted
+from ziggurat.serving.interfaces.description import Described, Field, Operation
+from ziggurat.serving.interfaces.dialects import DEEPL
+from ziggurat.serving.interfaces.schemas import flag, listed, record, text, whole
+from ziggurat.serving.requests import Refused, unless_gone
+from ziggurat.serving.translations import Translations
+from ziggurat.serving.wanted import Wanted
 from ziggurat.text.glossary import Terms
 from ziggurat.text.markup import HTML, Rules, xml_tokens
 from ziggurat.text.tokens import Token
 
-__all__ = ["DeepL", "DeepLAccount"]
+__all__ = ["GLOSSARY", "KEY", "SOURCE", "TARGET", "DeepL", "DeepLAccount"]
 
 _SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
@@ -32,10 +34,64 @@ _UNLIMITED = 10**12
 _SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 _REFUSED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 """Fields that would change translations in ways that this server cannot."""
+_IGNORED = (
+    "formality",
+    "context",
+    "preserve_formatting",
+    "model_type",
+    "show_billed_characters",
+    "tag_handling_version",
+)
+"""Fields without effect."""
+
+KEY = Field("auth_key", text("an API key, where no header has it"))
+SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))
+TARGET = Field("target_lang", text("the code of the language to translate into"), required=True)
+GLOSSARY = Field("glossary_id", text("a glossary, which needs `source_lang`"))
+_TAGS = {"anyOf": [text("with commas between them"), listed(text())]}
+
+TRANSLATE = Operation(
+    DEEPL,
+    "Translate a list of texts",
+    (
+        Field("text", {"anyOf": [text(), listed(text())]}, required=True),
+        SOURCE,
+        TARGET,
+        Field("split_sentences", text("", *_SPLITS)),
+        Field("tag_handling", text("", "html", "xml")),
+        Field("ignore_tags", {**_TAGS, "description": "elements that come through untouched"}),
+        Field("splitting_tags", {**_TAGS, "description": "elements that break sentences"}),
+        Field("non_splitting_tags", {**_TAGS, "description": "elements that do not"}),
+        Field("outline_detection", {"type": ["string", "boolean"], "description": "of XML; see docs/serve.md"}),
+        GLOSSARY,
+        *(Field(name, {"description": "without effect"}) for name in _IGNORED),
+        *(Field(name, {"description": "refused"}) for name in _REFUSED),
+        KEY,
+    ),
+    record(
+        {
+            "translations": listed(
+                record({"detected_source_language": text(), "text": text(), "billed_characters": whole()})
+            )
+        }
+    ),
+)
+LANGUAGES = Operation(
+    DEEPL,
+    "List the languages",
+    (Field("type", text("", "source", "target")), KEY),
+    listed(record({"language": text(), "name": text(), "supports_formality": flag()}, optional=["supports_formality"])),
+)
+USAGE = Operation(
+    DEEPL,
+    "Tell how many characters a client has had translated since the server began",
+    (KEY,),
+    record({"character_count": whole(), "character_limit": whole()}),
+)
 
 
 class DeepLAccount:
-    """Who asks through DeepL's interface, in which languages, with which glossary, and how much was translated.
+    """Who asks through DeepL's interface, in which languages, with which glossary.
 
     Args:
         translations: what the server can do.
@@ -44,7 +100,6 @@ class DeepLAccount:
 
     def __init__(self, translations: Translations, glossaries: Glossaries) -> None:
         self._server, self.glossaries = translations, glossaries
-        self.used: Counter[str] = Counter()  # characters by client, since the start; only the event loop counts
 
     def client(self, request: Request, fields: Mapping[str, Any], characters: int = 0) -> str:
         """Return who asks. Raises Refused: 403 for a wrong key, 429, 413."""
@@ -82,7 +137,7 @@ class DeepLAccount:
         return source, target
 
     def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
-        """Return the glossary that a request names: soft, or hard where an exported model translates.
+        """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
 
         Raises Refused: there is none of this id (404), or it is of other languages (400).
         """
@@ -95,7 +150,7 @@ class DeepLAccount:
         if (found.source, found.target) != (source, target):
             raise Refused(400, "Glossary language pair does not match the languages of the request.")
         route = self._server.route(source, target)
-        return found.hard if route and route[-1].origin.is_exported else found.soft
+        return found.hard if self._server.never_softens(route) else found.soft
 
 
 class DeepL:
@@ -109,20 +164,20 @@ class DeepL:
     def __init__(self, translations: Translations, account: DeepLAccount) -> None:
         self._server, self._account = translations, account
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return the paths."""
         return [
-            Route("/v2/translate", self.translate, methods=["POST"]),
-            Route("/v2/languages", self.languages, methods=["GET", "POST"]),
-            Route("/v2/usage", self.usage, methods=["GET", "POST"]),
+            Described("/v2/translate", self.translate, TRANSLATE, ["POST"]),
+            Described("/v2/languages", self.languages, LANGUAGES, ["GET", "POST"]),
+            Described("/v2/usage", self.usage, USAGE, ["GET", "POST"]),
         ]
 
     async def translate(self, request: Request) -> Response:
         """Translate a list of texts."""
-        fields = await fields_of(request)
+        fields = await TRANSLATE.fields(request)
         given = fields.get("text")
         texts = [given] if isinstance(given, str) else given
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
             raise Refused(400, "Parameter 'text' not specified.")
         characters = self._server.refuse_large(texts)
         for name in _REFUSED:
@@ -139,10 +194,9 @@ class DeepL:
         if source is not None:
             sources = [source] * len(texts)
         else:
-            sources = [found[0][0] for found in await self._server.detect(texts, target)]
+            sources = [code for code, _ in await self._server.detect_sources(texts, target)]
         wanted = Wanted(markup=markup, terms=terms, split=_SPLITS[str(split)])
         found = await unless_gone(request, self._server.translate(texts, sources, target, client, wanted))
-        self._account.used[client] += characters
         return JSONResponse(
             {
                 "translations": [
@@ -150,9 +204,9 @@ class DeepL:
                         "detected_source_language": main_language(source).upper(),
                         "text": translation.best.text,
                         # Always: DeepL's own client for Python fails without.
-                        "billed_characters": len(text),
+                        "billed_characters": len(given),
                     }
-                    for text, source, translation in zip(texts, sources, found, strict=True)
+                    for given, source, translation in zip(texts, sources, found, strict=True)
                 ]
             }
         )
@@ -170,14 +224,14 @@ class DeepL:
         outline = str(fields.get("outline_detection", "1")).lower() not in ("0", "false")
         try:
             return await self._server.in_thread(
-                lambda: _xml_rules([xml_tokens(text) for text in texts], *named, outline=outline)
+                lambda: _xml_rules([xml_tokens(each) for each in texts], *named, outline=outline)
             )
         except DataError:
             raise Refused(400, "Tag handling parsing failed, please check input.") from None
 
     async def languages(self, request: Request) -> Response:
         """List the languages, `type` source or target."""
-        fields = await fields_of(request)
+        fields = await LANGUAGES.fields(request)
         self._account.client(request, fields)
         kind = str(fields.get("type") or "source")
         if kind not in ("source", "target"):
@@ -191,14 +245,14 @@ class DeepL:
 
     async def usage(self, request: Request) -> Response:
         """Tell how many characters a client has had translated since the server began."""
-        client = self._account.client(request, await fields_of(request))
-        return JSONResponse({"character_count": self._account.used[client], "character_limit": _UNLIMITED})
+        client = self._account.client(request, await USAGE.fields(request))
+        return JSONResponse({"character_count": self._server.used[client], "character_limit": _UNLIMITED})
 
 
 def _names(given: Any) -> frozenset[str]:
     """Return names of tags from a list, or from a text with commas between them."""
-    listed = given if isinstance(given, list) else [given]
-    return frozenset(name.strip() for text in listed if isinstance(text, str) for name in text.split(",")) - {""}
+    every = given if isinstance(given, list) else [given]
+    return frozenset(name.strip() for each in every if isinstance(each, str) for name in each.split(",")) - {""}
 
 
 def _html_rules(ignored: frozenset[str], splitting: frozenset[str], non_splitting: frozenset[str]) -> Rules:
@@ -221,10 +275,10 @@ def _xml_rules(
     """
     names: set[str] = set()
     beside: set[str] = set()
-    for text in tokens:
+    for own in tokens:
         children: list[set[str]] = [set()]  # of each open element, and of the text itself
         has_text = [False]
-        for token in text:
+        for token in own:
             if token.kind == "text":
                 has_text[-1] |= bool(token.text.strip())
             if token.kind in ("open", "empty"):

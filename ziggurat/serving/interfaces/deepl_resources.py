@@ -11,21 +11,87 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from ziggurat.errors import DataError
 from ziggurat.serving.document_translation import Document
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.glossaries import Glossary, read_entries
-from ziggurat.serving.interfaces.deepl import DeepLAccount
-from ziggurat.serving.interfaces.files import name_of, sent
-from ziggurat.serving.requests import Refused, fields_of, upload_of
+from ziggurat.serving.interfaces.attachments import name_of, sent
+from ziggurat.serving.interfaces.deepl import GLOSSARY, KEY, SOURCE, TARGET, DeepLAccount
+from ziggurat.serving.interfaces.description import Described, Field, Operation
+from ziggurat.serving.interfaces.dialects import DEEPL
+from ziggurat.serving.interfaces.schemas import flag, listed, record, text, whole
+from ziggurat.serving.requests import Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import document_kind
 
 __all__ = ["DeepLDocuments", "DeepLGlossaries"]
 
 _STATUS = {"waiting": "queued", "translating": "translating", "done": "done", "failed": "error"}
+_TELLS = record(
+    {
+        "glossary_id": text(),
+        "name": text(),
+        "ready": flag(),
+        "source_lang": text(),
+        "target_lang": text(),
+        "creation_time": text("", format="date-time"),
+        "entry_count": whole(),
+    }
+)
+_PAIRS = record({"supported_languages": listed(record({"source_lang": text(), "target_lang": text()}))})
+PAIRS = Operation(DEEPL, "List the pairs of languages that glossaries can be of: all that are translated", (), _PAIRS)
+CREATE = Operation(
+    DEEPL,
+    "Keep a glossary",
+    (
+        Field("name", text("", maxLength=1000), required=True),
+        Field("source_lang", SOURCE.schema, required=True),
+        TARGET,
+        Field("entries", text("a term and its translation in each line"), required=True),
+        Field("entries_format", text("`tsv` unless it says otherwise", "tsv", "csv")),
+        KEY,
+    ),
+    _TELLS,
+    status=201,
+)
+LISTED = Operation(DEEPL, "List the glossaries of a client", (), record({"glossaries": listed(_TELLS)}))
+ONE = Operation(DEEPL, "Tell what a glossary is", (), _TELLS)
+REMOVE = Operation(DEEPL, "Forget a glossary", status=204)
+ENTRIES = Operation(DEEPL, "Give the entries of a glossary", kinds={"text/tab-separated-values": "with tabs"})
+
+SUBMIT = Operation(
+    DEEPL,
+    "Take a document",
+    (
+        SOURCE,
+        TARGET,
+        Field("filename", text("the name of the file, where the form does not have it")),
+        Field("output_format", text("that of the file")),
+        GLOSSARY,
+        Field("formality", text("without effect")),
+        KEY,
+    ),
+    record({"document_id": text(), "document_key": text()}),
+    file=True,
+)
+_DOCUMENT_KEY = Field("document_key", text("as it was told when the document was taken"), required=True)
+STATUS = Operation(
+    DEEPL,
+    "Tell how far a document is",
+    (_DOCUMENT_KEY,),
+    record(
+        {
+            "document_id": text(),
+            "status": text("", *_STATUS.values()),
+            "seconds_remaining": whole(),
+            "billed_characters": whole(),
+            "error_message": text(),
+        },
+        optional=("seconds_remaining", "billed_characters", "error_message"),
+    ),
+)
+RESULT = Operation(DEEPL, "Give a translated document", (_DOCUMENT_KEY,), kinds={"*/*": "the document"})
 
 
 class DeepLGlossaries:
@@ -39,15 +105,15 @@ class DeepLGlossaries:
     def __init__(self, translations: Translations, account: DeepLAccount) -> None:
         self._server, self._account = translations, account
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return the paths."""
         return [
-            Route("/v2/glossary-language-pairs", self.pairs, methods=["GET"]),
-            Route("/v2/glossaries", self.create, methods=["POST"]),
-            Route("/v2/glossaries", self.listed, methods=["GET"]),
-            Route("/v2/glossaries/{id}", self.one, methods=["GET"]),
-            Route("/v2/glossaries/{id}", self.remove, methods=["DELETE"]),
-            Route("/v2/glossaries/{id}/entries", self.entries, methods=["GET"]),
+            Described("/v2/glossary-language-pairs", self.pairs, PAIRS),
+            Described("/v2/glossaries", self.create, CREATE, ["POST"]),
+            Described("/v2/glossaries", self.listed, LISTED),
+            Described("/v2/glossaries/{id}", self.one, ONE),
+            Described("/v2/glossaries/{id}", self.remove, REMOVE, ["DELETE"]),
+            Described("/v2/glossaries/{id}/entries", self.entries, ENTRIES),
         ]
 
     async def pairs(self, request: Request) -> Response:
@@ -59,7 +125,7 @@ class DeepLGlossaries:
 
     async def create(self, request: Request) -> Response:
         """Keep a glossary."""
-        fields = await fields_of(request)
+        fields = await CREATE.fields(request)
         owner = self._owner(request, fields)
         name, entries = fields.get("name"), fields.get("entries")
         if not isinstance(name, str) or not name.strip() or len(name) > 1000:
@@ -116,19 +182,19 @@ class DeepLDocuments:
     def __init__(self, account: DeepLAccount, documents: Documents) -> None:
         self._account, self._documents = account, documents
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return the paths."""
         return [
-            Route("/v2/document", self.submit, methods=["POST"]),
-            Route("/v2/document/{id}", self.status, methods=["GET", "POST"]),
-            Route("/v2/document/{id}/result", self.result, methods=["GET", "POST"]),
+            Described("/v2/document", self.submit, SUBMIT, ["POST"]),
+            Described("/v2/document/{id}", self.status, STATUS, ["GET", "POST"]),
+            Described("/v2/document/{id}/result", self.result, RESULT, ["GET", "POST"]),
         ]
 
     async def submit(self, request: Request) -> Response:
         """Take a document."""
         if not self._documents.config.enabled:
             raise Refused(403, "Documents are not translated on this server.")
-        async with self._documents.uploading(), upload_of(request) as (fields, upload):
+        async with self._documents.uploading(), SUBMIT.upload(request) as (fields, upload):
             name = name_of(str(fields.get("filename") or upload.filename or ""))
             try:
                 kind = document_kind(name)
@@ -145,7 +211,7 @@ class DeepLDocuments:
 
     async def status(self, request: Request) -> Response:
         """Tell how far a document is."""
-        given = await self._found(request)
+        given = self._found(request, await STATUS.fields(request))
         told: dict[str, Any] = {"document_id": given.id, "status": _STATUS[given.status]}
         if given.status == "translating" and given.done:
             left = (time.monotonic() - given.began) * (given.total - given.done) / given.done
@@ -158,13 +224,12 @@ class DeepLDocuments:
 
     async def result(self, request: Request) -> Response:
         """Give a translated document."""
-        given = await self._found(request)
+        given = self._found(request, await RESULT.fields(request))
         if given.status != "done":
             raise Refused(503, "Document translation is not done.")
         return sent(self._documents.opened(given), given)
 
-    async def _found(self, request: Request) -> Document:
-        fields = await fields_of(request)
+    def _found(self, request: Request, fields: Mapping[str, Any]) -> Document:
         try:
             given = self._documents.get(request.path_params["id"])
         except Refused:

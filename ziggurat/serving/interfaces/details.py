@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ziggurat.decoding.results import Hypothesis
-from ziggurat.serving.translations import TextTranslation, Wanted
+from ziggurat.serving.wanted import TextTranslation, Wanted
 from ziggurat.text.alignment import piece_spans
 from ziggurat.text.glossary import Term, Terms
 from ziggurat.text.words import units

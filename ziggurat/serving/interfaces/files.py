@@ -3,29 +3,67 @@
 from __future__ import annotations
 
 import asyncio
-import re
-from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from collections.abc import Mapping
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
+from starlette.responses import JSONResponse, Response
 
 from ziggurat.errors import DataError
 from ziggurat.serving.document_translation import Document
 from ziggurat.serving.documents import Documents
-from ziggurat.serving.interfaces.own import terms_of
-from ziggurat.serving.requests import Refused, unless_gone, upload_of
+from ziggurat.serving.glossaries import terms_of
+from ziggurat.serving.interfaces.attachments import name_of, sent
+from ziggurat.serving.interfaces.description import Described, Field, Operation
+from ziggurat.serving.interfaces.dialects import LIBRETRANSLATE, OWN
+from ziggurat.serving.interfaces.schemas import listed, record, text, whole
+from ziggurat.serving.requests import Refused, unless_gone
 from ziggurat.serving.translations import Translations
 from ziggurat.small_files import parse_json
 from ziggurat.text.documents.kinds import document_kind
 
-__all__ = ["UPLOADS", "Files", "name_of", "sent"]
+__all__ = ["Files"]
 
-UPLOADS = ("/translate_file", "/v1/documents", "/v2/document")
-"""Paths that take files."""
+_SOURCE = Field("source", text("the code of its language, or `auto`"), required=True)
+_TARGET = Field("target", text("the code of the language to translate into"), required=True)
+_KEY = Field("api_key", text("an API key, where the server asks for one"))
 
-_BLOCK = 1 << 16
+TRANSLATE = Operation(
+    LIBRETRANSLATE,
+    "Translate a document; the answer comes when it is done",
+    (_SOURCE, _TARGET, _KEY),
+    record({"translatedFileUrl": text("where it is", format="uri")}),
+    file=True,
+)
+DOWNLOAD = Operation(LIBRETRANSLATE, "Give a translated document", kinds={"*/*": "the document"})
+_APPLIED = record(
+    {"source": text(), "target": text(), "mode": text("", "soft", "hard"), "found": whole(), "applied": whole()}
+)
+_STATE = record(
+    {
+        "id": text("random; whoever has it may have the document"),
+        "status": text("", "waiting", "translating", "done", "failed"),
+        "done": whole("sentences that are translated"),
+        "total": whole("sentences that are known of"),
+        "name": text(),
+        "source": text(),
+        "target": text(),
+        "error": text("why it failed"),
+        "glossary": listed(_APPLIED, "what came of the terms"),
+    },
+    optional=("error", "glossary"),
+)
+SUBMIT = Operation(
+    OWN,
+    "Take a document; it is translated when its turn comes",
+    (_SOURCE, _TARGET, Field("glossary", text("JSON, as /v1/translate takes it")), _KEY),
+    _STATE,
+    status=202,
+    file=True,
+)
+PROGRESS = Operation(OWN, "Tell how far a document is", (), _STATE)
+REMOVE = Operation(OWN, "Give a document up, or remove it", status=204)
+FILE = Operation(OWN, "Give a translated document", kinds={"*/*": "the document"})
 
 
 class Files:
@@ -39,22 +77,22 @@ class Files:
     def __init__(self, translations: Translations, documents: Documents) -> None:
         self._server, self._documents = translations, documents
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return the paths."""
         return [
-            Route("/translate_file", self.translate, methods=["POST"]),
-            Route("/download_file/{name}", self.download, methods=["GET"]),
-            Route("/v1/documents", self.submit, methods=["POST"]),
-            Route("/v1/documents/{id}", self.progress, methods=["GET"]),
-            Route("/v1/documents/{id}", self.remove, methods=["DELETE"]),
-            Route("/v1/documents/{id}/file", self.file, methods=["GET"]),
+            Described("/translate_file", self.translate, TRANSLATE, ["POST"]),
+            Described("/download_file/{name}", self.download, DOWNLOAD),
+            Described("/v1/documents", self.submit, SUBMIT, ["POST"]),
+            Described("/v1/documents/{id}", self.progress, PROGRESS),
+            Described("/v1/documents/{id}", self.remove, REMOVE, ["DELETE"]),
+            Described("/v1/documents/{id}/file", self.file, FILE),
         ]
 
     async def translate(self, request: Request) -> Response:
         """Translate a document as LibreTranslate does: the answer comes when it is done."""
         if not self._documents.config.enabled:
             raise Refused(403, "Files translation are disabled on this server.")
-        async with self._documents.uploading(), upload_of(request) as (fields, upload):
+        async with self._documents.uploading(), TRANSLATE.upload(request) as (fields, upload):
             for name in ("source", "target"):
                 if not fields.get(name):
                     raise Refused(400, f"Invalid request: missing {name} parameter")
@@ -91,7 +129,7 @@ class Files:
         """Take a document; it is translated when its turn comes."""
         if not self._documents.config.enabled:
             raise Refused(403, "documents are not translated on this server")
-        async with self._documents.uploading(), upload_of(request) as (fields, upload):
+        async with self._documents.uploading(), SUBMIT.upload(request) as (fields, upload):
             name = name_of(upload.filename)
             if not name or not fields.get("source") or not fields.get("target"):
                 raise Refused(400, "a form with `file`, `source`, `target` and, if wanted, `glossary` is needed")
@@ -122,7 +160,7 @@ class Files:
         """Return the languages of a document, `auto` where its own is to be detected."""
         source, target = str(fields["source"]), str(fields["target"])
         if source == "auto":
-            await self._server.detect([], self._server.code(target))
+            await self._server.detect_sources([], self._server.code(target))
             return source, self._server.code(target)
         (source,), target, _ = await self._server.languages([""], source, target)
         return source, target
@@ -131,30 +169,6 @@ class Files:
         if given.status != "done":
             raise Refused(404, "there is no such document, or its time is over")
         return sent(self._documents.opened(given), given)
-
-
-def sent(file: BinaryIO, given: Document) -> Response:
-    """Return an answer with a translated file, which is closed at its end."""
-
-    def blocks() -> Iterator[bytes]:
-        with file:
-            while block := file.read(_BLOCK):
-                yield block
-
-    # Never as a page: whatever a stranger translates would else have the rights of the server's own.
-    headers = {
-        "Content-Disposition": f'attachment; filename="{given.translated_name}"',
-        "Content-Length": str(given.size),
-        "Content-Security-Policy": "default-src 'none'; sandbox",
-    }
-    return StreamingResponse(blocks(), media_type=document_kind(given.name).media_type, headers=headers)
-
-
-def name_of(given: str | None) -> str:
-    """Return a file's name without folders and characters that are not shown, at most 100; empty: it has none."""
-    last = re.split(r"[/\\]", given or "")[-1]
-    shown = "".join(character for character in last if character.isprintable()).strip()
-    return shown if len(shown) <= 100 else shown[-100:]
 
 
 async def _settled(task: asyncio.Task[None]) -> None:

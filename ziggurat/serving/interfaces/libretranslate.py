@@ -9,16 +9,80 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
-from ziggurat.serving.requests import Refused, fields_of, unless_gone
-from ziggurat.serving.translations import Translations, Wanted
+from ziggurat.serving.interfaces.description import Described, Field, Operation
+from ziggurat.serving.interfaces.dialects import LIBRETRANSLATE
+from ziggurat.serving.interfaces.schemas import Schema, flag, listed, number, record, text, whole
+from ziggurat.serving.requests import Refused, unless_gone
+from ziggurat.serving.translations import Translations
+from ziggurat.serving.wanted import Wanted
 from ziggurat.text.documents.kinds import KINDS
 from ziggurat.text.markup import HTML
 
 __all__ = ["LibreTranslate"]
 
 FORMATS = ("text", "html")
+
+_KEY = Field("api_key", text("an API key, where the server asks for one"))
+_DETECTED = record({"confidence": number("from 0 to 100"), "language": text("its code")})
+_NAMED = record({"code": text(), "name": text()})
+
+
+def _one_or_many(each: Schema, about: str = "") -> Schema:
+    """Return the schema of an answer to one text, or to a list of them."""
+    return {"oneOf": [each, listed(each)], **({"description": about} if about else {})}
+
+
+TRANSLATE = Operation(
+    LIBRETRANSLATE,
+    "Translate one text or a list of texts",
+    (
+        Field("q", _one_or_many(text(), "a text, or several"), required=True),
+        Field("source", text("the code of its language, or `auto`"), required=True),
+        Field("target", text("the code of the language to translate into"), required=True),
+        Field("format", text("`html` keeps tags", *FORMATS)),
+        Field("alternatives", whole("further translations of each text", minimum=0)),
+        _KEY,
+    ),
+    record(
+        {
+            "translatedText": _one_or_many(text()),
+            "alternatives": {"oneOf": [listed(text()), listed(listed(text()))]},
+            "detectedLanguage": _one_or_many(_DETECTED, "with `auto`"),
+        },
+        optional=("alternatives", "detectedLanguage"),
+    ),
+)
+DETECT = Operation(
+    LIBRETRANSLATE,
+    "Tell the language of a text",
+    (Field("q", _one_or_many(text()), required=True), _KEY),
+    listed(_DETECTED),
+)
+LANGUAGES = Operation(
+    LIBRETRANSLATE,
+    "List the languages, each with those that it can be translated into, itself among them",
+    (),
+    listed(record({"code": text(), "name": text(), "targets": listed(text())})),
+)
+SETTINGS = Operation(
+    LIBRETRANSLATE,
+    "Tell a page what the server offers",
+    (),
+    record(
+        {
+            "apiKeys": flag(),
+            "charLimit": whole("most characters of a request"),
+            "filesTranslation": flag("whether documents are translated"),
+            "frontendTimeout": whole("milliseconds"),
+            "keyRequired": flag(),
+            "language": record({"source": _NAMED, "target": _NAMED}),
+            "suggestions": flag(),
+            "supportedFilesFormat": listed(text("an ending, such as `.docx`")),
+        }
+    ),
+)
+SUGGEST = Operation(LIBRETRANSLATE, "Refuse a better translation that somebody suggests: they are not collected")
 
 
 class LibreTranslate:
@@ -32,19 +96,19 @@ class LibreTranslate:
     def __init__(self, translations: Translations, *, files: bool) -> None:
         self._server, self._files = translations, files
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return its paths."""
         return [
-            Route("/translate", self.translate, methods=["POST"]),
-            Route("/detect", self.detect, methods=["POST"]),
-            Route("/languages", self.languages, methods=["GET", "POST"]),  # Argos' own client posts
-            Route("/frontend/settings", self.settings, methods=["GET"]),
-            Route("/suggest", self.suggest, methods=["POST"]),
+            Described("/translate", self.translate, TRANSLATE, ["POST"]),
+            Described("/detect", self.detect, DETECT, ["POST"]),
+            Described("/languages", self.languages, LANGUAGES, ["GET", "POST"]),  # Argos' own client posts
+            Described("/frontend/settings", self.settings, SETTINGS),
+            Described("/suggest", self.suggest, SUGGEST, ["POST"]),
         ]
 
     async def translate(self, request: Request) -> Response:
         """Translate one text or a list of texts."""
-        fields = await fields_of(request)
+        fields = await TRANSLATE.fields(request)
         for name in ("q", "source", "target"):
             if not fields.get(name):
                 raise Refused(400, f"Invalid request: missing {name} parameter")
@@ -69,12 +133,12 @@ class LibreTranslate:
 
     async def detect(self, request: Request) -> Response:
         """Tell the language of a text."""
-        fields = await fields_of(request)
+        fields = await DETECT.fields(request)
         if not fields.get("q"):
             raise Refused(400, "Invalid request: missing q parameter")
-        text = "\n".join(self._texts(fields["q"]))
+        said = "\n".join(self._texts(fields["q"]))
         self._server.client(request, fields.get("api_key"), 0)
-        (found,) = await self._server.detect([text])
+        found = await self._server.detect(said)
         return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
 
     async def languages(self, request: Request) -> Response:
@@ -117,13 +181,10 @@ class LibreTranslate:
     def _texts(self, q: Any) -> list[str]:
         """Return the texts of a request. Raises Refused where they are none, or beyond the limits."""
         texts = list(q) if isinstance(q, list) else [q]
-        if not all(isinstance(text, str) for text in texts):
+        if not all(isinstance(each, str) for each in texts):
             raise Refused(400, "Invalid request: q parameter must be a text or a list of texts")
-        limits, characters = self._server.limits, sum(map(len, texts))
-        if len(texts) > limits.texts:
-            raise Refused(400, f"Invalid request: request ({len(texts)}) exceeds text limit ({limits.texts})")
-        if characters > limits.characters:
-            raise Refused(400, f"Invalid request: request ({characters}) exceeds text limit ({limits.characters})")
+        if (excess := self._server.excess(texts)) is not None:
+            raise Refused(400, f"Invalid request: request ({excess.asked}) exceeds text limit ({excess.most})")
         return texts
 
     def _alternatives(self, asked: Any) -> int:

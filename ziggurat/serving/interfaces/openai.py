@@ -10,12 +10,51 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
-from starlette.routing import Route
 
-from ziggurat.serving.requests import Refused, fields_of, unless_gone
+from ziggurat.serving.interfaces.description import Described, Field, Operation
+from ziggurat.serving.interfaces.dialects import OPENAI
+from ziggurat.serving.interfaces.schemas import Schema, flag, listed, record, text, whole
+from ziggurat.serving.requests import Refused, unless_gone
 from ziggurat.serving.translations import Translations
 
 __all__ = ["OpenAI"]
+
+_PARTS = listed({"type": "object"}, "parts, of which those with `text` count")
+_MESSAGE = record({"role": text("`user` counts"), "content": {"anyOf": [text(), _PARTS]}})
+_NULL: Schema = {"type": "null"}
+
+COMPLETE = Operation(
+    OPENAI,
+    "Translate the last message of the user; others, and all settings of sampling, do not matter",
+    (
+        Field("model", text("the name of a model, or `source-target`"), required=True),
+        Field("messages", listed(_MESSAGE), required=True),
+        Field("stream", flag("whether to answer as events")),
+    ),
+    record(
+        {
+            "id": text(),
+            "object": text("", "chat.completion"),
+            "created": whole("seconds since 1970"),
+            "model": text(),
+            "choices": listed(
+                record(
+                    {
+                        "index": whole(),
+                        "message": record({"role": text("", "assistant"), "content": text("the translation")}),
+                        "finish_reason": text("", "stop"),
+                        "logprobs": _NULL,
+                    }
+                )
+            ),
+            "usage": record({"prompt_tokens": whole(), "completion_tokens": whole(), "total_tokens": whole()}),
+        }
+    ),
+    kinds={"text/event-stream": "with `stream`: chunks, of which one is the translation"},
+)
+_MODEL = record({"id": text(), "object": text("", "model"), "created": whole(), "owned_by": text()})
+MODELS = Operation(OPENAI, "List the models", (), record({"object": text("", "list"), "data": listed(_MODEL)}))
+MODEL = Operation(OPENAI, "Tell of one model", (), _MODEL)
 
 
 class OpenAI:
@@ -29,22 +68,23 @@ class OpenAI:
         self._server = translations
         self._began = int(time.time())
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return the paths."""
         return [
-            Route("/v1/chat/completions", self.complete, methods=["POST"]),
-            Route("/v1/models", self.models, methods=["GET"]),
+            Described("/v1/chat/completions", self.complete, COMPLETE, ["POST"]),
+            Described("/v1/models", self.models, MODELS),
+            Described("/v1/models/{name:path}", self.model, MODEL),
         ]
 
     async def complete(self, request: Request) -> Response:
         """Translate the last message of the user; others, and all settings of sampling, do not matter."""
-        fields = await fields_of(request)
-        text, name = _message(fields.get("messages")), fields.get("model")
-        if len(text) > self._server.limits.characters:
-            raise Refused(400, f"the message is longer than {self._server.limits.characters} characters")
+        fields = await COMPLETE.fields(request)
+        said, name = _message(fields.get("messages")), fields.get("model")
+        if (excess := self._server.excess([said])) is not None:
+            raise Refused(400, f"the message is longer than {excess.most} {excess.kind}")
         pair = self._pair(name)
-        client = self._server.bearer(request, len(text))
-        work = self._server.translate([text], [pair[0]], pair[1], client)
+        client = self._server.bearer(request, len(said))
+        work = self._server.translate([said], [pair[0]], pair[1], client)
         translation = (await unless_gone(request, work))[0].best.text
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         if fields.get("stream") is True:
@@ -57,11 +97,17 @@ class OpenAI:
     async def models(self, request: Request) -> Response:
         """List the models."""
         self._server.bearer(request, 0)
-        listed = [
-            {"id": name, "object": "model", "created": self._began, "owned_by": "ziggurat"}
-            for name in self._server.pool.models
-        ]
-        return JSONResponse({"object": "list", "data": listed})
+        return JSONResponse({"object": "list", "data": list(map(self._told, self._server.pool.models))})
+
+    async def model(self, request: Request) -> Response:
+        """Tell of one model."""
+        self._server.bearer(request, 0)
+        name = request.path_params["name"]
+        self._pair(name)
+        return JSONResponse(self._told(name))
+
+    def _told(self, name: str) -> dict[str, Any]:
+        return {"id": name, "object": "model", "created": self._began, "owned_by": "ziggurat"}
 
     def _pair(self, name: Any) -> tuple[str, str]:
         """Return the languages that a model's name stands for. Raises Refused (404) for an unknown one."""

@@ -7,20 +7,104 @@ from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from ziggurat import __version__
-from ziggurat.errors import printable
+from ziggurat.serving.glossaries import terms_of
+from ziggurat.serving.interfaces.description import Described, Field, Operation
 from ziggurat.serving.interfaces.details import details
-from ziggurat.serving.requests import Refused, fields_of, unless_gone
-from ziggurat.serving.translations import TextTranslation, Translations, Wanted
+from ziggurat.serving.interfaces.dialects import OWN
+from ziggurat.serving.interfaces.schemas import Schema, flag, listed, number, record, text, whole
+from ziggurat.serving.requests import Refused, unless_gone
+from ziggurat.serving.translations import Translations
+from ziggurat.serving.wanted import TextTranslation, Wanted
 from ziggurat.text.documents.kinds import KINDS
-from ziggurat.text.glossary import Term, Terms
 from ziggurat.text.markup import HTML
 
-__all__ = ["Own", "terms_of"]
+__all__ = ["Own"]
 
 _FORMATS = ("text", "html")
+
+_SPAN: Schema = listed(whole(), "characters from one place to another, exclusive", minItems=2, maxItems=2)
+_SCORE: Schema = {"type": ["number", "null"], "description": "null: put together of several translations"}
+_TERM = {"source": text(), "target": text(), "mode": text("", "soft", "hard")}
+_SENTENCE = record(
+    {
+        "source": _SPAN,
+        "target": _SPAN,
+        "score": _SCORE,
+        "alternatives": listed(record({"text": text(), "score": _SCORE})),
+        "tokens": listed(record({"target": _SPAN, "score": number("log-probability")})),
+        "links": listed(listed(whole(), minItems=4, maxItems=4), "source begin, end, target begin, end"),
+    },
+    optional=("alternatives", "tokens", "links"),
+)
+_TRANSLATION = record(
+    {
+        "text": text(),
+        "source": text("the code of its language"),
+        "detected": record({"language": text(), "confidence": number("from 0 to 100")}),
+        "alternatives": listed(text()),
+        "sentences": listed(_SENTENCE),
+        "glossary": listed(
+            record({**_TERM, "found": whole(), "applied": whole(), "dropped": whole("sentences it would have harmed")})
+        ),
+    },
+    optional=("detected", "alternatives", "sentences", "glossary"),
+)
+TRANSLATE = Operation(
+    OWN,
+    "Translate a text or a list of texts, with what is asked for beside the translations",
+    (
+        Field("text", {"oneOf": [text(), listed(text())]}, required=True),
+        Field("source", text("a code; without, or `auto`: it is detected")),
+        Field("target", text("a code"), required=True),
+        Field("format", text("`html` has neither sentences nor alternatives", *_FORMATS)),
+        Field("alternatives", whole("further translations, of the text and of each sentence", minimum=0)),
+        Field("scores", flag("each sentence's score and the log-probability of each token")),
+        Field("alignments", flag("`links` between words")),
+        Field("prefix", text("what the translation must begin with; one text of one sentence")),
+        Field("complete", flag("the prefix ends with a whole word; unless it says so, its last word may go on")),
+        Field("next_words", flag("alternatives differ in the word after the prefix, or in the first one")),
+        Field(
+            "glossary",
+            {
+                "oneOf": [
+                    listed(record(_TERM, optional=["mode"])),
+                    {"type": "object", "additionalProperties": text(), "description": "soft terms"},
+                ]
+            },
+        ),
+        Field("api_key", text("an API key, where no header has it")),
+    ),
+    record({"translations": listed(_TRANSLATION)}),
+)
+_PAIR = record(
+    {
+        "source": text(),
+        "target": text(),
+        "models": listed(text("name"), "one, or two that lead through a third language"),
+        "soft_terms": flag("whether terms of a glossary can be searched for; where not, they need `mode: hard`"),
+        "prefixes": flag("whether a translation can be told how to begin"),
+    }
+)
+SETTINGS = Operation(
+    OWN,
+    "Tell what the server offers; no key is needed",
+    (),
+    record(
+        {
+            "version": text("of Ziggurat"),
+            "limits": record(
+                dict.fromkeys(("characters", "texts", "alternatives", "file_bytes", "glossary_terms"), whole())
+            ),
+            "key_required": flag(),
+            "languages": listed(record({"code": text(), "name": text(), "targets": listed(text())})),
+            "pairs": listed(_PAIR),
+            "detection": flag(),
+            "files": listed(text("an ending, such as `.docx`")),
+        }
+    ),
+)
 
 
 class Own:
@@ -34,11 +118,11 @@ class Own:
     def __init__(self, translations: Translations, *, files: bool) -> None:
         self._server, self._files = translations, files
 
-    def routes(self) -> list[Route]:
+    def routes(self) -> list[Described]:
         """Return the paths."""
         return [
-            Route("/v1/settings", self.settings, methods=["GET"]),
-            Route("/v1/translate", self.translate, methods=["POST"]),
+            Described("/v1/settings", self.settings, SETTINGS),
+            Described("/v1/translate", self.translate, TRANSLATE, ["POST"]),
         ]
 
     async def settings(self, request: Request) -> Response:
@@ -61,14 +145,26 @@ class Own:
                     {"code": code, "name": name, "targets": pool.languages.get(code, [])}
                     for code, name in sorted(names.items())
                 ],
+                "pairs": [self._pair(source, target) for source, to in pool.languages.items() for target in to],
                 "detection": True,
                 "files": [ending for kind in KINDS for ending in kind.endings] if self._files else [],
             }
         )
 
+    def _pair(self, source: str, target: str) -> dict[str, Any]:
+        """Tell what the models of a pair of languages can do."""
+        route = self._server.route(source, target)
+        return {
+            "source": source,
+            "target": target,
+            "models": [model.name for model in route],
+            "soft_terms": not self._server.never_softens(route),
+            "prefixes": len(route) == 1 and route[0].origin.shortlist() is None,
+        }
+
     async def translate(self, request: Request) -> Response:
         """Translate a text or a list of texts, with what is asked for beside the translations."""
-        fields = await fields_of(request)
+        fields = await TRANSLATE.fields(request)
         texts = self._texts(fields.get("text"))
         source, target = fields.get("source", "auto"), fields.get("target")
         if not isinstance(source, str) or not isinstance(target, str) or not source or not target:
@@ -91,7 +187,7 @@ class Own:
 
     def _texts(self, given: Any) -> list[str]:
         texts = [given] if isinstance(given, str) else given
-        if not isinstance(texts, list) or not texts or not all(isinstance(text, str) for text in texts):
+        if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
             raise Refused(400, "`text` is a text or a list of texts")
         self._server.refuse_large(texts)
         return texts
@@ -106,14 +202,18 @@ class Own:
         more = _number(fields.get("alternatives", 0))
         if more is None or not 0 <= more <= most:
             raise Refused(400, f"`alternatives` is a number from 0 to {most}")
-        if prefix.strip() and (kind == "html" or len(texts) > 1):
-            raise Refused(400, "`prefix` goes with one text of one sentence, and `format: text`")
+        # The likeliest beams are mostly alike: whoever gives a prefix wants to know how it may go on.
+        next_words = _flag(fields, "next_words", default=bool(prefix.strip() and more))
+        if (prefix.strip() or next_words) and (kind == "html" or len(texts) > 1):
+            raise Refused(400, "`prefix` and `next_words` go with one text of one sentence, and `format: text`")
         return Wanted(
             markup=HTML if kind == "html" else None,
             more=more,
             alignments=_flag(fields, "alignments") and kind == "text",
             scores=_flag(fields, "scores") and kind == "text",
             prefix=prefix.strip(),
+            complete=_flag(fields, "complete"),
+            next_words=next_words,
             terms=terms_of(fields.get("glossary"), self._server.limits.glossary_terms),
         )
 
@@ -121,33 +221,12 @@ class Own:
         """Raise Refused for what the models of these languages cannot do."""
         for source in set(sources):
             route = self._server.route(source, target)
-            if wanted.prefix and len(route) != 1:
-                raise Refused(400, "`prefix` needs a model that leads from `source` to `target`; here two do, or none")
+            if wanted.begun and len(route) != 1:
+                raise Refused(
+                    400,
+                    "`prefix` and `next_words` need a model that leads from `source` to `target`; here two do, or none",
+                )
             self._server.refuse_soft(source, target, wanted.terms)
-
-
-def terms_of(given: Any, most: int) -> Terms | None:
-    """Return a glossary as requests have it: a list of objects, or an object of soft terms; None: there is none.
-
-    Raises Refused (400) for something else, or more than `most` terms; DataError as Terms does.
-    """
-    if given is None or given in ("", [], {}):
-        return None
-    entries = [{"source": s, "target": t} for s, t in given.items()] if isinstance(given, dict) else given
-    if not isinstance(entries, list):
-        raise Refused(400, "`glossary` is a list of objects with `source`, `target` and `mode`, or an object of terms")
-    if len(entries) > most:
-        raise Refused(413, f"at most {most} terms in a glossary")
-    terms = []
-    for entry in entries:
-        values = [entry.get(name) for name in ("source", "target")] if isinstance(entry, dict) else []
-        mode = entry.get("mode", "soft") if isinstance(entry, dict) else None
-        if mode not in ("soft", "hard") or len(values) != 2 or not all(isinstance(value, str) for value in values):
-            raise Refused(
-                400, f"`glossary`: {printable(str(entry), 60)}: needs `source`, `target`, and `mode`: soft, hard"
-            )
-        terms.append(Term(str(values[0]), str(values[1]), mode == "hard"))
-    return Terms(terms)
 
 
 def _number(given: Any) -> int | None:
@@ -157,8 +236,8 @@ def _number(given: Any) -> int | None:
     return given if isinstance(given, int) and not isinstance(given, bool) else None
 
 
-def _flag(fields: Mapping[str, Any], name: str) -> bool:
-    given = fields.get(name, False)
+def _flag(fields: Mapping[str, Any], name: str, *, default: bool = False) -> bool:
+    given = fields.get(name, default)
     if isinstance(given, str) and given.lower() in ("", "0", "1", "false", "true"):
         return given.lower() in ("1", "true")
     if not isinstance(given, bool):

@@ -7,7 +7,9 @@ from importlib.resources import files
 
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+
+from ziggurat.serving.interfaces.description import Described, Operation
+from ziggurat.serving.interfaces.dialects import SERVER
 
 __all__ = ["page_routes"]
 
@@ -30,13 +32,13 @@ _HEADERS = {
 }
 
 
-def page_routes() -> list[Route]:
+def page_routes() -> list[Described]:
     """Return the paths of the page, whose files are read now."""
     folder = files("ziggurat.serving.interfaces") / "static"
     return [_route(path, (folder / name).read_bytes(), kind) for path, (name, kind) in _FILES.items()]
 
 
-def _route(path: str, content: bytes, kind: str) -> Route:
+def _route(path: str, content: bytes, kind: str) -> Described:
     tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
     headers = {**_HEADERS, "ETag": tag}
 
@@ -47,4 +49,6 @@ def _route(path: str, content: bytes, kind: str) -> Route:
             return Response(status_code=304, headers=headers)
         return Response(content, media_type=kind, headers=headers)
 
-    return Route(path, page)
+    what = "the page for people" if path == "/" else "a part of the page"
+    kinds = {kind.partition(";")[0]: what}
+    return Described(path, page, Operation(SERVER, "Show the page to people", kinds=kinds))

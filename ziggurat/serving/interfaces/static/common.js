@@ -5,7 +5,7 @@
 export const $ = (id) => document.getElementById(id);
 
 /** What the server offers, as GET v1/settings says it. */
-export const settings = { languages: [], limits: {}, files: [] };
+export const settings = { languages: [], pairs: [], limits: {}, files: [] };
 
 export const named = (code) => settings.languages.find((language) => language.code === code)?.name ?? code;
 

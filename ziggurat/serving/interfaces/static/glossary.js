@@ -2,15 +2,27 @@
 
 import { $, button, make, preferences, remember } from "./common.js";
 
-/** Return the terms as they stand in the box, those too that are not complete. */
-const terms = () => Array.from($("terms").children, ({ fields: { term, wanted, mode } }) => (
-  { source: term.value.trim(), target: wanted.value.trim(), mode: mode.value }));
+let weighed = true; // whether the models of these languages can leave out a term that does not fit
 
-/** Return the complete terms. */
-export const glossary = () => terms().filter((term) => term.source && term.target);
+/** Return the complete terms; `wishes`: each as it was wished for, even where these models put terms always. */
+export function glossary({ wishes = false } = {}) {
+  const terms = Array.from($("terms").children, ({ fields: { term, wanted, mode }, wish }) => (
+    { source: term.value.trim(), target: wanted.value.trim(), mode: wishes ? wish : mode.value }));
+  return terms.filter((term) => term.source && term.target);
+}
 
 function keep() {
-  remember({ keep: $("keep").checked, glossary: $("keep").checked ? glossary() : undefined });
+  remember({ keep: $("keep").checked, glossary: $("keep").checked ? glossary({ wishes: true }) : undefined });
+}
+
+/** Offer what the models of the chosen languages can do with a term: use it where it fits, or always alone. */
+export function offerModes(fits) {
+  weighed = fits;
+  for (const { fields: { mode }, wish } of $("terms").children) {
+    mode.options[0].disabled = !weighed;
+    mode.value = weighed ? wish : "hard";
+  }
+  $("always").hidden = weighed;
 }
 
 function add(given = {}, changed) {
@@ -21,12 +33,14 @@ function add(given = {}, changed) {
   };
   const mode = make("select", {}, new Option("if it fits", "soft"), new Option("always", "hard"));
   mode.setAttribute("aria-label", "When it is used");
-  mode.value = given.mode === "hard" ? "hard" : "soft";
+  const wish = given.mode === "hard" ? "hard" : "soft";
+  mode.onchange = () => (row.wish = mode.value);
   const fields = { term: field("Term", given.source), wanted: field("Translation", given.target), mode };
   const use = make("span", { className: "soft use" });
   const remove = () => (row.remove(), $("add").focus(), changed());
-  const row = make("li", { fields, use }, fields.term, "→", fields.wanted, mode, button("×", remove, "Remove this term"), use);
+  const row = make("li", { fields, use, wish }, fields.term, "→", fields.wanted, mode, button("×", remove, "Remove this term"), use);
   $("terms").append(row);
+  offerModes(weighed);
   return fields;
 }
 

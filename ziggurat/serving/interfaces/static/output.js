@@ -217,6 +217,9 @@ async function several(sentence, fields, signal) {
   return [found.text, ...(found.alternatives ?? [])].map((text) => text.trim());
 }
 
+/** Return the fields for a translation that begins so: the page cuts after whole words only. */
+const begun = (prefix) => (prefix ? { prefix, complete: true } : {});
+
 function offerSentences(element, sentence) {
   offer(element, "Other translations", "There is no other.", async (signal) => {
     const others = new Set(await several(sentence, {}, signal));
@@ -230,7 +233,7 @@ function offerWords({ element, sentence, begin }) {
   const present = element.textContent;
   offer(element, `Instead of “${present}”`, "No other word was found.", async (signal) => {
     const next = new Map(); // the next word -> what follows it in the best translation that has it there
-    for (const text of await several(sentence, prefix ? { prefix } : {}, signal)) {
+    for (const text of await several(sentence, { next_words: true, ...begun(prefix) }, signal)) {
       if (!text.startsWith(prefix)) continue;
       const parts = split(text, target.lang);
       const first = parts.findIndex((part) => part.index === prefix.length); // none where the word before goes on
@@ -261,7 +264,7 @@ function take(sentence, text, prefix) {
   const asked = given.slice(...sentence.source);
   instead(async (signal) => {
     try {
-      const found = await request({ text: asked, prefix }, signal);
+      const found = await request({ text: asked, ...begun(prefix) }, signal);
       const [all] = read(asked, found, sentence.source[0]);
       // A whole sentence that was chosen stays as it is; its links are welcome.
       if (all.length === 1 && (text !== prefix || all[0].text === text)) put(all[0]);

@@ -2,7 +2,7 @@
 
 import { $, Problem, announce, ask, calm, complain, make, named, preferences, remember, settings, store, stored } from "./common.js";
 import { startDocuments } from "./documents.js";
-import { startGlossary, swapTerms } from "./glossary.js";
+import { offerModes, startGlossary, swapTerms } from "./glossary.js";
 import { callOff, instead, request, show, startOutput, translation } from "./output.js";
 
 const PAUSE = 400; // milliseconds without typing after which text is sent
@@ -39,6 +39,8 @@ function mark() {
   }
   const first = from.options[0];
   if (first?.value === "auto") first.text = detected ? `${named(detected)} (detected)` : "Detect language";
+  const pairs = settings.pairs.filter((pair) => pair.target === to.value && ["auto", pair.source].includes(from.value));
+  offerModes(pairs.every((pair) => pair.soft_terms));
   $("swap").disabled = !spoken() || !targetsOf(to.value).includes(spoken());
 }
 
