@@ -18,7 +18,8 @@ BASE = {"errors", "documents", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "alignment": BASE,
-    "data": BASE | {"config", "alignment"},
+    "cleaning": BASE | {"config", "alignment"},
+    "data": BASE | {"config", "alignment", "cleaning"},
     "nn": BASE,
     "evaluation": BASE | {"config"},
     "init": BASE | {"config", "nn"},
@@ -32,8 +33,9 @@ ALLOWED = {
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "text": BASE | {"data", "decoding"},
-    "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
-    "serving": BASE | {"config", "data", "decoding", "models", "text"},
+    "report": BASE
+    | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
+    "serving": BASE | {"config", "cleaning", "data", "decoding", "models", "text"},
     "cli": BASE
     | {
         "config",

@@ -20,6 +20,8 @@ GIVEN = {
     "model.decoder.ranges": [{"layers": 2, "residual": "post"}],
     "data.train": [{"path": "a.tsv"}],
     "data.dev": [{"path": "a.tsv"}],
+    "data.train.0.scores": [{"path": "scores", "min": 0}],
+    "data.dev.0.scores": [{"path": "scores", "min": 0}],
 }
 
 

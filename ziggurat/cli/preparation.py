@@ -160,6 +160,8 @@ def _report_text(report: PrepareReport) -> str:
         lines.append(f"{line}; dropped: {dropped}" if dropped else line)
         if corpus.aligned is not None:
             lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
+        if corpus.repaired:
+            lines.append(f"       {counted(corpus.repaired, 'pair')} mended")
         if corpus.carriage_returns:
             lines.append(f"       {counted(corpus.carriage_returns, 'line')} ended in CR LF; the CR was removed")
     source, target = report.source_vocabulary, report.target_vocabulary
