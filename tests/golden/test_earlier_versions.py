@@ -103,7 +103,7 @@ def test_an_export_to_onnx(folder: Path) -> None:
 
 def test_an_export_to_transformers_is_taken_in(folder: Path) -> None:
     import_checkpoint(Path("huggingface"), Path("imported"))
-    limit = {"max_length": {"extra": 5}}
+    limit = {"max_length": {"ratio": 1.0, "extra": 5, "limit": 1024}}  # its own are those of `generate`
     assert_translates(load_translator("imported", device="cpu", **limit), folder, "ctranslate2")
 
 
