@@ -57,7 +57,7 @@ def test_what_has_arrived_is_not_fetched_again(server: Server, tmp_path: Path, n
     assert [r.headers.get("if-range") for r in server.requests] == [None, '"1"', '"1"']
 
 
-@pytest.mark.xfail(
+@pytest.mark.xfail(reason="a chunked answer that ends early, then a dropped one, lost bytes once; not yet mended")
     reason="a chunked answer that ends early, then a dropped one: bytes are lost; seen once, not yet mended"
 )
 @settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
