@@ -1,7 +1,8 @@
-"""What several experiments measure in the same way: the commit of the code, and updates of several models in turns."""
+"""What several experiments record alike: the code's commit, the processor, and updates of several models in turns."""
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +17,7 @@ from ziggurat.training.learner import Learner
 from ziggurat.training.memory import keep_freed_memory
 from ziggurat.training.update import train_update
 
-__all__ = ["commit", "seconds_in_turns"]
+__all__ = ["commit", "processor", "seconds_in_turns"]
 
 _HERE = Path(__file__).resolve().parent
 
@@ -26,6 +27,13 @@ def commit() -> str:
     head = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=_HERE)
     changed = subprocess.run(["git", "status", "--porcelain", "../ziggurat"], capture_output=True, text=True, cwd=_HERE)
     return head.stdout.strip() + ("+" if changed.stdout.strip() else "")
+
+
+def processor() -> str:
+    """Return the processor's name and the widest instructions that PyTorch uses on it."""
+    lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines() if Path("/proc/cpuinfo").exists() else []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{names[0] if names else platform.machine()}, {torch.backends.cpu.get_cpu_capability()}"
 
 
 def seconds_in_turns(

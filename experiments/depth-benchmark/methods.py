@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["BEYOND", "DEPTHS", "METHODS", "RATES", "SWEEP", "SWEPT_AT", "UPDATES", "common"]
+__all__ = ["BEYOND", "DEPTHS", "METHODS", "PRECISION", "RATES", "SLOWER", "SWEEP", "SWEPT_AT", "UPDATES", "common"]
 
 _BOTH = "model.encoder.history={0} model.decoder.history={0}"
 
@@ -81,6 +81,11 @@ BEYOND = (2.5e-4, 8e-3, 1.6e-2)
 """Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
 SWEEP, UPDATES = 200, 600
 """Length of a trial of a rate, and of a run of the table."""
+PRECISION = "fp32"
+"""Of all runs from 2026-11-24 on. The trials of rates before were in bf16, which a processor without AVX-512 emulates
+twelve times slower; a result says which it had."""
+SLOWER = ("mhc", "attnres", "mudd", "blocks", "resformer", "svformer", "b2t", "hybrid")
+"""Methods that come last: their updates are slow, or a close relative is among the others."""
 SWEPT_AT = {"completep": "6-6"}
 """Methods whose rate is to be taken over from another depth: their base."""
 DEPTHS: dict[str, tuple[int, int]] = {"6-6": (6, 6), "18-18": (18, 18), "36-12": (36, 12)}
@@ -114,7 +119,7 @@ def common(method: str, depth: tuple[int, int], rate: float, updates: int, seed:
         f"training.checkpoint={{every_updates: {max(1, updates // 12)}, keep_last: 3, average_last: 3}}",
         f"training.diagnostics={{every_updates: {max(1, updates // 2)}, max_share: null}}",
         f"training.stop={{updates: {updates}}}",
-        "training.precision=bf16",
+        f"training.precision={PRECISION}",
         "training.threads=1",
         "training.tensorboard=false",
         f"training.seed={seed}",

@@ -29,8 +29,8 @@ from rich.console import Console
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from measuring import commit, seconds_in_turns  # noqa: E402
-from methods import BEYOND, DEPTHS, METHODS, RATES, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
+from measuring import commit, processor, seconds_in_turns  # noqa: E402
+from methods import BEYOND, DEPTHS, METHODS, PRECISION, RATES, SLOWER, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -69,9 +69,16 @@ def trial(method: str, rate: float) -> Run:
 
 def all_runs() -> list[Run]:
     """Return everything that the table wants, the most wanted first."""
-    sweep = [trial(method, rate) for rates in (RATES, BEYOND) for method in METHODS for rate in rates]
-    seeds = [Run(method, MAIN, seed, UPDATES, None) for seed in (1, 2, 3) for method in METHODS]
-    others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in METHODS]
+    first = sorted(METHODS, key=lambda method: method in SLOWER)
+    sweep = [trial(method, rate) for rates in (RATES, BEYOND) for method in first for rate in rates]
+    seeds = [
+        Run(method, MAIN, seed, UPDATES, None)
+        for slower in (False, True)
+        for seed in (1, 2, 3)
+        for method in METHODS
+        if (method in SLOWER) == slower
+    ]
+    others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in first]
     return [*sweep, *seeds, *others]
 
 
@@ -130,6 +137,8 @@ def one_run(run: Run, store: str, work: Path) -> None:
         **run._asdict(),
         "rate": rate,
         "commit": commit(),
+        "precision": PRECISION,
+        "processor": processor(),
         "seconds": round(seconds, 1),
         "failure": failure,
         # What is not finite is left out of a record.
