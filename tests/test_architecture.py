@@ -18,7 +18,8 @@ BASE = {"errors", "small_files", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "alignment": BASE,
-    "data": BASE | {"config", "alignment"},
+    "cleaning": BASE | {"config", "alignment"},
+    "data": BASE | {"config", "alignment", "cleaning"},
     "fetch": BASE | {"config", "data", "__init__"},
     "nn": BASE,
     "evaluation": BASE | {"config"},
@@ -33,8 +34,9 @@ ALLOWED = {
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "backtranslation": BASE | {"config", "data", "models", "decoding"},
     "text": BASE | {"data", "decoding"},
-    "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
-    "serving": BASE | {"config", "data", "decoding", "models", "text"},
+    "report": BASE
+    | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
+    "serving": BASE | {"config", "cleaning", "data", "decoding", "models", "text"},
     "cli": BASE
     | {
         "config",

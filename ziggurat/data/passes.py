@@ -17,10 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.alignment.eflomal import refuse_without_eflomal
+from ziggurat.cleaning.pair_score import PairScorer
 from ziggurat.config.data import DataConfig
-from ziggurat.data.clean import Cleaner
+from ziggurat.data.cleaner import Cleaner, Memory, drop_pairs
+from ziggurat.data.cleaning import cleaners_of, even_shares, sampled_blocks
 from ziggurat.data.inputs import Corpus, Progress, nothing_left
-from ziggurat.data.lines import UnicodeForm, normalise
+from ziggurat.data.readers import PairBlock
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
 from ziggurat.data.vocabulary import VocabularyTokenizer
@@ -30,82 +32,39 @@ from ziggurat.errors import DataError
 __all__ = ["align_corpora", "encode_corpora", "refuse_missing_aligner", "sample_sentences"]
 
 
-_SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
-
-
-def sample_sentences(corpora: Sequence[Corpus], config: DataConfig, side: str, progress: Progress) -> Iterator[str]:
+def sample_sentences(
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    side: str,
+    progress: Progress,
+    scorer: PairScorer | None = None,
+) -> Iterator[str]:
     """Yield the normalised sentences that the subword model is trained on, in file order, in constant memory.
 
     A random choice (a function of the counts alone) of at most `subword.sample_pairs` pairs, equally many from each
-    corpus as far as it has them. Pairs that the filters drop are left out, except that duplicates stay.
+    corpus as far as it has them. Pairs that the filters drop are left out, except those that they compare with others:
+    duplicates stay.
 
     Args:
         corpora: Training corpora with their counts.
         config: The data section.
         side: `source`, `target`, or `joint` for both.
         progress: Called with the number of pairs read.
+        scorer: The pair score, where a filter goes by it.
 
     Raises:
         DataError: the filters leave none of the sampled pairs.
     """
-    generator = np.random.default_rng(_SAMPLE_SEED)
-    # The hashes that find duplicates would grow with the corpus, and this pass takes constant memory.
-    cleaner = Cleaner(config.filters.model_copy(update={"duplicates": False}))
+    # Without what finds duplicates: it would grow with the corpus, and this pass takes constant memory.
+    cleaners = cleaners_of(config, corpora, scorer)
     counts: Counter[str] = Counter()
-    shares = _even_shares([corpus.read for corpus in corpora], config.subword.sample_pairs)
-    kept = done = 0
-    for corpus, share in zip(corpora, shares, strict=True):
-        picks = _Picks(generator, corpus.read, share)
-        for source, target in corpus.reader.blocks():
-            picked = picks.take(len(source))
-            sides = [normalise(list(compress(texts, picked)), config.unicode) for texts in (source, target)]
-            sources, targets, _ = cleaner.clean(sides[0], sides[1], counts)
-            kept += len(sources)
-            yield from {"source": sources, "target": targets}.get(side) or chain(sources, targets)
-            done += len(source)
-            progress("sample", done, sum(corpus.read for corpus in corpora))
+    shares = even_shares([corpus.read for corpus in corpora], config.subword.sample_pairs)
+    kept = 0
+    for sources, targets in sampled_blocks(corpora, cleaners, shares, config.unicode, counts, progress):
+        kept += len(sources)
+        yield from {"source": sources, "target": targets}.get(side) or chain(sources, targets)
     if not kept:
         raise nothing_left(sum(shares), counts, corpora)
-
-
-class _Picks:
-    """A random choice of `wanted` out of `total` items without replacement, revealed in order, in constant memory.
-
-    Items are drawn in windows of fixed size, with a hypergeometric number of chosen items in each, so the choice does
-    not depend on how many items are asked for at a time.
-    """
-
-    _WINDOW = 8192
-
-    def __init__(self, generator: np.random.Generator, total: int, wanted: int) -> None:
-        self._generator = generator
-        self._total = total
-        self._wanted = wanted
-        self._mask = np.zeros(0, np.bool_)
-
-    def take(self, count: int) -> NDArray[np.bool_]:
-        """Return the mask of the chosen items among the next `count`, bool [count]."""
-        while len(self._mask) < count and self._total:
-            size = min(self._WINDOW, self._total)
-            chosen = int(self._generator.hypergeometric(self._wanted, self._total - self._wanted, size))
-            window = np.zeros(size, np.bool_)
-            window[self._generator.choice(size, chosen, replace=False)] = True
-            self._total -= size
-            self._wanted -= chosen
-            self._mask = np.concatenate([self._mask, window])
-        mask, self._mask = self._mask[:count], self._mask[count:]
-        return mask
-
-
-def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
-    """Split `total` evenly over corpora of `sizes` pairs; the shares that small ones cannot fill go to the others."""
-    shares = [0] * len(sizes)
-    left = min(total, sum(sizes))
-    # From the smallest: what it leaves is then shared by all larger ones.
-    for position, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
-        shares[number] = min(sizes[number], left // (len(sizes) - position))
-        left -= shares[number]
-    return shares
 
 
 def refuse_missing_aligner(config: DataConfig) -> None:
@@ -150,6 +109,8 @@ def encode_corpora(
     writer: TableWriter,
     threads: int,
     progress: Progress,
+    scorer: PairScorer | None = None,
+    memory: Memory | None = None,
 ) -> None:
     """Clean, segment and write the corpora of one split.
 
@@ -162,17 +123,21 @@ def encode_corpora(
     training = corpora[0].split == "train"
     words = words_of(config, tokenizers)
     tracer = LinkTracer(words, tokenizers) if config.aligned("train" if training else "dev") else None
-    cleaner = Cleaner(config.filters) if training else Cleaner.only_empty()
+    memory = memory or Memory()
+    cleaners = cleaners_of(config, corpora, scorer, memory) if training else [Cleaner.only_empty()] * len(corpora)
     total = sum(corpus.read for corpus in corpora)
     done = 0
     with ThreadPoolExecutor(1) as pool:
         waiting: _Segmented | None = None
         for number, corpus in enumerate(corpora):
             read = 0
-            for (source, target), links in corpus.blocks(words):
+            before = memory.held_out.overlaps()
+            for (source, target), links, unwanted in corpus.blocks(words):
                 read += len(source)
-                block = _cleaned(corpus, number, source, target, cleaner, config.unicode, training)
+                block = _cleaned(corpus, number, (source, target), unwanted, cleaners[number], config)
                 if tracer is not None:
+                    if links is not None:  # they count the words of the text as it was
+                        links = [[] if mended else known for known, mended in zip(links, block.repaired, strict=True)]
                     block.links = tracer.traced(links, (source, target), block.kept, (block.source, block.target))
                 block.ids = pool.submit(_segment, tokenizers, block.source, block.target, threads)
                 if waiting is not None:
@@ -182,6 +147,9 @@ def encode_corpora(
                 progress(f"encode {corpus.split}", done, total)
             if read != corpus.read:
                 raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
+            if training:
+                found = memory.held_out.overlaps()
+                corpus.overlap = {name: overlap.since(before[name]) for name, overlap in found.items()}
         if waiting is not None:
             _write(waiting, tokenizers[0], config, writer, tracer)
 
@@ -199,6 +167,10 @@ class _Segmented:
     kept: NDArray[np.bool_]
     """Mask of its pairs over those that were read."""
     ids: Future[list[list[list[int]]]]
+    repaired: NDArray[np.bool_]
+    """Mask of the repaired pairs over those that were read."""
+    max_pieces: int | None
+    """Most pieces on a side; None: any."""
     links: list[TracedLinks] | None = None
     """Where the table has links: those of each pair."""
 
@@ -206,17 +178,20 @@ class _Segmented:
 def _cleaned(
     corpus: Corpus,
     number: int,
-    source: list[str],
-    target: list[str],
+    lines: PairBlock,
+    unwanted: NDArray[np.bool_] | None,
     cleaner: Cleaner,
-    form: UnicodeForm,
-    training: bool,
+    config: DataConfig,
 ) -> _Segmented:
-    """Normalise and filter a block."""
-    sources, targets, kept = cleaner.clean(normalise(source, form), normalise(target, form), corpus.dropped)
+    """Mend and filter a block."""
+    training = corpus.split == "train"
+    first, second, repaired = cleaner.mended(*lines, config.unicode)
+    corpus.repaired += int(repaired.sum())
+    sources, targets, kept = cleaner.clean(first, second, corpus.dropped, unwanted, corpus.examples)
     # A development target is the reference of scores, so it is stored as it stands in the file.
-    reference = targets if training else list(compress(target, kept))
-    return _Segmented(corpus, number, sources, targets, reference, kept, Future())
+    reference = targets if training else list(compress(lines[1], kept))
+    limit = config.filters_of(corpus.config).max_pieces if training else None
+    return _Segmented(corpus, number, sources, targets, reference, kept, Future(), repaired, limit)
 
 
 def _segment(
@@ -238,18 +213,13 @@ def _write(
     lengths = [np.fromiter(map(len, side), np.int32, len(side)) for side in (source, target)]
     # (1) Filter by pieces, which could not be done before segmentation.
     vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
-    drop = vanished
-    limit = config.filters.max_pieces
-    if training and limit is not None:
-        drop = vanished | (np.maximum(*lengths) > limit)
-    if drop.any():
+    limit = block.max_pieces
+    too_long = (np.maximum(*lengths) > limit) & ~vanished if limit is not None else np.zeros_like(vanished)
+    if (drop := vanished | too_long).any():
         stay = ~drop
-        for reason, count in (
-            ("empty", int(vanished.sum())),
-            ("too_many_pieces", int((drop & ~vanished).sum())),
-        ):
-            if count:
-                block.corpus.dropped[reason] += count
+        of_block, every = (block.source, block.target), np.ones(len(drop), np.bool_)
+        for reason, mask in (("empty", vanished), ("too_many_pieces", too_long)):
+            drop_pairs(of_block, every, mask, reason, block.corpus.dropped, block.corpus.examples)
         source, target = list(compress(source, stay)), list(compress(target, stay))
         texts = (list(compress(texts[0], stay)), list(compress(texts[1], stay)))
         lengths = [side[stay] for side in lengths]

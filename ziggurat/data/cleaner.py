@@ -1,0 +1,251 @@
+"""The filters of a configuration, applied to blocks of pairs one after another, each dropped pair under one reason.
+
+Filters of a pair alone come first, the cheap ones before the dear ones; then those that compare it with other pairs.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from heapq import heappush, heapreplace
+from itertools import compress
+
+import numpy as np
+import xxhash
+
+from ziggurat.cleaning.agreement import (
+    addresses_differ,
+    email_addresses,
+    number_share,
+    unmatched_marks,
+    web_addresses,
+)
+from ziggurat.cleaning.held_out import HeldOut
+from ziggurat.cleaning.languages import confidences, known_language
+from ziggurat.cleaning.pair_score import PairScorer
+from ziggurat.cleaning.repair import repair_with
+from ziggurat.cleaning.sketches import NearDuplicates
+from ziggurat.config.filters import FilterConfig
+from ziggurat.data import clean
+from ziggurat.data.clean import HashSet, Mask, Predicate, pair_hashes
+from ziggurat.data.lines import UnicodeForm, normalise
+from ziggurat.errors import printable
+
+__all__ = ["Cleaner", "Examples", "Memory", "drop_pairs", "predicates"]
+
+_EXAMPLES = 5
+_EXAMPLE_CHARACTERS = 300  # of a side
+
+
+class Examples:
+    """A few dropped pairs for each reason: a random choice that depends on nothing but the pairs."""
+
+    def __init__(self) -> None:
+        self._kept: dict[str, list[tuple[int, str, str]]] = {}
+
+    def see(self, reason: str, sources: Sequence[str], targets: Sequence[str]) -> None:
+        """Look at pairs that were dropped for a reason."""
+        kept = self._kept.setdefault(reason, [])
+        for source, target in zip(sources, targets, strict=True):
+            # Those of the smallest hash, kept as a heap with the largest in front.
+            entry = (-xxhash.xxh3_64_intdigest(f"{source}\n{target}".encode()), source, target)
+            if len(kept) < _EXAMPLES:
+                if entry not in kept:
+                    heappush(kept, entry)
+            elif entry > kept[0] and entry not in kept:
+                heapreplace(kept, entry)
+
+    def listed(self, most: int = _EXAMPLES) -> dict[str, list[list[str]]]:
+        """Return [source, target] of at most so many pairs by reason, long texts cut."""
+        return {
+            reason: [
+                [printable(text, _EXAMPLE_CHARACTERS) for text in pair]
+                for _, *pair in sorted(kept, reverse=True)[:most]
+            ]
+            for reason, kept in sorted(self._kept.items())
+            if kept
+        }
+
+
+@dataclass
+class Memory:
+    """What filters know of other pairs than the one they look at, shared by all corpora."""
+
+    duplicates: HashSet = field(default_factory=HashSet)
+    near: NearDuplicates | None = None
+    """None where no corpus asks for it."""
+    held_out: HeldOut = field(default_factory=HeldOut)
+
+
+class Cleaner:
+    """The filters of a corpus; a dropped pair is counted under the first filter that applies.
+
+    Args:
+        filters: of the corpus.
+        languages: codes of source and target.
+        scorer: the pair score, where it is trained already.
+        memory: None: the filters that compare pairs with others are left out.
+
+    Raises ConfigError: an unknown script or language, or a package that is not installed.
+    """
+
+    def __init__(
+        self,
+        filters: FilterConfig,
+        languages: tuple[str, str] = ("", ""),
+        scorer: PairScorer | None = None,
+        memory: Memory | None = None,
+    ) -> None:
+        self._filters = predicates(filters, languages)
+        if filters.pair_score is not None and scorer is not None:
+            self._filters.append(("pair_score", partial(_unlikely, scorer=scorer, limit=filters.pair_score.min)))
+        self._repair = repair_with() if filters.repair else None
+        self._memory: list[tuple[str, Predicate]] = [] if memory is None else _comparisons(filters, memory)
+
+    @classmethod
+    def only_empty(cls) -> Cleaner:
+        """Return the cleaner for development corpora, which drops only pairs with an empty side."""
+        cleaner = cls(FilterConfig(max_characters=None))
+        cleaner._filters = [("empty", clean.empty)]
+        return cleaner
+
+    def mended(self, source: list[str], target: list[str], form: UnicodeForm) -> tuple[list[str], list[str], Mask]:
+        """Return both sides repaired, if that is asked for, and normalised; and a mask of the repaired pairs."""
+        changed = np.zeros(len(source), np.bool_)
+        if self._repair is not None:
+            (source, first), (target, second) = self._repair(source), self._repair(target)
+            changed = first | second
+        return normalise(source, form), normalise(target, form), changed
+
+    def clean(
+        self,
+        source: list[str],
+        target: list[str],
+        counts: Counter[str],
+        unwanted: Mask | None = None,
+        examples: Examples | None = None,
+    ) -> tuple[list[str], list[str], Mask]:
+        """Return the remaining pairs and their mask over the block [pairs].
+
+        Args:
+            source: of the block, mended.
+            target: the same.
+            counts: of dropped pairs by reason, to be added to.
+            unwanted: mask of pairs to be dropped for a score that another tool gave them.
+            examples: sees the dropped pairs.
+        """
+        kept = np.ones(len(source), np.bool_)
+        left = source, target
+        if unwanted is not None:
+            left, kept = drop_pairs(left, kept, unwanted, "score", counts, examples)
+        # Last those that compare, so that they take memory only for pairs that passed all others.
+        for reason, predicate in (*self._filters, *self._memory):
+            if left[0]:
+                left, kept = drop_pairs(left, kept, predicate(*left), reason, counts, examples)
+        return *left, kept
+
+
+def drop_pairs(
+    pairs: tuple[list[str], list[str]],
+    kept: Mask,
+    drop: Mask,
+    reason: str,
+    counts: Counter[str],
+    examples: Examples | None,
+) -> tuple[tuple[list[str], list[str]], Mask]:
+    """Return `pairs` without those of the mask `drop`, and `kept`, the mask over the whole block, without them."""
+    dropped = int(drop.sum())
+    if not dropped:
+        return pairs, kept
+    counts[reason] += dropped
+    if examples is not None:
+        examples.see(reason, *(list(compress(side, drop)) for side in pairs))
+    stay = ~drop
+    kept = kept.copy()
+    kept[kept] = stay
+    return (list(compress(pairs[0], stay)), list(compress(pairs[1], stay))), kept
+
+
+def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[str, Predicate]]:
+    """Return the filters of a pair alone, with their reasons; their order decides under which one a pair is counted.
+
+    Args:
+        filters: the configuration.
+        languages: codes of source and target.
+
+    Raises ConfigError: see Cleaner.
+    """
+    named: list[tuple[str, Predicate]] = [("empty", clean.empty), ("nul", clean.nul)]
+    if filters.max_characters is not None:
+        named.append(("too_long", partial(clean.too_long, limit=filters.max_characters)))
+    if filters.max_length_ratio is not None:
+        named.append(("length_ratio", partial(clean.length_ratio, limit=filters.max_length_ratio)))
+    if filters.identical:
+        named.append(("identical", clean.identical))
+    if filters.control_characters:
+        named.append(("control_characters", clean.control_characters))
+    if filters.source_script or filters.target_script:
+        named.append(("wrong_script", clean.script_filter(filters)))
+    named += _agreements(filters)
+    if filters.languages is not None:
+        found = filters.languages
+        for side, limit, code in ((0, found.source, languages[0]), (1, found.target, languages[1])):
+            if limit is not None:
+                name = known_language(code, f"data.{('source', 'target')[side]}_language")
+                settings = {"side": side, "language": name, "limit": limit, "min_letters": found.min_letters}
+                named.append((f"{('source', 'target')[side]}_language", partial(_other_language, **settings)))
+    return named
+
+
+def _agreements(filters: FilterConfig) -> list[tuple[str, Predicate]]:
+    wanted, named = filters.agreement, []
+    if wanted.urls:
+        named.append(("urls", _addresses(web_addresses, ".")))
+    if wanted.emails:
+        named.append(("emails", _addresses(email_addresses, "@")))
+    if (share := wanted.numbers) is not None:
+        named.append(("numbers", _each(lambda source, target: number_share(source, target) < share)))
+    if (most := wanted.punctuation) is not None:
+        named.append(("punctuation", _each(lambda source, target: unmatched_marks(source, target) > most)))
+    return named
+
+
+def _addresses(find: Callable[[str], Counter[str]], sign: str) -> Predicate:
+    return lambda source, target: addresses_differ(source, target, find, sign)
+
+
+def _each(test: Callable[[str, str], bool]) -> Predicate:
+    """Return the predicate that asks `test` of each pair."""
+    return lambda source, target: np.fromiter(map(test, source, target), np.bool_, len(source))
+
+
+def _other_language(
+    source: Sequence[str], target: Sequence[str], *, side: int, language: str, limit: float, min_letters: int
+) -> Mask:
+    """A side is in `language` with less confidence than `limit`."""
+    return confidences((source, target)[side], language, min_letters) < limit
+
+
+def _unlikely(source: Sequence[str], target: Sequence[str], *, scorer: PairScorer, limit: float) -> Mask:
+    """The pair score is below `limit`."""
+    return scorer.scores(source, target) < limit
+
+
+def _comparisons(filters: FilterConfig, memory: Memory) -> list[tuple[str, Predicate]]:
+    """Return the filters that compare pairs with others."""
+    named: list[tuple[str, Predicate]] = []
+    if filters.duplicates:
+        named.append(("duplicate", lambda source, target: memory.duplicates.add(pair_hashes(source, target))))
+    if filters.near_duplicates is not None and memory.near is not None:
+        named.append(("near_duplicate", memory.near.add))
+    if memory.held_out:
+        named.append(("held_out", partial(_held_out, held_out=memory.held_out, how=filters.held_out)))
+    return named
+
+
+def _held_out(source: Sequence[str], target: Sequence[str], *, held_out: HeldOut, how: str) -> Mask:
+    """The pair, or one of its sides, is in a development or test set; with `keep` it is only counted there."""
+    both, either = held_out.look(source, target)
+    return {"pairs": both, "sides": either, "keep": np.zeros(len(source), np.bool_)}[how]

@@ -1,0 +1,193 @@
+"""What `prepare` needs to clean its corpora: their cleaners, a random sample, the pair score, held-out sets."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from itertools import chain, compress
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.cleaning.held_out import HeldOut, Overlap
+from ziggurat.cleaning.pair_score import PairScorer
+from ziggurat.cleaning.sketches import NearDuplicates
+from ziggurat.config.data import DataConfig
+from ziggurat.data.cleaner import Cleaner, Memory
+from ziggurat.data.files import find_files
+from ziggurat.data.inputs import Corpus, Progress
+from ziggurat.data.lines import LineStream, UnicodeForm, normalise
+from ziggurat.data.readers import PairBlock
+
+__all__ = [
+    "add_held_out_file",
+    "cleaners_of",
+    "even_shares",
+    "memory_of",
+    "overlap_notices",
+    "sampled_blocks",
+    "total_overlap",
+    "train_pair_score",
+]
+
+_SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
+_MANY = 0.01
+"""Share of a held-out set's sentences in training pairs from which that is worth a notice."""
+
+
+def cleaners_of(
+    config: DataConfig, corpora: Sequence[Corpus], scorer: PairScorer | None = None, memory: Memory | None = None
+) -> list[Cleaner]:
+    """Return the cleaner of each training corpus. Raises ConfigError as `Cleaner` does."""
+    languages = config.source_language, config.target_language
+    return [Cleaner(config.filters_of(corpus.config), languages, scorer, memory) for corpus in corpora]
+
+
+def memory_of(config: DataConfig, corpora: Sequence[Corpus]) -> Memory:
+    """Return what filters are to know of other pairs: nothing yet but the held-out sentences.
+
+    Raises DataError: a missing file of `data.held_out`.
+    """
+    memory = Memory()
+    near = [f.near_duplicates for f in map(config.filters_of, config.train) if f.near_duplicates is not None]
+    if near:
+        memory.near = NearDuplicates(near[0].similarity, near[0].memory << 20)
+    for corpus in corpora:
+        if corpus.split == "dev":
+            memory.held_out.add_pairs(f"{corpus.key} ({corpus.reader.name})", _normalised(corpus, config.unicode))
+    for number, pattern in enumerate(config.held_out):
+        for path in find_files(pattern, f"data.held_out.{number}"):
+            add_held_out_file(memory.held_out, path, config.unicode)
+    return memory
+
+
+def _normalised(corpus: Corpus, form: UnicodeForm) -> Iterator[PairBlock]:
+    for source, target in corpus.reader.blocks():
+        yield normalise(source, form), normalise(target, form)
+
+
+def add_held_out_file(held_out: HeldOut, path: Path, form: UnicodeForm) -> None:
+    """Add the lines of a text file. Raises DataError where it is none."""
+
+    def blocks() -> Iterator[list[str]]:
+        stream = LineStream(path)
+        while count := stream.available():
+            yield normalise(stream.take(count), form)
+
+    held_out.add_lines(str(path), blocks())
+
+
+def train_pair_score(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> PairScorer | None:
+    """Return the pair score, learnt from the training corpora that are filtered by it; None where none is.
+
+    It sees what the other filters of a pair leave.
+
+    Raises DataError where that is too little.
+    """
+    filters = [config.filters_of(corpus.config) for corpus in corpora]
+    chosen = [corpus for corpus, of_corpus in zip(corpora, filters, strict=True) if of_corpus.pair_score is not None]
+    wanted = [of_corpus.pair_score.pairs for of_corpus in filters if of_corpus.pair_score is not None]
+    if not chosen:
+        return None
+    sizes = np.array([corpus.read for corpus in chosen])
+    # In proportion to the corpora: a small one has no words that the others need.
+    shares = [int(size) for size in np.floor(sizes * min(1.0, wanted[0] / sizes.sum()))]
+    blocks = sampled_blocks(chosen, cleaners_of(config, chosen), shares, config.unicode, Counter(), progress)
+    pairs = chain.from_iterable(zip(*block, strict=True) for block in blocks)
+    return PairScorer.train(pairs)
+
+
+def sampled_blocks(
+    corpora: Sequence[Corpus],
+    cleaners: Sequence[Cleaner],
+    shares: Sequence[int],
+    form: UnicodeForm,
+    counts: Counter[str],
+    progress: Progress,
+) -> Iterator[PairBlock]:
+    """Yield the pairs of a random sample that the filters leave, mended, in file order, in constant memory.
+
+    The choice is a function of the counts alone.
+
+    Args:
+        corpora: with their counts.
+        cleaners: of each corpus.
+        shares: pairs to draw from each.
+        form: Unicode form.
+        counts: of dropped pairs, to be added to.
+        progress: called with the number of pairs read.
+    """
+    generator = np.random.default_rng(_SAMPLE_SEED)
+    done, total = 0, sum(corpus.read for corpus in corpora)
+    for corpus, cleaner, share in zip(corpora, cleaners, shares, strict=True):
+        picks = Picks(generator, corpus.read, share)
+        for (source, target), unwanted in corpus.scored_blocks():
+            picked = picks.take(len(source))
+            sides = [list(compress(texts, picked)) for texts in (source, target)]
+            first, second, _ = cleaner.mended(sides[0], sides[1], form)
+            sources, targets, _ = cleaner.clean(first, second, counts, None if unwanted is None else unwanted[picked])
+            yield sources, targets
+            done += len(source)
+            progress("sample", done, total)
+
+
+class Picks:
+    """A random choice of `wanted` out of `total` items without replacement, revealed in order, in constant memory.
+
+    Items are drawn in windows of fixed size, with a hypergeometric number of chosen items in each, so the choice does
+    not depend on how many items are asked for at a time.
+    """
+
+    _WINDOW = 8192
+
+    def __init__(self, generator: np.random.Generator, total: int, wanted: int) -> None:
+        self._generator = generator
+        self._total = total
+        self._wanted = wanted
+        self._mask = np.zeros(0, np.bool_)
+
+    def take(self, count: int) -> NDArray[np.bool_]:
+        """Return the mask of the chosen items among the next `count`, bool [count]."""
+        while len(self._mask) < count and self._total:
+            size = min(self._WINDOW, self._total)
+            chosen = int(self._generator.hypergeometric(self._wanted, self._total - self._wanted, size))
+            window = np.zeros(size, np.bool_)
+            window[self._generator.choice(size, chosen, replace=False)] = True
+            self._total -= size
+            self._wanted -= chosen
+            self._mask = np.concatenate([self._mask, window])
+        mask, self._mask = self._mask[:count], self._mask[count:]
+        return mask
+
+
+def even_shares(sizes: Sequence[int], total: int) -> list[int]:
+    """Split `total` evenly over corpora of `sizes` pairs; the shares that small ones cannot fill go to the others."""
+    shares = [0] * len(sizes)
+    left = min(total, sum(sizes))
+    # From the smallest: what it leaves is then shared by all larger ones.
+    for position, number in enumerate(sorted(range(len(sizes)), key=lambda n: sizes[n])):
+        shares[number] = min(sizes[number], left // (len(sizes) - position))
+        left -= shares[number]
+    return shares
+
+
+def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
+    """Return what all training corpora together have in common with each held-out set."""
+    total: dict[str, Overlap] = {}
+    for corpus in corpora:
+        for name, found in corpus.overlap.items():
+            total[name] = found if name not in total else total[name].joined(found)
+    return total
+
+
+def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
+    """Return a notice for each held-out set that training pairs contain, unless they are dropped for it."""
+    keeping = [corpus for corpus in corpora if config.filters_of(corpus.config).held_out == "keep"]
+    return [
+        f"CONTAMINATION: {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs; "
+        f"{found.pairs:,} pairs have both sides there, {found.sides:,} one at least. Scores on it tell less than they "
+        "seem to: `data.filters.held_out: pairs` (or `sides`) drops such pairs"
+        for name, found in total_overlap(keeping).items()
+        if found.pairs or found.found >= max(1, _MANY * found.sentences)
+    ]
