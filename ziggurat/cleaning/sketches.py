@@ -7,10 +7,12 @@ values: equal with probability s^rows. A pair is a near-duplicate if two of its 
 
 from __future__ import annotations
 
+import sys
+import unicodedata
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
-import regex
 from numpy.typing import NDArray
 
 __all__ = ["BANDS", "NearDuplicates", "folded", "sketches"]
@@ -26,17 +28,26 @@ _TARGET = np.uint64(0xD6E8FEB86659FD93)  # tells the target's sequences from the
 _PART = 1 << 16  # sequences that are hashed at a time, so that they stay in the processor's cache
 
 
-def folded(texts: Sequence[str], drop: str = "") -> list[str]:
-    """Return texts in lower case (casefold) with nothing but letters, marks and numbers.
+def folded(texts: Sequence[str], *, digits: bool = True) -> list[str]:
+    """Return texts, which hold no line feed, in lower case (casefold) with nothing but letters, marks and numbers.
 
-    `drop` is a class of characters to leave out as well, such as `\\p{N}`.
+    Without `digits` numbers are left out too.
     """
-    if not texts:
-        return []
-    # On all texts at once, which hold no line feed.
-    unwanted = regex.compile(rf"[[^\p{{L}}\p{{M}}\p{{N}}\n]{drop}]+", flags=regex.V1)
-    found: list[str] = unwanted.sub("", "\n".join(texts).casefold()).split("\n")
-    return found
+    # On all texts at once: many times faster than a regular expression.
+    joined = "\n".join(texts).casefold().encode("utf-32-le")
+    codes = np.frombuffer(joined, np.uint32)
+    kept = codes[_telling(digits)[codes]]
+    return kept.tobytes().decode("utf-32-le").split("\n") if texts else []
+
+
+@lru_cache(maxsize=2)
+def _telling(digits: bool) -> NDArray[np.bool_]:
+    """Return a mask over all characters: those that `folded` keeps, and the line feed."""
+    classes = "LMN" if digits else "LM"
+    kept = (unicodedata.category(chr(code))[0] in classes for code in range(sys.maxunicode + 1))
+    mask = np.fromiter(kept, np.bool_, sys.maxunicode + 1)
+    mask[ord("\n")] = True
+    return mask
 
 
 def rows_for(similarity: float) -> int:
@@ -57,7 +68,7 @@ def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> tuple
 
     Case, digits, punctuation and blanks do not count.
     """
-    sides = [folded(side, r"\p{N}") for side in (sources, targets)]
+    sides = [folded(side, digits=False) for side in (sources, targets)]
     lettered = np.fromiter((bool(s or t) for s, t in zip(*sides, strict=True)), np.bool_, len(sources))
     grams = [_grams(side) for side in sides]
     counts = grams[0][1] + grams[1][1]
