@@ -7,7 +7,7 @@ Words are known by a model of one half of the corpus, and a pair is described by
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from ziggurat.alignment.lexicon import Lexicon
 from ziggurat.alignment.model1 import translation_table
 
-__all__ = ["FEATURES", "Corpus", "Half", "Sides", "features", "vocabulary"]
+__all__ = ["FEATURES", "Corpus", "Half", "Order", "Sides", "features", "vocabulary"]
 
 Floats = NDArray[np.float64]
 Tokens = Sequence[NDArray[np.int32]]
@@ -26,6 +26,7 @@ _OF_PAIR = ("length ratio", "character ratio", "copied words", "words", "same st
 FEATURES = (*(f"{name}, {way}" for way in ("forward", "backward") for name in _DIRECTED), *_OF_PAIR)
 """Names of the columns of `features`."""
 
+_WAYS = ("forward", "backward")
 _FLOOR = 1e-6
 """Least probability of a word given the other side, so that one strange word does not decide."""
 _COVERED = 0.1
@@ -56,17 +57,28 @@ class Corpus(NamedTuple):
     characters: tuple[float, float]
 
 
-class _Order:
-    """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?"""
+class Order:
+    """Counts of words and of neighbouring words of one side: does a sentence have the order of the others?
 
-    def __init__(self, sentences: Tokens, size: int) -> None:
-        ids, inner = _joined(sentences)
-        self._words = np.bincount(ids[ids >= 0], minlength=size).astype(np.float64) + 0.1
+    Args:
+        words: count of each word, int64 [words].
+        pairs: count of each hash of two neighbouring words, int32 [_BIGRAMS].
+    """
+
+    def __init__(self, words: NDArray[np.int64], pairs: NDArray[np.int32]) -> None:
+        self.words, self.pairs = words, pairs
+        self._words = words + 0.1
         self._words_total = self._words.sum()
-        keys = self._keys(ids)[inner]
-        self._pairs = np.bincount(keys, minlength=_BIGRAMS).astype(np.float32)
 
-    def _keys(self, ids: NDArray[np.int64]) -> NDArray[np.int64]:
+    @classmethod
+    def learn(cls, sentences: Tokens, size: int) -> Order:
+        """Return the counts of sentences; `size`: number of words."""
+        ids, inner = _joined(sentences)
+        pairs = np.bincount(cls._keys(ids)[inner], minlength=_BIGRAMS).astype(np.int32)
+        return cls(np.bincount(ids[ids >= 0], minlength=size), pairs)
+
+    @staticmethod
+    def _keys(ids: NDArray[np.int64]) -> NDArray[np.int64]:
         """Return for each word the place of its count together with the word before."""
         before = np.concatenate([[-1], ids[:-1]])
         mixed = (before + 1).astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15) ^ (ids + 2).astype(np.uint64)
@@ -84,25 +96,45 @@ class _Order:
         alone = self.unigram(ids)
         of_before = np.where(before >= 0, self._words[before], 0.1)
         # Interpolated with the word's own probability: a pair of words that was never seen tells little.
-        both = (self._pairs[self._keys(ids)] + 2.0 * alone) / (of_before + 2.0)
+        both = (self.pairs[self._keys(ids)] + 2.0 * alone) / (of_before + 2.0)
         gain = np.where(inner, np.log(both / alone), 0.0)
         return _means(gain, sentences, less=1)
 
 
-class Half:
+class Half(NamedTuple):
     """What one half of the corpus teaches: lexicons of both directions, and the order of words on both sides."""
 
-    def __init__(self, words: tuple[Tokens, Tokens], sizes: tuple[int, int]) -> None:
+    lexicons: tuple[Lexicon, Lexicon]
+    order: tuple[Order, Order]
+
+    @classmethod
+    def learn(cls, words: tuple[Tokens, Tokens], sizes: tuple[int, int]) -> Half:
+        """Return what the pairs teach, of which `words` has both sides; `sizes` of both vocabularies."""
         known = [[ids[ids >= 0] for ids in side] for side in words]
-        self.lexicons = tuple(
-            Lexicon.of_rows(
-                translation_table(known[a], known[1 - a], sizes[a], sizes[1 - a], iterations=_ITERATIONS, kept=_KEPT),
-                sizes[a],
-                sizes[1 - a],
-            )
-            for a in (0, 1)
-        )
-        self.order = tuple(_Order(side, size) for side, size in zip(words, sizes, strict=True))
+
+        def lexicon(source: int) -> Lexicon:
+            a, b = source, 1 - source
+            rows = translation_table(known[a], known[b], sizes[a], sizes[b], iterations=_ITERATIONS, kept=_KEPT)
+            return Lexicon.of_rows(rows, sizes[a], sizes[b])
+
+        return cls((lexicon(0), lexicon(1)), (Order.learn(words[0], sizes[0]), Order.learn(words[1], sizes[1])))
+
+    def arrays(self) -> dict[str, NDArray[Any]]:
+        """Return it as named arrays; see `of_arrays`."""
+        found: dict[str, NDArray[Any]] = {}
+        for way, lexicon, order in zip(_WAYS, self.lexicons, self.order, strict=True):
+            found |= {f"{way}.keys": lexicon.keys, f"{way}.probabilities": lexicon.probabilities}
+            found |= {f"{way}.words": order.words, f"{way}.pairs": order.pairs}
+        return found
+
+    @classmethod
+    def of_arrays(cls, arrays: Mapping[str, NDArray[Any]], sizes: tuple[int, int]) -> Half:
+        """Return what `arrays` gave. Raises KeyError where one is missing."""
+        lexicons, orders = [], []
+        for way, ends in zip(_WAYS, (sizes, sizes[::-1]), strict=True):
+            lexicons.append(Lexicon(arrays[f"{way}.keys"], arrays[f"{way}.probabilities"], *ends))
+            orders.append(Order(arrays[f"{way}.words"], arrays[f"{way}.pairs"]))
+        return cls((lexicons[0], lexicons[1]), (orders[0], orders[1]))
 
 
 def features(sides: Sides, half: Half, corpus: Corpus) -> Floats:
@@ -119,7 +151,7 @@ def features(sides: Sides, half: Half, corpus: Corpus) -> Floats:
     return np.stack(columns, 1)
 
 
-def _directed(source: Tokens, target: Tokens, lexicon: Lexicon, order: _Order) -> list[Floats]:
+def _directed(source: Tokens, target: Tokens, lexicon: Lexicon, order: Order) -> list[Floats]:
     """Return the features of one direction: how well the source explains the target."""
     ids, _ = _joined(target)
     likely, best = _explained(source, target, lexicon)

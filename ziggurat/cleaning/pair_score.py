@@ -10,16 +10,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import compress
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import xxhash
 from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
 
 from ziggurat.alignment.words import split_words
 from ziggurat.cleaning.pair_features import FEATURES, Corpus, Half, Sides, features, vocabulary
 from ziggurat.errors import DataError
+from ziggurat.small_files import check_regular, with_sorted_header
 
-__all__ = ["LEAST_PAIRS", "PairScorer", "wrong_pairs"]
+__all__ = ["LEAST_PAIRS", "PairScorer", "read_pair_score", "wrong_pairs"]
 
 LEAST_PAIRS = 100
 """Pairs to learn from at least."""
@@ -28,6 +34,8 @@ _TAUGHT = 100_000  # pairs that the regression sees
 _SEED = 20_24  # any number: the score must only be the same every time
 _RIDGE = 1e-2
 _ROUNDS = 25
+_FORMAT = "ziggurat-pair-score-1"
+_SIDES = ("source", "target")
 _CREDIBLE = 0.5  # score from which a pair of the corpus is an example of a right one
 
 Floats = NDArray[np.float64]
@@ -71,7 +79,7 @@ class PairScorer:
         split = [[_words(text) for text in side] for side in (sources, targets)]
         counts = [Counter(word for words in side for word in words) for side in split]
         words = (vocabulary(counts[0]), vocabulary(counts[1]))
-        ids = tuple([_ids(words[n], of_pair) for of_pair in split[n]] for n in (0, 1))
+        ids = [[_ids(words[n], of_pair) for of_pair in split[n]] for n in (0, 1)]
         corpus = Corpus(
             (len(words[0]), len(words[1])),
             _usual([len(w) for w in split[0]], [len(w) for w in split[1]]),
@@ -79,13 +87,8 @@ class PairScorer:
         )
         # (2) Lexicons and order
         odd = _odd(sources, targets)
-        halves = tuple(
-            Half(
-                tuple([of_pair for of_pair, chosen in zip(side, odd == n, strict=True) if chosen] for side in ids),
-                corpus.sizes,
-            )
-            for n in (0, 1)
-        )
+        even, other = ([list(compress(side, odd == n)) for side in ids] for n in (False, True))
+        halves = Half.learn((even[0], even[1]), corpus.sizes), Half.learn((other[0], other[1]), corpus.sizes)
         untrained = cls(words, corpus, halves, np.zeros((2, len(FEATURES))), np.zeros(2 * len(FEATURES) + 1))
         # (3) Right and wrong pairs, told apart
         chosen = np.linspace(0, len(pairs) - 1, min(len(pairs), _TAUGHT)).astype(np.int64)
@@ -111,7 +114,19 @@ class PairScorer:
         if not sources:
             return np.zeros(0)
         found = self._features(sources, targets, _odd(sources, targets))
-        return _sigmoid(_expanded(found, self._scale) @ self._weights)
+        # Summed by rows: a product of matrices gives other last digits for other numbers of rows.
+        return _sigmoid((_expanded(found, self._scale) * self._weights).sum(1))
+
+    def content(self) -> bytes:
+        """Return the score as a safetensors file, the same bytes every time; see `read_pair_score`."""
+        tensors: dict[str, NDArray[Any]] = {"scale": self._scale, "weights": self._weights}
+        for side, words in zip(_SIDES, self._words, strict=True):
+            tensors[f"{side}_words"] = np.frombuffer("\n".join(words).encode(), np.uint8)
+        for name in ("words", "characters"):
+            tensors[f"usual_{name}"] = np.array(getattr(self._corpus, name))
+        for number, half in enumerate(self._halves):
+            tensors |= {f"{number}.{name}": array for name, array in half.arrays().items()}
+        return with_sorted_header(save(tensors, {"format": _FORMAT}))
 
     def _features(self, sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> Floats:
         """Return the features of pairs of the even or odd half, by what the other half has learnt."""
@@ -123,6 +138,25 @@ class PairScorer:
             if len(own):
                 found[own] = features(_sides(sources, targets, split, ids, own), self._halves[1 - half], self._corpus)
         return found
+
+
+def read_pair_score(path: Path) -> PairScorer:
+    """Read the file that PairScorer.content made. Raises DataError where it is damaged or missing."""
+    try:
+        check_regular(path)
+        with safe_open(path, framework="numpy") as file:
+            if (file.metadata() or {}).get("format") != _FORMAT:
+                raise DataError(f"{path}: not a pair score of this version of ziggurat; remove it and run this again")
+            tensors: dict[str, NDArray[Any]] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        texts = (bytes(tensors[f"{side}_words"]).decode() for side in _SIDES)
+        source, target = ({word: n for n, word in enumerate(text.split("\n") if text else [])} for text in texts)
+        sizes = len(source), len(target)
+        usual = [tuple(tensors[f"usual_{name}"].tolist()) for name in ("words", "characters")]
+        parts = [{k[2:]: v for k, v in tensors.items() if k.startswith(f"{n}.")} for n in (0, 1)]
+        halves = Half.of_arrays(parts[0], sizes), Half.of_arrays(parts[1], sizes)
+    except (SafetensorError, OSError, KeyError, ValueError) as error:
+        raise DataError(f"{path}: damaged ({error}); remove it and run this again") from None
+    return PairScorer((source, target), Corpus(sizes, *usual), halves, tensors["scale"], tensors["weights"])
 
 
 def wrong_pairs(sources: Sequence[str], targets: Sequence[str], odd: NDArray[np.bool_]) -> tuple[list[str], list[str]]:
@@ -246,4 +280,5 @@ def _regression(inputs: Floats, labels: Floats) -> Floats:
         weights = weights - step
         if np.abs(step).max() < 1e-8:
             break
-    return weights
+    # The last digits of a product of matrices depend on the number of threads; what is dropped must not.
+    return weights.round(6)

@@ -74,10 +74,11 @@ def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> tuple
     counts = grams[0][1] + grams[1][1]
     ends = counts.cumsum()
     values = np.empty(int(counts.sum()), np.uint64)
-    for (of_side, lengths), shift, salt in zip(grams, (np.zeros_like(counts), grams[0][1]), (0, _TARGET), strict=True):
+    shifts, salts = (np.zeros_like(counts), grams[0][1]), (np.uint64(0), _TARGET)
+    for (of_side, lengths), shift, salt in zip(grams, shifts, salts, strict=True):
         starts = ends - counts + shift
         places = np.arange(len(of_side)) - np.repeat(lengths.cumsum() - lengths, lengths) + np.repeat(starts, lengths)
-        values[places] = of_side ^ np.uint64(salt)
+        values[places] = of_side ^ salt
     return _bands(values, ends - counts, rows), lettered
 
 

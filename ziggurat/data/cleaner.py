@@ -193,9 +193,10 @@ def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[
         found = filters.languages
         for side, limit, code in ((0, found.source, languages[0]), (1, found.target, languages[1])):
             if limit is not None:
-                name = known_language(code, f"data.{('source', 'target')[side]}_language")
-                settings = {"side": side, "language": name, "limit": limit, "min_letters": found.min_letters}
-                named.append((f"{('source', 'target')[side]}_language", partial(_other_language, **settings)))
+                key = ("source_language", "target_language")[side]
+                language = known_language(code, f"data.{key}")
+                letters = found.min_letters
+                named.append((key, partial(_other_language, side=side, name=language, limit=limit, letters=letters)))
     return named
 
 
@@ -222,10 +223,10 @@ def _each(test: Callable[[str, str], bool]) -> Predicate:
 
 
 def _other_language(
-    source: Sequence[str], target: Sequence[str], *, side: int, language: str, limit: float, min_letters: int
+    source: Sequence[str], target: Sequence[str], *, side: int, name: str, limit: float, letters: int
 ) -> Mask:
-    """A side is in `language` with less confidence than `limit`."""
-    return confidences((source, target)[side], language, min_letters) < limit
+    """A side is in the language `name` with less confidence than `limit`."""
+    return confidences((source, target)[side], name, letters) < limit
 
 
 def _unlikely(source: Sequence[str], target: Sequence[str], *, scorer: PairScorer, limit: float) -> Mask:
