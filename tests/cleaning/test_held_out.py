@@ -20,7 +20,7 @@ def test_overlap_by_its_definition(
     held_out = HeldOut()
     held_out.add_pairs("dev", [([s for s, _ in part], [t for _, t in part]) for part in (dev[:cut], dev[cut:])])
     held_out.add_lines("test", [test])
-    masks = []
+    masks = list[tuple[bool, bool]]()
     for part in (train[:cut], train[cut:]):
         both, either = held_out.look([s for s, _ in part], [t for _, t in part])
         masks += zip(both.tolist(), either.tolist(), strict=True)

@@ -121,5 +121,5 @@ def test_damaged_files_are_refused(scorer: PairScorer, tmp_path: Path, damage: s
     if damage != "missing":
         changed = content.replace(b"pair-score-1", b"pair-score-9")
         path.write_bytes({"cut": content[:-100], "empty": b"", "format": changed}[damage])
-    with pytest.raises(DataError, match="score: .*remove it and run this again"):
+    with pytest.raises(DataError, match=r"score: .*remove it and run this again"):
         read_pair_score(path)

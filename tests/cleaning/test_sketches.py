@@ -52,7 +52,7 @@ def test_bands_agree_as_often_as_the_similarity_says() -> None:
         changed.append(("".join(other), side))
     exact = np.array([_similarity(a, b) for a, b in zip(pairs, changed, strict=True)])
     for rows in (1, 2):
-        (one, _), (two, _) = (sketches(*map(list, zip(*of, strict=True)), rows) for of in (pairs, changed))
+        one, two = (sketches([s for s, _ in of], [t for _, t in of], rows)[0] for of in (pairs, changed))
         assert one.shape == (3000, BANDS)
         equal = (one == two).mean(1)
         for low, high in ((0.2, 0.5), (0.5, 0.7), (0.7, 1.0)):
@@ -105,10 +105,10 @@ def test_table_by_a_plain_loop_however_the_pairs_are_divided(
     places = memory // (2 * BANDS)
     tables = [dict[int, int]() for _ in range(BANDS)]
     wanted = []
-    keys, lettered = sketches(sources, targets, rows_for(0.8)) if pairs else (np.zeros((0, BANDS)), [])
-    for row, has_letters in zip(keys.tolist(), lettered, strict=True):
+    for source, target in pairs:
+        keys, lettered = sketches([source], [target], rows_for(0.8))
         common = 0
-        for table, key in zip(tables, row if has_letters else [], strict=bool(has_letters)):
+        for table, key in zip(tables, keys[0].tolist(), strict=True) if lettered[0] else ():
             mark = max(1, key >> 48)
             common += table.get(key % places) == mark
             table[key % places] = mark
