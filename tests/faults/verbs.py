@@ -218,7 +218,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
     "backtranslate-merge": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
@@ -229,7 +229,7 @@ VERBS: dict[str, Verb] = {
         ),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
     "align": Verb(

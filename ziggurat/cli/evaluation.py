@@ -1,27 +1,52 @@
-"""The verb that scores translations: evaluate."""
+"""The verbs that score translations: evaluate, and score, which asks a model."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from ziggurat.cli.compare import CompareOptions, compare_systems
-from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.engine import ModelOptions, open_engine, open_model, warnings_shown
+from ziggurat.cli.jobs import (
+    JobFolder,
+    JobOptions,
+    JobWorkers,
+    MergeOnly,
+    RayAddress,
+    ShardPart,
+    line_job,
+    lines_beside,
+    model_choice,
+    translation_job,
+)
 from ziggurat.cli.options import (
     DecodingOverrides,
     Device,
     Engine,
     Ensemble,
     Json,
+    Model,
+    Tag,
     Threads,
     Which,
     WithoutLayers,
     decoding_settings,
     is_setting,
 )
-from ziggurat.cli.output import OUT, check_output, pair_up, print_json, read_text, refuse_empty, refuse_overwriting
+from ziggurat.cli.output import (
+    OUT,
+    check_output,
+    output_stream,
+    pair_up,
+    print_json,
+    read_text,
+    refuse_empty,
+    refuse_overwriting,
+    write_parts,
+)
 from ziggurat.cli.perturbing import PerturbOptions, perturb_systems, perturbation_names
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
@@ -35,7 +60,7 @@ from ziggurat.cli.scoring import (
 )
 from ziggurat.errors import ConfigError
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "score"]
 
 
 def evaluate(
@@ -108,6 +133,11 @@ def evaluate(
     device: Device = "auto",
     threads: Threads = None,
     engine: Engine = "auto",
+    workers: JobWorkers = None,
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Score a model on a test set, or translations in a file, with sacreBLEU; or compare systems.
@@ -124,8 +154,11 @@ def evaluate(
     if model is not None and is_setting(model):  # no model is named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers, engine)
+    options = JobOptions(job, shard, merge, ray, workers, threads, device)
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
+    if job is not None and model is None:
+        raise ConfigError("`--job` is for translating with one model, or an ensemble; name it")
     names = metric_names(metrics)
     if (comet_python or comet_model) and "comet" not in names:
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
@@ -175,7 +208,7 @@ def evaluate(
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     models = [] if model is None else [model, *(ensemble or [])]
-    _score_one_system(models, hypothesis, source, reference, output, scoring, opening, json=json)
+    _score_one_system(models, hypothesis, source, reference, output, scoring, opening, options, json=json)
 
 
 def _score_one_system(
@@ -186,6 +219,7 @@ def _score_one_system(
     output: str | None,
     scoring: ScoreOptions,
     opening: ModelOptions,
+    options: JobOptions,
     *,
     json: bool,
 ) -> None:
@@ -208,6 +242,17 @@ def _score_one_system(
         check_test_set(test_set, scoring.metrics, scoring.comet)
     elif sources is None:
         raise ConfigError("`--source FILE` is missing: what should the model translate?")
+    elif options.folder is not None:
+        with warnings_shown():
+            found = model_choice(models, opening).identified()
+            test_set = scoring.test_set(references, sources, found.experiment.data.target_language)
+            check_test_set(test_set, scoring.metrics, scoring.comet)
+            merged = translation_job(options, "evaluate", found, {"lines": source}, b"".join)
+        if merged is None:
+            return
+        if output is not None:
+            write_parts(output, [merged.taken])
+        hypotheses = merged.taken.decode().split("\n")[:-1]
     else:
         with (
             warnings_shown(),
@@ -223,3 +268,44 @@ def _score_one_system(
         print_json([score.as_record() for score in scores])
     else:
         print("\n".join(map(str, scores)))
+
+
+def score(
+    model: Model,
+    source: Annotated[str, typer.Option("--source", help="Source text, one sentence per line.")],
+    target: Annotated[str, typer.Option("--target", help="Its translations, line by line.")],
+    json: Annotated[bool, typer.Option("--json", help="JSON lines: score, log-probability, tokens.")] = False,
+    tag: Tag = None,
+    ensemble: Ensemble = None,
+    which: Which = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    workers: JobWorkers = None,
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
+) -> None:
+    """Print the log-probability of each given translation (natural logarithm, end-of-sentence included).
+
+    Example: `ziggurat score runs/a --source test.de --target test.en`
+    """
+    check_output(output)
+    refuse_overwriting(output, source, target)
+    options = JobOptions(job, shard, merge, ray, workers, threads, device)
+    opening, models = ModelOptions(which, device, threads, engine="torch"), [model, *(ensemble or [])]
+    if job is not None:
+        from ziggurat.jobs.translation import Scoring
+
+        found = model_choice(models, opening).identified()
+        task, settings = Scoring(found.choice, tag, json), {**found.settings, "tag": tag, "json": json}
+        texts = (source, target)
+        line_job(options, "score", task, settings, texts, partial(lines_beside, *texts), partial(write_parts, output))
+        return
+    sources, targets = read_text(source), read_text(target)
+    pair_up((source, sources), (target, targets))
+    translator = open_model(models, opening, lines=len(sources))
+    with output_stream(output) as out:
+        for result in translator.score(sources, targets, tag=tag):
+            out.write((result.to_json() if json else result.to_text()).encode() + b"\n")
