@@ -179,8 +179,9 @@ def finished(outcome: JobOutcome[Report], options: JobOptions) -> Report | None:
         say("stopped; run the same command to continue")
         raise typer.Exit(128 + outcome.signal)
     if outcome.report is None:
+        shards = "" if outcome.shards is None else f" of {outcome.shards:,} shards"
         say(
-            f"part {options.shard} of {outcome.shards:,} shards is complete; when all parts are, run the same command "
+            f"part {options.shard}{shards} is complete; when all parts are, run the same command "
             "with `--merge` instead of `--shard`"
         )
     return outcome.report

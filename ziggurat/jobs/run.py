@@ -52,12 +52,12 @@ class JobOutcome(Generic[Merged]):
     """End of a call: merged shards, a part of them, or a signal.
 
     Attributes:
-        shards: Number of shards of the whole job.
+        shards: Number of shards of the whole job; None: not known.
         report: What the merge returned; None when the call was stopped or did only a part of the shards.
         signal: Number of the signal that stopped it, or None.
     """
 
-    shards: int
+    shards: int | None
     report: Merged | None
     signal: int | None = None
 
