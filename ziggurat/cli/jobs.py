@@ -195,7 +195,7 @@ def line_job(
     inputs: Sequence[str],
     lines: Callable[[], Iterable[Line]],
     take: Callable[[Iterator[bytes]], Any],
-    shard_lines: int = SHARD_LINES,
+    shard_lines: int | None = None,
     before: Callable[[Plan], None] = lambda plan: None,
 ) -> Merged | None:
     """Do a job of lines; return what was merged, or None where this call did only a part.
@@ -208,7 +208,7 @@ def line_job(
         inputs: The files that the lines come from.
         lines: Returns the lines.
         take: Takes the results of all shards, in order.
-        shard_lines: Lines of a shard.
+        shard_lines: Lines of a shard; None: SHARD_LINES.
         before: Makes what all shards need, once their plan is written.
     """
     from ziggurat.data.files import fingerprint
@@ -220,6 +220,7 @@ def line_job(
         if path == "-":
             raise ConfigError("`--job` reads its inputs more than once, so none can be standard input (`-`)")
         check_input(path)
+    shard_lines = shard_lines or SHARD_LINES
     settings = {"verb": verb, "shard_lines": shard_lines, **settings}
     settings["inputs"] = [{"files": fingerprint(Path(path))} for path in inputs]
     plan = fix_plan(Path(options.folder), verb, settings, shard_lines, lambda: sum(1 for _ in lines()))
@@ -267,7 +268,7 @@ def translation_job(
     form: Literal["text", "quality", "json"] = "text",
     tag: str | None = None,
     terminology: dict[str, str] | None = None,
-    shard_lines: int = SHARD_LINES,
+    shard_lines: int | None = None,
 ) -> Merged | None:
     """Translate the file `inputs["lines"]` as a job; see line_job.
 
