@@ -148,6 +148,13 @@ VERBS: dict[str, Verb] = {
         ground=("corpus", "store", "tiny.yaml"),
     ),
     "prepare-labels": Verb(("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")),
+    "prepare-job": Verb(
+        ("prepare", "tiny.yaml", "--job", "job"),
+        ground=("corpus", "tiny.yaml"),
+        parts=("job",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=("ziggurat.jobs.preparation",),
+    ),
     **{name: _train(name) for name in TRAININGS},
     "train-resumed": Verb(
         _MORE_UPDATES,
@@ -187,6 +194,18 @@ VERBS: dict[str, Verb] = {
         ("translate", "run", "-i", "text", "-o", "out", "beam_size=2"),
         ground=("run", "text"),
         before=(("translate", "run", "-i", "text", "-o", "out", "beam_size=1"),),
+        preload=(*TORCH, *_TRANSLATE),
+    ),
+    "translate-job": Verb(
+        ("translate", "run", "-i", "text", "-o", "out", "--job", "job", "--window", "5"),
+        ground=("run", "text"),
+        parts=("job",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*TORCH, *_TRANSLATE, "ziggurat.jobs.translation"),
+    ),
+    "score": Verb(
+        ("score", "run", "--source", "text", "--target", "text", "-o", "out"),
+        ground=("run", "text"),
         preload=(*TORCH, *_TRANSLATE),
     ),
     "translate-document": Verb(
@@ -237,6 +256,13 @@ VERBS: dict[str, Verb] = {
         ground=("corpus",),
         parts=("model",),
         preload=("ziggurat.alignment.aligner", "ziggurat.data.readers"),
+    ),
+    "align-job": Verb(
+        ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--job", "job", "--hmm-iterations", "1"),
+        ground=("corpus",),
+        parts=("job",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=("ziggurat.alignment.aligner", "ziggurat.data.readers", "ziggurat.jobs.text"),
     ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),

@@ -196,8 +196,11 @@ def test_errors_of_workers_are_ours(do: Callable[[Shard[Any]], Manifest], said: 
         list(run(do, iter([Shard(0, 0, [])]), lambda: False))
 
 
-def test_a_cluster_that_is_not_there_is_told() -> None:
-    with pytest.raises(ConfigError, match="no cluster there"), ray_actors("127.0.0.1:9", 1):
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "nowhere", "ray://127.0.0.1:9", "auto"])
+def test_a_cluster_that_is_not_there_is_told(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:9")
+    ray.shutdown()
+    with pytest.raises(ConfigError, match="no cluster there"), ray_actors(address, 1):
         pass
 
 

@@ -9,21 +9,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
+import socket
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import AbstractContextManager
+from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
 
 from ziggurat.decoding.pool import worker_pool
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import ConfigError, DataError, printable
 from ziggurat.jobs.shards import Manifest, Shard
 
 __all__ = ["Launcher", "Run", "processes", "ray_actors"]
 
 _WAIT_SECONDS = 0.2  # between two looks at whether to stop: signals do not end a wait
+_KNOCK_SECONDS = 10.0  # for a cluster to answer
 _MOST_DEATHS = 5
 """A shard that ended so many actors is refused: more memory may be needed than there is."""
 _PER_WORKER = 2
@@ -111,14 +116,31 @@ def _connected(address: str) -> Iterator[ModuleType]:
         return
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR, include_dashboard=None)
-    except (ConnectionError, ValueError, RuntimeError) as error:
-        said = str(error).strip().split("\n")[0]
-        raise ConfigError(f"`--ray {address}`: no cluster there ({said}); start one with `ray start --head`") from None
+        _knock(address)
+        ray.init(address=address, log_to_driver=False, logging_level=logging.ERROR)
+    except (OSError, ValueError, RuntimeError) as error:
+        said = printable(str(error).strip().split("\n")[0], 200)
+        raise ConfigError(
+            f"`--ray {printable(address)}`: no cluster there ({said}); start one with `ray start --head`, or write "
+            "auto, local or HOST:PORT"
+        ) from None
     try:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _knock(address: str) -> None:
+    """Raise OSError or ValueError unless something listens at an address: Ray would try for twenty minutes."""
+    if address == "auto":
+        noted = Path(tempfile.gettempdir(), "ray", "ray_current_cluster")  # by `ray start`
+        address = os.environ.get("RAY_ADDRESS") or (noted.read_text().strip() if noted.is_file() else "")
+    if address in ("", "local"):
+        return
+    host, _, port = address.rpartition(":")
+    if not (host and re.fullmatch("[0-9]{1,5}", port)) or "/" in host:
+        raise ValueError("not an address")
+    socket.create_connection((host.strip("[]"), int(port)), timeout=_KNOCK_SECONDS).close()
 
 
 class _Actor:
