@@ -108,6 +108,7 @@ TORCH = (
 )
 _REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
 _TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
+_HERE = (*TORCH, "tests.faults.ground", "tests.backtranslation.conftest")  # for `in_one_process`
 _EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
 _SCORED = ("--reference", "text", "-o", "out", "--metrics", "chrf")
 _SMALL_DEMO = (
@@ -153,7 +154,7 @@ VERBS: dict[str, Verb] = {
         ground=("corpus", "tiny.yaml"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=("ziggurat.jobs.preparation",),
+        preload=(*_HERE, "ziggurat.jobs.preparation"),
     ),
     **{name: _train(name) for name in TRAININGS},
     "train-resumed": Verb(
@@ -201,7 +202,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.jobs.translation"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.jobs.translation"),
     ),
     "score": Verb(
         ("score", "run", "--source", "text", "--target", "text", "-o", "out"),
@@ -237,7 +238,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
     "backtranslate-merge": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
@@ -248,7 +249,7 @@ VERBS: dict[str, Verb] = {
         ),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
     "align": Verb(
@@ -262,7 +263,7 @@ VERBS: dict[str, Verb] = {
         ground=("corpus",),
         parts=("job",),
         prepare="tests.faults.ground:in_one_process",
-        preload=("ziggurat.alignment.aligner", "ziggurat.data.readers", "ziggurat.jobs.text"),
+        preload=(*_HERE, "ziggurat.alignment.aligner", "ziggurat.data.readers", "ziggurat.jobs.text"),
     ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),
