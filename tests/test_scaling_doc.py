@@ -381,9 +381,7 @@ def test_a_job_that_failed_is_queued_again_a_few_times(
 
 def test_ten_billion_sentences_are_the_arithmetic_of_the_rates() -> None:
     section = TEXT.partition("## Ten billion sentences")[2]
-    rates = [
-        int(number.replace(",", "")) for number in re.findall(r"^\| [^|]+ \| ([\d,]+) \|$", section, re.MULTILINE)
-    ]
+    rates = [int(number.replace(",", "")) for number in re.findall(r"^\| [^|]+ \| ([\d,]+) \|$", section, re.MULTILINE)]
     counting, reading, segmenting, merging, translating = rates
     pairs, cores, parts = 1e10, 1024, 16
     input_bytes, stored = 184 * pairs, (153 + 155) * pairs

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,6 @@ import pytest
 from tests.backtranslation.conftest import here
 from tests.cli.conftest import trained as trained
 from tests.cli.conftest import ziggurat as ziggurat
-from ziggurat.data import files
 from ziggurat.data.babel import generate
 from ziggurat.jobs import launchers
 
@@ -18,7 +18,7 @@ from ziggurat.jobs import launchers
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do shards in this process, and do not wait for the disk."""
     monkeypatch.setattr(launchers, "worker_pool", here)
-    monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
 
 
 @pytest.fixture(scope="session")

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -14,6 +22,7 @@ from numpy.typing import NDArray
 
 from tests.cli.conftest import Ziggurat, tiny_config
 from tests.killing import tree
+from ziggurat.config import Experiment, dump
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
 from ziggurat.data.clean import HashSet
@@ -23,7 +32,7 @@ from ziggurat.data.inputs import Corpus
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.jobs.preparation import prepare_job
-from ziggurat.jobs.run import JobOutcome, Work
+from ziggurat.jobs.run import Work
 from ziggurat.jobs.shards import StageFiles
 
 BLOCK, SHARD = 5, 12
@@ -80,13 +89,14 @@ def whole(config: DataConfig, tmp_path: Path) -> dict[str, object]:
     return found
 
 
-def do(config: DataConfig, tmp_path: Path, **work: Any) -> JobOutcome[Any]:
-    return prepare_job(config, tmp_path / "job", Work(**work), shard_pairs=SHARD)
+def do(config: DataConfig, tmp_path: Path, **work: Any) -> Any:
+    """Return the report; None of a part."""
+    return prepare_job(config, tmp_path / "job", Work(**work), shard_pairs=SHARD).report
 
 
 def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict[str, object], tmp_path: Path) -> None:
     seen: list[tuple[int, int, int]] = []
-    report = do(config, tmp_path, progress=lambda *counts: seen.append(counts)).report
+    report = do(config, tmp_path, progress=lambda *counts: seen.append(counts))
     assert tree(tmp_path / "store") == whole
     total = 3 * 23 + 34 + 10
     assert seen[0] == (0, 0, total)
@@ -96,7 +106,7 @@ def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict
     assert {"empty", "length_ratio", "duplicate"} <= set(first.dropped)
     assert again.dropped["duplicate"] >= 20  # it repeats a file of the first
     assert (first.aligned, again.aligned) == (first.kept, again.kept)
-    assert do(config, tmp_path).report.reused
+    assert do(config, tmp_path).reused
 
 
 @pytest.mark.parametrize("parts", [2, 7])
@@ -107,13 +117,13 @@ def test_parts_in_any_order_make_the_same_store(
     with pytest.raises(DataError, match="no part is done; run the same command without `--merge`"):
         do(config, tmp_path, only_merge=True)
     for part in range(parts - 1, 0, -1):
-        assert do(config, tmp_path, part=(part, parts)).report is None
+        assert do(config, tmp_path, part=(part, parts)) is None
     with pytest.raises(DataError, match=r"of 113 pairs are encoded; run the same command without `--merge`"):
         do(config, tmp_path, only_merge=True)
     assert not (tmp_path / "store").exists()
     do(config, tmp_path, part=(0, parts))
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()}
-    assert do(config, tmp_path, only_merge=True).report.kept > 0
+    assert do(config, tmp_path, only_merge=True).kept > 0
     assert tree(tmp_path / "store") == whole
     assert {path: path.stat().st_mtime_ns for path in (tmp_path / "job" / "encoded").iterdir()} == before
 
@@ -156,6 +166,48 @@ def test_killed_at_any_shard_it_goes_on_to_the_same_store(
         break
     assert moment == 5  # ten shards, two at a time, and one merge
     assert tree(tmp_path / "store") == whole
+
+
+PROGRAM = """
+import sys
+from ziggurat.cli import main
+from ziggurat.data import readers
+from ziggurat.jobs import preparation
+readers.BLOCK_PAIRS = 5
+preparation.prepare_job.__kwdefaults__["shard_pairs"] = 12
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shards", [(), ("1/2", "2/2")])
+def test_the_program_killed_at_random_moments_makes_the_same_store(
+    shards: tuple[str, ...], config: DataConfig, whole: dict[str, object], tmp_path: Path
+) -> None:
+    """While it learns, encodes or merges; processes of one call, or of two parts at once."""
+    file = tmp_path / "data.yaml"
+    file.write_text(dump(Experiment(data=config)))
+    command = [sys.executable, "-c", PROGRAM, "prepare", str(file), "--job", str(tmp_path / "job"), "--workers", "2"]
+    calls = [[*command, "--shard", shard] for shard in shards] or [command]
+    draw, alive = random.Random(len(shards)), 0
+    for _ in range(16):
+        if (tmp_path / "store").exists():  # it came to its end: once more from the beginning
+            shutil.rmtree(tmp_path / "store")
+            shutil.rmtree(tmp_path / "job")
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started = [subprocess.Popen(call, start_new_session=True, **quiet) for call in calls]
+        time.sleep(draw.uniform(0.5, 6.0))
+        for process in started:
+            alive += process.poll() is None
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    assert alive > 3
+    for call in [*calls, [*command, "--merge"]]:
+        done = subprocess.run(call, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    assert tree(tmp_path / "store") == whole
+    assert not list((tmp_path / "job").rglob("*.tmp"))
 
 
 def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, tmp_path: Path) -> None:
@@ -222,7 +274,7 @@ def test_blocks_are_packed_and_selected_as_they_are(
     def made(corpus: int, rows: list[list[int]]) -> EncodedBlock:
         texts = data.draw(st.lists(text, min_size=len(rows), max_size=len(rows)))
         keys = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))), np.uint64)
-        more = {"texts": (texts, texts[::-1]), "links": listed(rows[::-1])} if full else {}
+        more: dict[str, Any] = {"texts": (texts, texts[::-1]), "links": listed(rows[::-1])} if full else {}
         counts = Counter({"empty": corpus})
         return EncodedBlock(
             corpus, len(rows) + corpus, counts, keys if full else None, listed(rows), listed(rows), **more

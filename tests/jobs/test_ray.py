@@ -106,7 +106,8 @@ def test_a_node_that_goes_mid_run_and_one_that_comes(nodes: Any, data: DataConfi
     prepare(data)
     whole = tree(tmp_path / "store")
     (tmp_path / "store").rename(tmp_path / "whole")
-    gone, come = [], []
+    gone: list[Any] = []
+    come: list[Any] = []
 
     def disturbed(before: int, now: int, total: int) -> None:
         if now > 300 and not gone:
@@ -133,7 +134,7 @@ def test_workers_killed_at_random_make_the_same_corpus(nodes: Any, reverse: Path
     )
     back_translate(job(tmp_path / "whole"), Work())
     draw = random.Random(4)
-    killed = []
+    killed: list[int] = []
 
     def disturbed(before: int, now: int, total: int) -> None:
         if now >= 6 * (len(killed) + 1) and len(killed) < 3:
