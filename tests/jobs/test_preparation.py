@@ -116,8 +116,11 @@ def test_parts_in_any_order_make_the_same_store(
     """Of five files: two parts take them whole, seven share their shards."""
     with pytest.raises(DataError, match="no part is done; run the same command without `--merge`"):
         do(config, tmp_path, only_merge=True)
+    made = {}
     for part in range(parts - 1, 0, -1):
         assert do(config, tmp_path, part=(part, parts)) is None
+        made[part] = len(list((tmp_path / "job").glob("encoded/*.arrow")))
+    assert made == ({1: 5} if parts == 2 else {6: 0, 5: 1, 4: 3, 3: 5, 2: 7, 1: 9})
     with pytest.raises(DataError, match=r"of 113 pairs are encoded; run the same command without `--merge`"):
         do(config, tmp_path, only_merge=True)
     assert not (tmp_path / "store").exists()

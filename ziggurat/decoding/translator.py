@@ -166,7 +166,7 @@ class Translator:
         ConfigError for an exported model.
         """
         if len(sources) != len(targets):
-            raise DataError(f"{len(sources)} sources, but {len(targets)} targets; they must pair up")
+            raise DataError(f"lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up")
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
         call, reader = self.call_of(tag), self.source_tokenizer
