@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from functools import partial
 from typing import Annotated
 
 import typer
 
 from ziggurat.cli.compare import CompareOptions, compare_systems
-from ziggurat.cli.engine import ModelOptions, open_engine, open_model, warnings_shown
+from ziggurat.cli.engine import ModelOptions, open_model
 from ziggurat.cli.jobs import (
     JobFolder,
     JobOptions,
@@ -20,7 +19,6 @@ from ziggurat.cli.jobs import (
     line_job,
     lines_beside,
     model_choice,
-    translation_job,
 )
 from ziggurat.cli.options import (
     DecodingOverrides,
@@ -41,9 +39,7 @@ from ziggurat.cli.output import (
     check_output,
     output_stream,
     pair_up,
-    print_json,
     read_text,
-    refuse_empty,
     refuse_overwriting,
     write_parts,
 )
@@ -51,12 +47,9 @@ from ziggurat.cli.perturbing import PerturbOptions, perturb_systems, perturbatio
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     ScoreOptions,
-    check_test_set,
     comet_environment,
     metric_names,
-    score_outputs,
-    translated,
-    warn_of_sides,
+    score_system,
 )
 from ziggurat.errors import ConfigError
 
@@ -170,6 +163,8 @@ def evaluate(
                 "`--perturb` takes no `--hypothesis`, `--output`, `--train-target`, `--tokenised`, `--compound-split` "
                 "or `--confidence`, and beside `--compare` no `--ensemble`"
             )
+        if job is not None:
+            raise ConfigError("`--perturb` cannot be a job; leave out `--job`")
         if (model is None) == (not compare):
             raise ConfigError("`--perturb` needs a model, or `--compare` with models")
         disturbing = PerturbOptions(
@@ -208,66 +203,7 @@ def evaluate(
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     models = [] if model is None else [model, *(ensemble or [])]
-    _score_one_system(models, hypothesis, source, reference, output, scoring, opening, options, json=json)
-
-
-def _score_one_system(
-    models: Sequence[str],
-    hypothesis: str | None,
-    source: str | None,
-    reference: Sequence[str],
-    output: str | None,
-    scoring: ScoreOptions,
-    opening: ModelOptions,
-    options: JobOptions,
-    *,
-    json: bool,
-) -> None:
-    """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
-    from ziggurat.decoding.engines import trial_of
-
-    # (1) Texts are read and paired before a model is opened, which takes seconds.
-    references = [read_text(path) for path in reference]
-    sources = None if source is None else read_text(source)
-    hypotheses = None if hypothesis is None else read_text(hypothesis)
-    for name, of_reference in zip(reference, references, strict=True):
-        refuse_empty(name, of_reference)
-    for path, lines in ((source, sources), (hypothesis, hypotheses)):
-        if path is not None and lines is not None:
-            refuse_empty(path, lines)
-            pair_up((path, lines), *zip(reference, references, strict=True))
-    # (2) Metrics are checked before anything is translated, which may take hours. The model names the language.
-    if hypotheses is not None:
-        test_set = scoring.test_set(references, sources)
-        check_test_set(test_set, scoring.metrics, scoring.comet)
-    elif sources is None:
-        raise ConfigError("`--source FILE` is missing: what should the model translate?")
-    elif options.folder is not None:
-        with warnings_shown():
-            found = model_choice(models, opening).identified()
-            test_set = scoring.test_set(references, sources, found.experiment.data.target_language)
-            check_test_set(test_set, scoring.metrics, scoring.comet)
-            merged = translation_job(options, "evaluate", found, {"lines": source}, b"".join)
-        if merged is None:
-            return
-        if output is not None:
-            write_parts(output, [merged.taken])
-        hypotheses = merged.taken.decode().split("\n")[:-1]
-    else:
-        with (
-            warnings_shown(),
-            open_engine(models, opening, lines=len(sources), trial=trial_of(sources)) as translator,
-        ):
-            test_set = scoring.test_set(references, sources, translator.target_language)
-            check_test_set(test_set, scoring.metrics, scoring.comet)
-            hypotheses = translated(translator, sources, output)
-    # (3) Scores
-    warn_of_sides(hypotheses, test_set)
-    scores = score_outputs(test_set, hypotheses, scoring)
-    if json:
-        print_json([score.as_record() for score in scores])
-    else:
-        print("\n".join(map(str, scores)))
+    score_system(models, hypothesis, source, reference, output, scoring, opening, options, json=json)
 
 
 def score(
