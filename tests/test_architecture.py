@@ -32,7 +32,8 @@ ALLOWED = {
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
     "cost": BASE | {"config", "data", "nn", "models", "training"},
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
-    "backtranslation": BASE | {"config", "data", "models", "decoding"},
+    "jobs": BASE | {"cleaning", "config", "alignment", "data", "models", "decoding"},
+    "backtranslation": BASE | {"config", "data", "decoding", "jobs"},
     "text": BASE | {"data", "decoding"},
     "report": BASE
     | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
@@ -46,6 +47,7 @@ ALLOWED = {
         "models",
         "decoding",
         "training",
+        "jobs",
         "backtranslation",
         "export",
         "fetch",

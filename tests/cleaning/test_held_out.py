@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziggurat.cleaning.held_out import HeldOut, Overlap
+from ziggurat.cleaning.held_out import HeldOut, Overlap, side_hashes
 from ziggurat.cleaning.sketches import folded
 
 SENTENCES = st.sampled_from(["Ein Hund.", "ein hund", "EIN HUND!", "Eine Katze", "3 Euro", "4 Euro", "?!", "", "A dog"])
@@ -22,7 +22,7 @@ def test_overlap_by_its_definition(
     held_out.add_lines("test", [test])
     masks = list[tuple[bool, bool]]()
     for part in (train[:cut], train[cut:]):
-        both, either = held_out.look([s for s, _ in part], [t for _, t in part])
+        both, either = held_out.look(side_hashes([s for s, _ in part], [t for _, t in part]))
         masks += zip(both.tolist(), either.tolist(), strict=True)
 
     def plain(texts: list[str]) -> list[str]:
@@ -50,11 +50,11 @@ def test_overlap_by_its_definition(
 def test_counts_of_stretches_add_up() -> None:
     held_out = HeldOut()
     assert not held_out
-    assert not held_out.look(["a"], ["b"])[1].any()
+    assert not held_out.look(side_hashes(["a"], ["b"]))[1].any()
     held_out.add_lines("test", [["Ein Hund", "Zwei"]])
-    held_out.look(["ein hund"], ["x"])
+    held_out.look(side_hashes(["ein hund"], ["x"]))
     before = held_out.overlaps()["test"]
-    held_out.look(["zwei", "zwei"], ["zwei", "y"])
+    held_out.look(side_hashes(["zwei", "zwei"], ["zwei", "y"]))
     after = held_out.overlaps()["test"]
     assert before == Overlap(2, 1, 0, 1)
     assert after.since(before) == Overlap(2, 1, 1, 2)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ziggurat.cleaning.sketches import BANDS, NearDuplicates, folded, rows_for, sketches
 
 UNHURRIED = settings(deadline=None)
+ROWS = rows_for(0.8)
 LINES = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\n"), max_size=20)
 
 
@@ -52,7 +53,7 @@ def test_bands_agree_as_often_as_the_similarity_says() -> None:
         changed.append(("".join(other), side))
     exact = np.array([_similarity(a, b) for a, b in zip(pairs, changed, strict=True)])
     for rows in (1, 2):
-        one, two = (sketches([s for s, _ in of], [t for _, t in of], rows)[0] for of in (pairs, changed))
+        one, two = (sketches([s for s, _ in of], [t for _, t in of], rows) for of in (pairs, changed))
         assert one.shape == (3000, BANDS)
         equal = (one == two).mean(1)
         for low, high in ((0.2, 0.5), (0.5, 0.7), (0.7, 1.0)):
@@ -63,16 +64,16 @@ def test_bands_agree_as_often_as_the_similarity_says() -> None:
 
 
 def test_case_digits_punctuation_and_blanks_do_not_count() -> None:
-    near = NearDuplicates(0.8, 1 << 16)
-    first = near.add(["Am 3. Mai kam er an.", "Ein Hund."], ["He came on May 3.", "A dog."])
-    second = near.add(["am 4 mai  KAM er an", "Ein Hund."], ["he came, on may 17!", "A cat."])
+    near = NearDuplicates(1 << 16)
+    first = near.add(sketches(["Am 3. Mai kam er an.", "Ein Hund."], ["He came on May 3.", "A dog."], ROWS))
+    second = near.add(sketches(["am 4 mai  KAM er an", "Ein Hund."], ["he came, on may 17!", "A cat."], ROWS))
     assert first.tolist() == [False, False]
     assert second.tolist() == [True, False]
 
 
 def test_pairs_without_letters_are_never_found() -> None:
-    near = NearDuplicates(0.8, 1 << 16)
-    assert not near.add(["1", "1", "!", "!"], ["2", "2", "?", "?"]).any()
+    near = NearDuplicates(1 << 16)
+    assert not near.add(sketches(["1", "1", "!", "!"], ["2", "2", "?", "?"], ROWS)).any()
 
 
 @pytest.mark.parametrize("similarity", [0.5, 0.6, 0.7, 0.8, 0.9, 0.95])
@@ -106,17 +107,17 @@ def test_table_by_a_plain_loop_however_the_pairs_are_divided(
     tables = [dict[int, int]() for _ in range(BANDS)]
     wanted = []
     for source, target in pairs:
-        keys, lettered = sketches([source], [target], rows_for(0.8))
+        keys = sketches([source], [target], ROWS)[0].tolist()
         common = 0
-        for table, key in zip(tables, keys[0].tolist(), strict=True) if lettered[0] else ():
+        for table, key in zip(tables, keys, strict=True) if any(keys) else ():
             mark = max(1, key >> 48)
             common += table.get(key % places) == mark
             table[key % places] = mark
         wanted.append(common >= 2)
-    near, found = NearDuplicates(0.8, memory), list[bool]()
+    near, found = NearDuplicates(memory), list[bool]()
     size = near._table.nbytes
     for first, last in zip([0, *sorted(cuts)], [*sorted(cuts), len(pairs)], strict=True):
-        found += near.add(sources[first:last], targets[first:last]).tolist()
+        found += near.add(sketches(sources[first:last], targets[first:last], ROWS)).tolist()
     assert found == wanted
     assert near._table.nbytes == size <= memory
 
@@ -125,6 +126,6 @@ def test_text_that_is_the_same_is_always_found_and_other_text_is_not() -> None:
     generator = np.random.default_rng(1)
     letters = np.array([*"abcdefghijklmnopqrstuvwxyz"])
     texts = ["".join(generator.choice(letters, 40)) for _ in range(4000)]
-    near = NearDuplicates(0.8, 8 << 20)
-    assert not near.add(texts, texts).any()
-    assert near.add(texts, texts).all()
+    near = NearDuplicates(8 << 20)
+    assert not near.add(sketches(texts, texts, ROWS)).any()
+    assert near.add(sketches(texts, texts, ROWS)).all()

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ziggurat.cleaning.sketches import folded
 
-__all__ = ["HeldOut", "Overlap"]
+__all__ = ["HeldOut", "Overlap", "side_hashes"]
 
 Mask = NDArray[np.bool_]
 Hashes = NDArray[np.uint64]
@@ -64,14 +64,14 @@ class HeldOut:
         found = _Set(map(_hashes, blocks))
         self._sets[name] = found, found
 
-    def look(self, sources: Sequence[str], targets: Sequence[str]) -> tuple[Mask, Mask]:
-        """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one."""
-        both, either = np.zeros(len(sources), np.bool_), np.zeros(len(sources), np.bool_)
-        if not self._sets:
-            return both, either
-        hashes = [_hashes(side) for side in (sources, targets)]
+    def look(self, hashes: Hashes) -> tuple[Mask, Mask]:
+        """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
+
+        `hashes`: of both sides of each pair, [pairs, 2], by `side_hashes`.
+        """
+        both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
         for name, sides in self._sets.items():
-            source, target = (side.look(found) for side, found in zip(sides, hashes, strict=True))
+            source, target = (side.look(hashes[:, number]) for number, side in enumerate(sides))
             self._pairs[name] += int((source & target).sum())
             self._sides[name] += int((source | target).sum())
             both |= source & target
@@ -111,6 +111,11 @@ class _Set:
 
 _NOTHING = np.uint64(xxhash.xxh3_64_intdigest(b""))
 """Hash of what has neither letters nor digits; it is in no set."""
+
+
+def side_hashes(sources: Sequence[str], targets: Sequence[str]) -> Hashes:
+    """Return what `HeldOut.look` looks at: a hash of each side of each pair, uint64 [pairs, 2]."""
+    return np.stack([_hashes(sources), _hashes(targets)], 1)
 
 
 def _hashes(texts: Sequence[str]) -> Hashes:

@@ -15,7 +15,7 @@ from functools import lru_cache
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["BANDS", "NearDuplicates", "folded", "sketches"]
+__all__ = ["BANDS", "NearDuplicates", "folded", "rows_for", "sketches"]
 
 Keys = NDArray[np.uint64]
 
@@ -63,11 +63,13 @@ def _found(equal: float) -> float:
     return 1 - (1 - equal) ** BANDS - BANDS * equal * (1 - equal) ** (BANDS - 1)
 
 
-def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> tuple[Keys, NDArray[np.bool_]]:
-    """Return the bands of each pair, uint64 [pairs, BANDS], and a mask of the pairs that have letters.
+def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> Keys:
+    """Return the bands of each pair, uint64 [pairs, BANDS]; all are 0 of a pair without letters.
 
-    Case, digits, punctuation and blanks do not count.
+    Case, digits, punctuation and blanks do not count. `rows`: see `rows_for`.
     """
+    if not sources:
+        return np.zeros((0, BANDS), np.uint64)
     sides = [folded(side, digits=False) for side in (sources, targets)]
     lettered = np.fromiter((bool(s or t) for s, t in zip(*sides, strict=True)), np.bool_, len(sources))
     grams = [_grams(side) for side in sides]
@@ -79,7 +81,7 @@ def sketches(sources: Sequence[str], targets: Sequence[str], rows: int) -> tuple
         starts = ends - counts + shift
         places = np.arange(len(of_side)) - np.repeat(lengths.cumsum() - lengths, lengths) + np.repeat(starts, lengths)
         values[places] = of_side ^ salt
-    return _bands(values, ends - counts, rows), lettered
+    return np.where(lettered[:, None], _bands(values, ends - counts, rows), np.uint64(0))
 
 
 def _grams(texts: Sequence[str]) -> tuple[Keys, NDArray[np.int64]]:
@@ -132,29 +134,25 @@ class NearDuplicates:
     """The bands of the pairs so far, in a table that does not grow: two bytes for a band, the newest in each place.
 
     Args:
-        similarity: from which at least half of the pairs are found.
         memory: bytes.
     """
 
-    def __init__(self, similarity: float, memory: int) -> None:
-        self._rows = rows_for(similarity)
+    def __init__(self, memory: int) -> None:
         self._places = memory // (2 * BANDS)
         # 0: nothing yet. The system gives the memory when it is first written.
         self._table = np.zeros((BANDS, self._places), np.uint16)
 
-    def add(self, sources: Sequence[str], targets: Sequence[str]) -> NDArray[np.bool_]:
-        """Add pairs; return a mask [pairs], True where a pair is nearly the same as an earlier one, also of these.
+    def add(self, bands: Keys) -> NDArray[np.bool_]:
+        """Add pairs by their bands [pairs, BANDS], see `sketches`; return a mask [pairs].
 
-        A pair without letters never is. What is found does not depend on how the pairs are divided into calls.
+        True where a pair is nearly the same as an earlier one, also of these; never of a pair without letters. What is
+        found does not depend on how the pairs are divided into calls.
         """
-        if not sources:
-            return np.zeros(0, np.bool_)
-        keys, lettered = sketches(sources, targets, self._rows)
-        chosen = np.flatnonzero(lettered)
+        chosen = np.flatnonzero(bands.any(1))
         common = np.zeros(len(chosen), np.int64)
         for band in range(BANDS):
-            common += self._seen(self._table[band], keys[chosen, band])
-        found = np.zeros(len(sources), np.bool_)
+            common += self._seen(self._table[band], bands[chosen, band])
+        found = np.zeros(len(bands), np.bool_)
         found[chosen] = common >= _NEEDED
         return found
 

@@ -1,19 +1,17 @@
-"""The filters of a configuration, applied to blocks of pairs one after another, each dropped pair under one reason.
+"""The filters of a pair alone, applied to blocks one after another, the cheap ones before the dear ones.
 
-Filters of a pair alone come first, the cheap ones before the dear ones; then those that compare it with other pairs.
+Each dropped pair counts under one reason. ziggurat.data.comparisons has the filters that compare pairs with others.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from heapq import heappush, heapreplace
 from itertools import compress
 
 import numpy as np
-import xxhash
+from numpy.typing import NDArray
 
 from ziggurat.cleaning.agreement import (
     addresses_differ,
@@ -22,61 +20,56 @@ from ziggurat.cleaning.agreement import (
     unmatched_marks,
     web_addresses,
 )
-from ziggurat.cleaning.held_out import HeldOut
 from ziggurat.cleaning.languages import confidences, known_language
 from ziggurat.cleaning.pair_score import PairScorer
 from ziggurat.cleaning.repair import repair_with
-from ziggurat.cleaning.sketches import NearDuplicates
 from ziggurat.config.filters import FilterConfig
 from ziggurat.data import clean
-from ziggurat.data.clean import HashSet, Mask, Predicate, pair_hashes
+from ziggurat.data.clean import Mask, Predicate, pair_hashes
 from ziggurat.data.lines import UnicodeForm, normalise
 from ziggurat.errors import printable
 
-__all__ = ["Cleaner", "Examples", "Memory", "drop_pairs", "predicates"]
+__all__ = ["Cleaner", "Examples", "predicates"]
 
 _EXAMPLES = 5
 _EXAMPLE_CHARACTERS = 300  # of a side
 
 
 class Examples:
-    """A few dropped pairs for each reason: a random choice that depends on nothing but the pairs."""
+    """A few dropped pairs for each reason: those of the smallest hashes, a random choice that depends on nothing else.
 
-    def __init__(self) -> None:
-        self._kept: dict[str, list[tuple[int, str, str]]] = {}
+    So the examples of two blocks, joined, are those of both blocks together.
+    """
 
-    def see(self, reason: str, sources: Sequence[str], targets: Sequence[str]) -> None:
-        """Look at pairs that were dropped for a reason."""
-        kept = self._kept.setdefault(reason, [])
-        for source, target in zip(sources, targets, strict=True):
-            # Those of the smallest hash, kept as a heap with the largest in front.
-            entry = (-xxhash.xxh3_64_intdigest(f"{source}\n{target}".encode()), source, target)
-            if len(kept) < _EXAMPLES:
-                if entry not in kept:
-                    heappush(kept, entry)
-            elif entry > kept[0] and entry not in kept:
-                heapreplace(kept, entry)
+    def __init__(self, record: Mapping[str, Sequence[tuple[int, str, str]]] | None = None) -> None:
+        """`record`: what `record` returned."""
+        self._kept = {reason: {key: (s, t) for key, s, t in pairs} for reason, pairs in (record or {}).items()}
+
+    def see(self, reason: str, keys: NDArray[np.uint64], text: Callable[[int], tuple[str, str]]) -> None:
+        """Look at pairs that were dropped for a reason: their hashes [pairs], and the texts of the pair at a place."""
+        kept = self._kept.setdefault(reason, {})
+        smallest, places = np.unique(keys, return_index=True)
+        for key, place in zip(smallest[:_EXAMPLES].tolist(), places[:_EXAMPLES].tolist(), strict=True):
+            if key in kept or (len(kept) == _EXAMPLES and key > max(kept)):
+                continue
+            source, target = text(place)
+            kept[key] = printable(source, _EXAMPLE_CHARACTERS), printable(target, _EXAMPLE_CHARACTERS)
+            if len(kept) > _EXAMPLES:
+                del kept[max(kept)]
+
+    def join(self, other: Examples) -> None:
+        """Take over the examples of other pairs."""
+        for reason, pairs in other._kept.items():
+            every = {**self._kept.get(reason, {}), **pairs}
+            self._kept[reason] = {key: every[key] for key in sorted(every)[:_EXAMPLES]}
+
+    def record(self) -> dict[str, list[tuple[int, str, str]]]:
+        """Return them for JSON: hash, source and target of each, by reason."""
+        return {reason: [(key, *kept[key]) for key in sorted(kept)] for reason, kept in sorted(self._kept.items())}
 
     def listed(self, most: int = _EXAMPLES) -> dict[str, list[list[str]]]:
-        """Return [source, target] of at most so many pairs by reason, long texts cut."""
-        return {
-            reason: [
-                [printable(text, _EXAMPLE_CHARACTERS) for text in pair]
-                for _, *pair in sorted(kept, reverse=True)[:most]
-            ]
-            for reason, kept in sorted(self._kept.items())
-            if kept
-        }
-
-
-@dataclass
-class Memory:
-    """What filters know of other pairs than the one they look at, shared by all corpora."""
-
-    duplicates: HashSet = field(default_factory=HashSet)
-    near: NearDuplicates | None = None
-    """None where no corpus asks for it."""
-    held_out: HeldOut = field(default_factory=HeldOut)
+        """Return source and target of at most so many pairs by reason."""
+        return {reason: [[s, t] for _, s, t in kept[:most]] for reason, kept in self.record().items()}
 
 
 class Cleaner:
@@ -86,7 +79,6 @@ class Cleaner:
         filters: of the corpus.
         languages: codes of source and target.
         scorer: the pair score, where it is trained already.
-        memory: None: the filters that compare pairs with others are left out.
 
     Raises ConfigError: an unknown script or language, or a package that is not installed.
     """
@@ -96,13 +88,11 @@ class Cleaner:
         filters: FilterConfig,
         languages: tuple[str, str] = ("", ""),
         scorer: PairScorer | None = None,
-        memory: Memory | None = None,
     ) -> None:
         self._filters = predicates(filters, languages)
         if filters.pair_score is not None and scorer is not None:
             self._filters.append(("pair_score", partial(_unlikely, scorer=scorer, limit=filters.pair_score.min)))
         self._repair = repair_with() if filters.repair else None
-        self._memory: list[tuple[str, Predicate]] = [] if memory is None else _comparisons(filters, memory)
 
     @classmethod
     def only_empty(cls) -> Cleaner:
@@ -139,15 +129,14 @@ class Cleaner:
         kept = np.ones(len(source), np.bool_)
         left = source, target
         if unwanted is not None:
-            left, kept = drop_pairs(left, kept, unwanted, "score", counts, examples)
-        # Last those that compare, so that they take memory only for pairs that passed all others.
-        for reason, predicate in (*self._filters, *self._memory):
+            left, kept = _drop(left, kept, unwanted, "score", counts, examples)
+        for reason, predicate in self._filters:
             if left[0]:
-                left, kept = drop_pairs(left, kept, predicate(*left), reason, counts, examples)
+                left, kept = _drop(left, kept, predicate(*left), reason, counts, examples)
         return *left, kept
 
 
-def drop_pairs(
+def _drop(
     pairs: tuple[list[str], list[str]],
     kept: Mask,
     drop: Mask,
@@ -161,7 +150,8 @@ def drop_pairs(
         return pairs, kept
     counts[reason] += dropped
     if examples is not None:
-        examples.see(reason, *(list(compress(side, drop)) for side in pairs))
+        gone = [list(compress(side, drop)) for side in pairs]
+        examples.see(reason, pair_hashes(gone[0], gone[1]), lambda place: (gone[0][place], gone[1][place]))
     stay = ~drop
     kept = kept.copy()
     kept[kept] = stay
@@ -232,21 +222,3 @@ def _other_language(
 def _unlikely(source: Sequence[str], target: Sequence[str], *, scorer: PairScorer, limit: float) -> Mask:
     """The pair score is below `limit`."""
     return scorer.scores(source, target) < limit
-
-
-def _comparisons(filters: FilterConfig, memory: Memory) -> list[tuple[str, Predicate]]:
-    """Return the filters that compare pairs with others."""
-    named: list[tuple[str, Predicate]] = []
-    if filters.duplicates:
-        named.append(("duplicate", lambda source, target: memory.duplicates.add(pair_hashes(source, target))))
-    if filters.near_duplicates is not None and memory.near is not None:
-        named.append(("near_duplicate", memory.near.add))
-    if memory.held_out:
-        named.append(("held_out", partial(_held_out, held_out=memory.held_out, how=filters.held_out)))
-    return named
-
-
-def _held_out(source: Sequence[str], target: Sequence[str], *, held_out: HeldOut, how: str) -> Mask:
-    """The pair, or one of its sides, is in a development or test set; with `keep` it is only counted there."""
-    both, either = held_out.look(source, target)
-    return {"pairs": both, "sides": either, "keep": np.zeros(len(source), np.bool_)}[how]

@@ -1,81 +1,34 @@
-"""What `prepare` needs to clean its corpora: their cleaners, a random sample, the pair score, held-out sets."""
+"""What `prepare` needs to clean its corpora: their cleaners, a random sample, the pair score."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import chain, compress
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ziggurat.cleaning.held_out import HeldOut, Overlap
 from ziggurat.cleaning.pair_score import PairScorer
-from ziggurat.cleaning.sketches import NearDuplicates
-from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaner import Cleaner, Memory
-from ziggurat.data.files import find_files
+from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.data.cleaner import Cleaner
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.data.lines import LineStream, UnicodeForm, normalise
+from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
 
-__all__ = [
-    "add_held_out_file",
-    "cleaners_of",
-    "even_shares",
-    "memory_of",
-    "overlap_notices",
-    "sampled_blocks",
-    "total_overlap",
-    "train_pair_score",
-]
+__all__ = ["cleaner_of", "cleaners_of", "even_shares", "sampled_blocks", "train_pair_score"]
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
-_MANY = 0.01
-"""Share of a held-out set's sentences in training pairs from which that is worth a notice."""
 
 
-def cleaners_of(
-    config: DataConfig, corpora: Sequence[Corpus], scorer: PairScorer | None = None, memory: Memory | None = None
-) -> list[Cleaner]:
-    """Return the cleaner of each training corpus. Raises ConfigError as `Cleaner` does."""
-    languages = config.source_language, config.target_language
-    return [Cleaner(config.filters_of(corpus.config), languages, scorer, memory) for corpus in corpora]
+def cleaners_of(config: DataConfig, corpora: Sequence[Corpus], scorer: PairScorer | None = None) -> list[Cleaner]:
+    """Return the cleaner of each of these training corpora. Raises ConfigError as `Cleaner` does."""
+    return [cleaner_of(config, corpus.config, scorer) for corpus in corpora]
 
 
-def memory_of(config: DataConfig, corpora: Sequence[Corpus]) -> Memory:
-    """Return what filters are to know of other pairs: nothing yet but the held-out sentences.
-
-    Raises DataError: a missing file of `data.held_out`.
-    """
-    memory = Memory()
-    near = [f.near_duplicates for f in map(config.filters_of, config.train) if f.near_duplicates is not None]
-    if near:
-        memory.near = NearDuplicates(near[0].similarity, near[0].memory << 20)
-    for corpus in corpora:
-        if corpus.split == "dev":
-            memory.held_out.add_pairs(f"{corpus.key} ({corpus.reader.name})", _normalised(corpus, config.unicode))
-    for number, pattern in enumerate(config.held_out):
-        for path in find_files(pattern, f"data.held_out.{number}"):
-            add_held_out_file(memory.held_out, path, config.unicode)
-    return memory
-
-
-def _normalised(corpus: Corpus, form: UnicodeForm) -> Iterator[PairBlock]:
-    for source, target in corpus.reader.blocks():
-        yield normalise(source, form), normalise(target, form)
-
-
-def add_held_out_file(held_out: HeldOut, path: Path, form: UnicodeForm) -> None:
-    """Add the lines of a text file. Raises DataError where it is none."""
-
-    def blocks() -> Iterator[list[str]]:
-        stream = LineStream(path)
-        while count := stream.available():
-            yield normalise(stream.take(count), form)
-
-    held_out.add_lines(str(path), blocks())
+def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorer: PairScorer | None = None) -> Cleaner:
+    """Return the cleaner of a training corpus. Raises ConfigError as `Cleaner` does."""
+    return Cleaner(config.filters_of(corpus), (config.source_language, config.target_language), scorer)
 
 
 def train_pair_score(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> PairScorer | None:
@@ -170,24 +123,3 @@ def even_shares(sizes: Sequence[int], total: int) -> list[int]:
         shares[number] = min(sizes[number], left // (len(sizes) - position))
         left -= shares[number]
     return shares
-
-
-def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
-    """Return what all training corpora together have in common with each held-out set."""
-    total: dict[str, Overlap] = {}
-    for corpus in corpora:
-        for name, found in corpus.overlap.items():
-            total[name] = found if name not in total else total[name].joined(found)
-    return total
-
-
-def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
-    """Return a notice for each held-out set that training pairs contain, unless they are dropped for it."""
-    keeping = [corpus for corpus in corpora if config.filters_of(corpus.config).held_out == "keep"]
-    return [
-        f"CONTAMINATION: {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs; "
-        f"{found.pairs:,} pairs have both sides there, {found.sides:,} one at least. Scores on it tell less than they "
-        "seem to: `data.filters.held_out: pairs` (or `sides`) drops such pairs"
-        for name, found in total_overlap(keeping).items()
-        if found.pairs or found.found >= max(1, _MANY * found.sentences)
-    ]

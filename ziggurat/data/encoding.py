@@ -1,0 +1,260 @@
+"""The third pass of `prepare`: pairs are cleaned and segmented, block by block, and written in order."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain, compress
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ziggurat.alignment.links import Link
+from ziggurat.cleaning.pair_score import PairScorer
+from ziggurat.config.data import DataConfig
+from ziggurat.data.clean import Mask
+from ziggurat.data.cleaner import Cleaner, Examples
+from ziggurat.data.cleaning import cleaner_of
+from ziggurat.data.comparisons import Comparisons, TraceMaker, Traces
+from ziggurat.data.encoded import EncodedBlock, Lists
+from ziggurat.data.inputs import Corpus, Progress
+from ziggurat.data.readers import PairBlock
+from ziggurat.data.subword import Tokenizer
+from ziggurat.data.table import TableWriter
+from ziggurat.data.vocabulary import VocabularyTokenizer
+from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
+from ziggurat.errors import DataError
+
+__all__ = ["CleanedBlock", "Encoder", "block_text", "compared", "encode_corpora", "store_block"]
+
+
+class Encoder:
+    """Makes blocks of one split ready for the store: cleaned, segmented, each by itself.
+
+    Args:
+        config: The data section.
+        tokenizers: Of both sides.
+        split: `train` or `dev`.
+        threads: For segmentation, without influence on the result.
+        scorer: The pair score, where a filter goes by it.
+    """
+
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        split: str,
+        threads: int,
+        scorer: PairScorer | None = None,
+    ) -> None:
+        self.words = words_of(config, tokenizers)
+        """Words of both sides that alignments count."""
+        self._config, self._tokenizers, self._threads, self._scorer = config, tokenizers, threads, scorer
+        self._training = split == "train"
+        self._traces = TraceMaker(config) if self._training else None
+        self._cleaners: dict[int, Cleaner] = {}
+        self._tracer = LinkTracer(self.words, tokenizers) if config.aligned(split) else None
+        self._has_text = not self._training or config.subword.regularisation is not None
+
+    def _cleaner(self, corpus: int) -> Cleaner:
+        if corpus not in self._cleaners:
+            of_corpus = cleaner_of(self._config, self._config.train[corpus], self._scorer) if self._training else None
+            self._cleaners[corpus] = of_corpus or Cleaner.only_empty()
+        return self._cleaners[corpus]
+
+    def cleaned(
+        self, corpus: int, lines: PairBlock, links: list[list[Link]] | None, unwanted: Mask | None
+    ) -> CleanedBlock:
+        """Return the pairs of a block that the filters leave, in the form in which they are segmented.
+
+        `unwanted`: mask of the pairs to be dropped for a score that another tool gave them.
+        """
+        dropped, examples, cleaner = Counter[str](), Examples(), self._cleaner(corpus)
+        first, second, repaired = cleaner.mended(*lines, self._config.unicode)
+        source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
+        # A development target is the reference of scores, so it is stored as it stands in the file.
+        reference = target if self._training else list(compress(lines[1], kept))
+        traced = None
+        if self._tracer is not None:
+            if links is not None:  # they count the words of the text as it was
+                links = [[] if mended else known for known, mended in zip(links, repaired, strict=True)]
+            traced = self._tracer.traced(links, lines, kept, (source, target))
+        traces = None if self._traces is None else self._traces.make(corpus, source, target)
+        counts = len(lines[0]), dropped, int(repaired.sum()), examples
+        return CleanedBlock(corpus, *counts, source, target, reference, traces, traced)
+
+    def text(self, block: CleanedBlock, place: int) -> tuple[str, str]:
+        """Return a pair of a block as its ids will spell it."""
+        pair = block.source[place], block.target[place]
+        sides = zip(self._tokenizers, pair, strict=True)
+        source, target = (tokenizer.decode(tokenizer.encode_normalised([text])[0]) for tokenizer, text in sides)
+        return source, target
+
+    def encoded(self, block: CleanedBlock) -> EncodedBlock:
+        """Return a block as ids."""
+        sides = [
+            tokenizer.encode_normalised(texts, self._threads)
+            for tokenizer, texts in zip(self._tokenizers, (block.source, block.target), strict=True)
+        ]
+        texts = None
+        if self._has_text:
+            texts = block.source, block.reference
+            # Pre-segmented references are joined, because they are compared with joined output.
+            if not self._training and isinstance(self._tokenizers[0], VocabularyTokenizer):
+                texts = block.source, [VocabularyTokenizer.joined(text) for text in block.reference]
+        links = None
+        if self._tracer is not None and block.links is not None:
+            links = self._tracer.stored(block.links, sides)
+        source, target = (_lists(side) for side in sides)
+        counts = block.corpus, block.read, block.dropped, block.repaired, block.examples
+        return EncodedBlock(*counts, block.traces, source, target, texts, links)
+
+
+@dataclass
+class CleanedBlock:
+    """Pairs that the filters left of a block; see EncodedBlock for what has the same name there."""
+
+    corpus: int
+    read: int
+    dropped: Counter[str]
+    repaired: int
+    examples: Examples
+    source: list[str]
+    target: list[str]
+    reference: list[str]
+    """Target texts as they will be stored."""
+    traces: Traces | None
+    links: list[TracedLinks] | None
+    """Where the table has links: those of each pair."""
+
+    def select(self, stay: NDArray[np.bool_]) -> CleanedBlock:
+        """Return the pairs of the mask `stay` [pairs]."""
+        if stay.all():
+            return self
+        return replace(
+            self,
+            source=list(compress(self.source, stay)),
+            target=list(compress(self.target, stay)),
+            reference=list(compress(self.reference, stay)),
+            traces=None if self.traces is None else self.traces.select(stay),
+            links=None if self.links is None else list(compress(self.links, stay)),
+        )
+
+
+Block = TypeVar("Block", CleanedBlock, EncodedBlock)
+
+
+def compared(block: Block, comparisons: Comparisons, text: Callable[[Block, int], tuple[str, str]]) -> Block:
+    """Return the pairs of a block that the comparisons with others leave, and count the others.
+
+    Blocks must come in their order. `text`: the pair at a place of a block, for examples.
+    """
+    if block.traces is None:
+        return block
+    for reason, check in comparisons.checks(block.corpus):
+        traces = block.traces
+        if traces is not None and len(traces.keys) and (drop := check(traces)).any():
+            block = _dropped(block, reason, drop, text)
+    return block
+
+
+def _dropped(block: Block, reason: str, drop: Mask, text: Callable[[Block, int], tuple[str, str]]) -> Block:
+    """Return a block without the pairs of the mask `drop`, which are counted."""
+    block.dropped[reason] += int(drop.sum())
+    if block.traces is not None:
+        places = drop.nonzero()[0].tolist()
+        block.examples.see(reason, block.traces.keys[drop], lambda place: text(block, places[place]))
+    return block.select(~drop)
+
+
+def block_text(tokenizers: tuple[Tokenizer, Tokenizer], block: EncodedBlock, place: int) -> tuple[str, str]:
+    """Return a pair of a block as its ids spell it."""
+    found = []
+    for tokenizer, (ids, lengths) in zip(tokenizers, (block.source, block.target), strict=True):
+        end = int(lengths[: place + 1].sum())
+        found.append(tokenizer.decode(ids[end - int(lengths[place]) : end].tolist()))
+    return found[0], found[1]
+
+
+def encode_corpora(
+    corpora: Sequence[Corpus],
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    threads: int,
+    progress: Progress,
+    comparisons: Comparisons,
+    scorer: PairScorer | None = None,
+) -> Iterator[EncodedBlock]:
+    """Yield the blocks of the corpora of one split, compared.
+
+    While one block is segmented (on `threads` threads, outside Python's lock), the next is read and cleaned, and the
+    one before is with the caller.
+
+    Raises:
+        DataError: a file changed since it was counted.
+    """
+    encoder = Encoder(config, tokenizers, corpora[0].split, threads, scorer)
+    total = sum(corpus.read for corpus in corpora)
+    done = 0
+    with ThreadPoolExecutor(1) as pool:
+        waiting: Future[EncodedBlock] | None = None
+        for number, corpus in enumerate(corpora):
+            read = 0
+            for lines, links, unwanted in corpus.blocks(encoder.words):
+                read += len(lines[0])
+                # Before they are segmented, which takes longer.
+                block = compared(encoder.cleaned(number, lines, links, unwanted), comparisons, encoder.text)
+                before, waiting = waiting, pool.submit(encoder.encoded, block)
+                if before is not None:
+                    yield before.result()
+                done += len(lines[0])
+                progress(f"encode {corpus.split}", done, total)
+            if read != corpus.read:
+                raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
+        if waiting is not None:
+            yield waiting.result()
+
+
+def store_block(
+    block: EncodedBlock,
+    corpus: Corpus,
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    writer: TableWriter,
+) -> None:
+    """Drop pairs that are too long in pieces, and pass the others to the writer."""
+    training = corpus.split == "train"
+    # (1) Filter by pieces, which could not be done before segmentation.
+    lengths = block.source[1], block.target[1]
+    vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
+    limit = config.filters_of(corpus.config).max_pieces if training else None
+    too_long = (np.maximum(*lengths) > limit) & ~vanished if limit is not None else np.zeros_like(vanished)
+    for reason, drop in (("empty", vanished), ("too_many_pieces", too_long[~vanished])):
+        if drop.any():
+            block = _dropped(block, reason, drop, partial(block_text, tokenizers))
+    corpus.dropped.update(block.dropped)
+    corpus.repaired += block.repaired
+    corpus.examples.join(block.examples)
+    corpus.kept += len(block.source[1])
+    # (2) Put the corpus's tag in front: it does not count for max_pieces.
+    source = (
+        block.source if corpus.config.tag is None else _tagged(*block.source, tokenizers[0].tags[corpus.config.tag])
+    )
+    if block.links is not None:
+        corpus.aligned += int(np.count_nonzero(block.links[1]))
+    writer.write(block.corpus, source, block.target, block.texts, block.links)
+
+
+def _lists(ids: Sequence[Sequence[int]]) -> Lists:
+    lengths = np.fromiter(map(len, ids), np.int32, len(ids))
+    return np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum())), lengths
+
+
+def _tagged(ids: NDArray[np.int32], lengths: NDArray[np.int32], tag: int) -> Lists:
+    """Return ids and lengths with `tag` in front of each sentence."""
+    starts = np.cumsum(lengths) - lengths
+    return np.insert(ids, starts, tag), lengths + 1
