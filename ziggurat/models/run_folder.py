@@ -34,6 +34,7 @@ __all__ = [
     "ranked",
     "read_meta",
     "refuse_missing",
+    "run_of",
     "write_meta",
 ]
 
@@ -83,6 +84,11 @@ def locked(run: Path, patience: float = _PATIENCE_SECONDS) -> Iterator[None]:
 def checkpoint_folders(run: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first."""
     return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
+
+
+def run_of(checkpoint: Path) -> Path:
+    """Return the folder of the run to which a checkpoint at this path, perhaps a link, would belong."""
+    return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
 
 
 def checkpoint_name(update: int) -> str:
