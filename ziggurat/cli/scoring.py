@@ -49,6 +49,7 @@ class ScoreOptions:
         tokenised: language of tokenised BLEU; None: not asked for.
         compound_split: also compound-split BLEU.
         confidence: add confidence intervals.
+        tag: put before every source sentence that is translated; None: none.
     """
 
     metrics: Sequence[str]
@@ -59,6 +60,7 @@ class ScoreOptions:
     tokenised: str | None = None
     compound_split: bool = False
     confidence: bool = False
+    tag: str | None = None
 
     def test_set(
         self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
@@ -118,13 +120,17 @@ def check_test_set(
 
 
 def translated(
-    translator: Translator | ServedTranslator | WorkerTranslator, sources: list[str], output: str | None
+    translator: Translator | ServedTranslator | WorkerTranslator,
+    sources: list[str],
+    output: str | None,
+    tag: str | None = None,
 ) -> list[str]:
-    """Return the translations of `sources`; they are also written to the file `output`, if given."""
+    """Return the translations of `sources`, each after `tag`; they are also written to the file `output`, if given."""
     with line_progress("translating", len(sources)) as advance:
         translator.on_finished = advance
         hypotheses = [
-            translation.text for translation in translator.translate_stream(sources, window=max(1, len(sources)))
+            translation.text
+            for translation in translator.translate_stream(sources, window=max(1, len(sources)), tag=tag)
         ]
     if output is not None:
         with output_stream(output) as out:

@@ -31,6 +31,7 @@ from ziggurat.models.run_folder import (
     CONFIG_FILE,
     META_FILE,
     MODEL_FILE,
+    best_link,
     checkpoint_name,
     mend_links,
     read_meta,
@@ -231,7 +232,8 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
             if (candidate / MODEL_FILE).is_file():
                 return candidate / MODEL_FILE, path
         steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
-        kept = [name for name in ("averaged", "best", "last") if (path / name / MODEL_FILE).is_file()]
+        links = ["averaged", "best", *sorted(p.name for p in path.glob(best_link("*"))), "last"]
+        kept = [name for name in links if (path / name / MODEL_FILE).is_file()]
         kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
         raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
@@ -292,6 +294,6 @@ def weights_origin(path: Path, weights_file: Path) -> str:
     said = [f"update {int(step[1])}"] if step else []
     if folder != path and folder.name == "averaged":
         said = ["averaged checkpoints"]
-    elif folder != path and folder.name in ("best", "last"):
+    elif folder != path and (folder.name in ("best", "last") or folder.name.startswith(best_link(""))):
         said = [folder.name, *said]
     return f"{path}: {', '.join(said) or 'model directory'}"

@@ -232,7 +232,7 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
         before = {**before, "max_length": None}
     if not before or before == now:  # checkpoints of earlier versions do not say
         return []
-    p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
+    p.best, p.best_update, p.validations_since_best, p.scores, p.direction_scores = None, None, 0, {}, {}
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
     why = (
