@@ -150,6 +150,7 @@ def test_updates_without_their_base_are_refused(adapted: Path, tmp_path: Path) -
     [
         ({"start_from": None}, "it adapts a trained model: name one by `training.start_from`"),
         ({"growth": {"stages": [{"layers": 1, "updates": 2}]}}, "`training.growth` adds layers"),
+        ({"quantise": "int8"}, "`training.quantise` adapts weights to bytes"),
         ({"optimiser": {"kind": "muon"}}, "muon` orthogonalises whole matrices"),
         ({"lora": {"rank": 17}}, "`rank: 17` is more than the width of the model, 16"),
         ({"lora": {"maps": ["key", "key"]}}, "names one twice"),

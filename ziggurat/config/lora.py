@@ -53,7 +53,7 @@ def lora_refused(training: TrainingConfig, model: ModelConfig) -> list[str]:
         reasons.append("`training.growth` adds layers, and new layers need more than low-rank updates")
     if training.quantise is not None:
         reasons.append(
-            "`training.quantise` gets weights used to bytes, and these weights stay as they are; adapt first"
+            "`training.quantise` adapts weights to bytes, and LoRA leaves them as they are: train one after the other"
         )
     if training.optimiser.kind == "muon":
         reasons.append("`training.optimiser.kind: muon` orthogonalises whole matrices, not two factors of one")
