@@ -33,7 +33,7 @@ ALLOWED = {
     "cost": BASE | {"config", "data", "nn", "models", "training"},
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "jobs": BASE | {"cleaning", "config", "alignment", "data", "models", "decoding"},
-    "backtranslation": BASE | {"config", "data", "decoding", "jobs"},
+    "backtranslation": BASE | {"config", "data", "evaluation", "decoding", "jobs"},
     "text": BASE | {"data", "decoding"},
     "report": BASE
     | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},

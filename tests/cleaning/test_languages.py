@@ -38,9 +38,9 @@ def test_long_text_is_judged_by_its_beginning() -> None:
 
 @pytest.mark.parametrize(("code", "name"), [("de", "de"), ("deu", "de"), ("pt-BR", "pt"), ("zh_Hant", "zh")])
 def test_codes_of_the_configuration(code: str, name: str) -> None:
-    assert known_language(code, "data.source_language") == name
+    assert known_language(code, "source") == name
 
 
 def test_an_unknown_language_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"data\.source_language: py3langid does not know .* `qlo`; it knows .*de"):
-        known_language("qlo", "data.source_language")
+    with pytest.raises(ConfigError, match=r"languages: py3langid does not know the target language `qlo`; .*de"):
+        known_language("qlo", "target")

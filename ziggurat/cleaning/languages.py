@@ -18,8 +18,8 @@ MOST_CHARACTERS = 2000
 """Characters of a text that are looked at."""
 
 
-def known_language(code: str, key: str) -> str:
-    """Return py3langid's name of the language `code`, which `key` of the configuration names.
+def known_language(code: str, side: str) -> str:
+    """Return py3langid's name of the language `code`, which is that of `side`: `source` or `target`.
 
     Raises ConfigError where it does not know the language, or is not installed.
     """
@@ -31,8 +31,8 @@ def known_language(code: str, key: str) -> str:
         ) from None
     if (name := main_language(code)) not in known:
         raise ConfigError(
-            f"{key}: py3langid does not know the language `{code}`; it knows {', '.join(sorted(known))}. Set this "
-            "side of data.filters.languages to null"
+            f"data.filters.languages: py3langid does not know the {side} language `{code}`; it knows "
+            f"{', '.join(sorted(known))}. Set data.filters.languages.{side} to null"
         )
     return name
 

@@ -1,16 +1,16 @@
-"""The verb that makes a synthetic corpus: backtranslate."""
+"""The verbs that make synthetic corpora: backtranslate, filter."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
 from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.jobs import JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.options import Ensemble, Json, Which, decoding_settings, is_setting
-from ziggurat.cli.output import OUT, counted, print_json
+from ziggurat.cli.output import OUT, counted, print_json, say
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
 from ziggurat.errors import ConfigError, printable
@@ -18,7 +18,10 @@ from ziggurat.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.backtranslation.merge import Report
 
-__all__ = ["backtranslate"]
+__all__ = ["backtranslate", "filter_corpus"]
+
+_UNLIKELY = -4.0
+"""Median score, nats per token, below which the text is probably not what the model translates."""
 
 
 def backtranslate(
@@ -36,6 +39,20 @@ def backtranslate(
     forward: Annotated[
         bool, typer.Option("--forward", help="Distillation: the text is the source, its translation the target.")
     ] = False,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference",
+            help="With --forward: the text's translations, line by line; of --n-best candidates the nearest is kept.",
+        ),
+    ] = None,
+    n_best: Annotated[
+        int | None, typer.Option("--n-best", min=2, max=1000, help="Candidates of each line. Default: 8.")
+    ] = None,
+    nearest: Annotated[
+        Literal["chrf", "bleu"] | None,
+        typer.Option("--nearest", help="Score of a candidate against its reference. Default: chrf."),
+    ] = None,
     tag: Annotated[
         str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.")
     ] = None,
@@ -69,13 +86,16 @@ def backtranslate(
     if out is None:
         raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
     options = JobOptions(str(out), shard, merge, ray, workers, threads, device)
+    choosing = [name for name, value in {"--n-best": n_best, "--nearest": nearest}.items() if value is not None]
+    if choosing and not reference:
+        raise ConfigError(f"`{choosing[0]}` is of candidates, which references choose among: add `--reference FILE`")
     tag = (None if forward else "<bt>") if tag is None else tag or None
     # Only for its checks: `prepare` must accept the tag and the weight that are written into the snippet.
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
     from ziggurat.backtranslation.filters import PairFilter
     from ziggurat.backtranslation.merge import write_snippet
-    from ziggurat.backtranslation.plan import METHODS, Job, Method
+    from ziggurat.backtranslation.plan import METHODS, N_BEST, Job, Method
     from ziggurat.backtranslation.run import back_translate
 
     chosen = method or ("beam" if forward else "sample")
@@ -96,6 +116,9 @@ def backtranslate(
         filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio),
         decoding=settings,
         engine=engine,
+        references=tuple(reference or ()),
+        n_best=n_best or N_BEST,
+        nearest=nearest or "chrf",
     )
     with warnings_shown():
         report = finished(back_translate(job, options.work()), options)
@@ -103,6 +126,68 @@ def backtranslate(
     if report is not None:
         name = "distillation" if forward else "back-translation"
         _print(report, out, write_snippet(out, name=name, weight=weight, tag=tag), json)
+
+
+def filter_corpus(
+    model: Annotated[str, typer.Argument(help="Run or model directory that scores the pairs.")],
+    source: Annotated[
+        list[str] | None, typer.Option("--source", help="Source text, also .gz, .xz, .zst; file or glob.")
+    ] = None,
+    target: Annotated[list[str] | None, typer.Option("--target", help="Its translations, line by line.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, help="Folder of the corpus that stays.")] = None,
+    keep: Annotated[float, typer.Option("--keep", help="Share of the pairs that stays: the likeliest.")] = 0.95,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="The model translates targets into sources: a backward model.")
+    ] = False,
+    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
+    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
+    workers: JobWorkers = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
+    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")] = 2000,
+    ensemble: Ensemble = None,
+    which: Which = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json: Json = False,
+) -> None:
+    """Drop the pairs of a corpus that a model finds least likely; the same command resumes one that was stopped.
+
+    Example: `ziggurat filter runs/en-de --reverse --source kd/source.txt --target kd/target.txt --out kd-filtered`
+    """
+    if not source or not target:
+        raise ConfigError(f"`--{'target' if source else 'source'} FILE` is missing: which pairs should be scored?")
+    if out is None:
+        raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
+    options = JobOptions(str(out), shard, merge, ray, workers, threads, device, noun="pair")
+    change_section(CorpusConfig(source="-", target="-"), {"weight": weight}, "data.train.0")
+
+    from ziggurat.backtranslation.cross_entropy import FilterJob, filter_pairs
+    from ziggurat.backtranslation.merge import write_snippet
+
+    job = FilterJob(
+        models=(model, *(ensemble or [])),
+        sources=tuple(source),
+        targets=tuple(target),
+        out=out,
+        keep=keep,
+        reverse=reverse,
+        which=which,
+        device=device,
+        threads=threads,
+        max_pieces=max_length,
+        shard_lines=shard_lines,
+    )
+    with warnings_shown():
+        report = finished(filter_pairs(job, options.work()), options)
+    if report is not None:
+        median, threshold = report.scores["median"], report.scores["threshold"]
+        say(f"mean log-probability of a token: threshold {threshold:.3f}, median {median:.3f}")
+        if median < _UNLIKELY:
+            other = "without" if reverse else "with"
+            say(f"warning: the model finds most pairs very unlikely; was it to be used {other} `--reverse`?")
+        _print(report, out, write_snippet(out, name="filtered", weight=weight, tag=None), json)
 
 
 def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str, ...], dict[str, Any]]:
@@ -119,7 +204,8 @@ def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str
 def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
     """Print the result."""
     if json:
-        print_json({"out": str(out), "read": report.read, "kept": report.kept, "dropped": report.dropped})
+        figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
+        print_json({"out": str(out), **figures})
         return
     from ziggurat.backtranslation.merge import CORPUS_FILE, dropped_text
 

@@ -110,7 +110,7 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
                 check_test_set(test_set, scoring.metrics, None)
                 cases = _cases(options, sources, references, _languages(path, translator.target_language))
             texts = [*sources, *(text for group in cases.values() for case in group for text in case.inputs)]
-            outputs = iter(translated(translator, texts, None))
+            outputs = iter(translated(translator, texts, None, scoring.tag))
             clean = [next(outputs) for _ in sources]
             warn_of_sides(clean, test_set, f"the output of {printable(name)}")
             joined = {

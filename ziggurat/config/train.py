@@ -25,6 +25,7 @@ from ziggurat.config.lifecycle import (
     ValidationConfig,
     WandbConfig,
 )
+from ziggurat.config.lora import LoraConfig
 
 __all__ = [
     "BatchConfig",
@@ -212,6 +213,10 @@ class TrainingConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32. `auto`: the faster of the two on this
     machine (on a CPU by a product of each), chosen before a new run, whose config.yaml then has the choice."""
+    quantise: Literal["int8"] | None = None
+    """`int8`: products are of rows rounded to bytes, as int8 translation computes them (`decoding.precision: int8`,
+    `export --quantization int8`), with the gradients of the numbers before rounding; weights stay fp32. It is for the
+    last updates of a model that is to be served in int8, from `start_from` (docs/students.md). null: none."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
     cuda_graphs: Count = Field(default=0, ge=0)
@@ -255,6 +260,8 @@ class TrainingConfig(Section):
     start_from: PathText | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
     (`ziggurat grow` deepens a model). Schedule, moments and data order start from the beginning."""
+    lora: LoraConfig | None = None
+    """Train low-rank updates of that model alone; `training.lora.rank=8` is enough. null: all weights are trained."""
     log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()

@@ -183,10 +183,9 @@ def predicates(filters: FilterConfig, languages: tuple[str, str]) -> list[tuple[
         found = filters.languages
         for side, limit, code in ((0, found.source, languages[0]), (1, found.target, languages[1])):
             if limit is not None:
-                key = ("source_language", "target_language")[side]
-                language = known_language(code, f"data.{key}")
-                letters = found.min_letters
-                named.append((key, partial(_other_language, side=side, name=language, limit=limit, letters=letters)))
+                where = ("source", "target")[side]
+                options = partial(_other_language, side=side, name=known_language(code, where), limit=limit)
+                named.append((f"{where}_language", partial(options, letters=found.min_letters)))
     return named
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain, compress
 
 import numpy as np
@@ -16,39 +16,45 @@ from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.lines import UnicodeForm
 from ziggurat.data.readers import PairBlock
 
-__all__ = ["cleaner_of", "cleaners_of", "even_shares", "sampled_blocks", "train_pair_score"]
+__all__ = ["Scorers", "cleaner_of", "cleaners_of", "even_shares", "sampled_blocks", "train_pair_scores"]
+
+Scorers = Mapping[tuple[str, str], PairScorer]
+"""The pair score of each direction that is filtered by it, by the codes of source and target language."""
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
 
 
-def cleaners_of(config: DataConfig, corpora: Sequence[Corpus], scorer: PairScorer | None = None) -> list[Cleaner]:
+def cleaners_of(config: DataConfig, corpora: Sequence[Corpus], scorers: Scorers | None = None) -> list[Cleaner]:
     """Return the cleaner of each of these training corpora. Raises ConfigError as `Cleaner` does."""
-    return [cleaner_of(config, corpus.config, scorer) for corpus in corpora]
+    return [cleaner_of(config, corpus.config, scorers) for corpus in corpora]
 
 
-def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorer: PairScorer | None = None) -> Cleaner:
+def cleaner_of(config: DataConfig, corpus: CorpusConfig, scorers: Scorers | None = None) -> Cleaner:
     """Return the cleaner of a training corpus. Raises ConfigError as `Cleaner` does."""
-    return Cleaner(config.filters_of(corpus), (config.source_language, config.target_language), scorer)
+    languages = config.languages_of(corpus)
+    return Cleaner(config.filters_of(corpus), languages, (scorers or {}).get(languages))
 
 
-def train_pair_score(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> PairScorer | None:
-    """Return the pair score, learnt from the training corpora that are filtered by it; None where none is.
+def train_pair_scores(corpora: Sequence[Corpus], config: DataConfig, progress: Progress) -> Scorers:
+    """Return the pair score of each direction, learnt from those of its training corpora that are filtered by it.
 
     It sees what the other filters of a pair leave.
 
     Raises DataError where that is too little.
     """
-    filters = [config.filters_of(corpus.config) for corpus in corpora]
-    chosen = [corpus for corpus, of_corpus in zip(corpora, filters, strict=True) if of_corpus.pair_score is not None]
-    wanted = [of_corpus.pair_score.pairs for of_corpus in filters if of_corpus.pair_score is not None]
-    if not chosen:
-        return None
-    sizes = np.array([corpus.read for corpus in chosen])
-    # In proportion to the corpora: a small one has no words that the others need.
-    shares = [int(size) for size in np.floor(sizes * min(1.0, wanted[0] / sizes.sum()))]
-    blocks = sampled_blocks(chosen, cleaners_of(config, chosen), shares, config.unicode, Counter(), progress)
-    pairs = chain.from_iterable(zip(*block, strict=True) for block in blocks)
-    return PairScorer.train(pairs)
+    directions: dict[tuple[str, str], list[Corpus]] = {}
+    for corpus in corpora:
+        if config.filters_of(corpus.config).pair_score is not None:
+            directions.setdefault(config.languages_of(corpus.config), []).append(corpus)
+    found = {}
+    for languages, chosen in directions.items():
+        wanted = [f.pair_score.pairs for f in (config.filters_of(c.config) for c in chosen) if f.pair_score]
+        sizes = np.array([corpus.read for corpus in chosen])
+        # In proportion to the corpora: a small one has no words that the others need.
+        shares = [int(size) for size in np.floor(sizes * min(1.0, wanted[0] / sizes.sum()))]
+        blocks = sampled_blocks(chosen, cleaners_of(config, chosen), shares, config.unicode, Counter(), progress)
+        found[languages] = PairScorer.train(chain.from_iterable(zip(*block, strict=True) for block in blocks))
+    return found
 
 
 def sampled_blocks(

@@ -14,11 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ziggurat.alignment.links import Link
-from ziggurat.cleaning.pair_score import PairScorer
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Mask
 from ziggurat.data.cleaner import Cleaner, Examples
-from ziggurat.data.cleaning import cleaner_of
+from ziggurat.data.cleaning import Scorers, cleaner_of
 from ziggurat.data.comparisons import Comparisons, TraceMaker, Traces
 from ziggurat.data.encoded import EncodedBlock, Lists
 from ziggurat.data.inputs import Corpus, Progress
@@ -40,7 +39,7 @@ class Encoder:
         tokenizers: Of both sides.
         split: `train` or `dev`.
         threads: For segmentation, without influence on the result.
-        scorer: The pair score, where a filter goes by it.
+        scorers: The pair scores, where a filter goes by them.
     """
 
     def __init__(
@@ -49,11 +48,11 @@ class Encoder:
         tokenizers: tuple[Tokenizer, Tokenizer],
         split: str,
         threads: int,
-        scorer: PairScorer | None = None,
+        scorers: Scorers | None = None,
     ) -> None:
         self.words = words_of(config, tokenizers)
         """Words of both sides that alignments count."""
-        self._config, self._tokenizers, self._threads, self._scorer = config, tokenizers, threads, scorer
+        self._config, self._tokenizers, self._threads, self._scorers = config, tokenizers, threads, scorers
         self._training = split == "train"
         self._traces = TraceMaker(config) if self._training else None
         self._cleaners: dict[int, Cleaner] = {}
@@ -62,7 +61,7 @@ class Encoder:
 
     def _cleaner(self, corpus: int) -> Cleaner:
         if corpus not in self._cleaners:
-            of_corpus = cleaner_of(self._config, self._config.train[corpus], self._scorer) if self._training else None
+            of_corpus = cleaner_of(self._config, self._config.train[corpus], self._scorers) if self._training else None
             self._cleaners[corpus] = of_corpus or Cleaner.only_empty()
         return self._cleaners[corpus]
 
@@ -187,7 +186,7 @@ def encode_corpora(
     threads: int,
     progress: Progress,
     comparisons: Comparisons,
-    scorer: PairScorer | None = None,
+    scorers: Scorers | None = None,
 ) -> Iterator[EncodedBlock]:
     """Yield the blocks of the corpora of one split, compared.
 
@@ -197,7 +196,7 @@ def encode_corpora(
     Raises:
         DataError: a file changed since it was counted.
     """
-    encoder = Encoder(config, tokenizers, corpora[0].split, threads, scorer)
+    encoder = Encoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)
     done = 0
     with ThreadPoolExecutor(1) as pool:

@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import NamedTuple, Protocol
 
 from ziggurat.alignment.eflomal import refuse_without_eflomal
-from ziggurat.cleaning.pair_score import PairScorer
 from ziggurat.config.data import DataConfig
-from ziggurat.data.cleaning import cleaners_of, even_shares, sampled_blocks, train_pair_score
+from ziggurat.data.cleaning import Scorers, cleaners_of, even_shares, sampled_blocks, train_pair_scores
 from ziggurat.data.comparisons import Comparisons
 from ziggurat.data.encoded import EncodedBlock
 from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, side_notices
@@ -31,7 +30,7 @@ def sample_sentences(
     config: DataConfig,
     side: str,
     progress: Progress,
-    scorer: PairScorer | None = None,
+    scorers: Scorers | None = None,
 ) -> Iterator[str]:
     """Yield the normalised sentences that the subword model is trained on, in file order, in constant memory.
 
@@ -44,12 +43,12 @@ def sample_sentences(
         config: The data section.
         side: `source`, `target`, or `joint` for both.
         progress: Called with the number of pairs read.
-        scorer: The pair score, where a filter goes by it.
+        scorers: The pair scores, where a filter goes by them.
 
     Raises:
         DataError: the filters leave none of the sampled pairs.
     """
-    cleaners = cleaners_of(config, corpora, scorer)
+    cleaners = cleaners_of(config, corpora, scorers)
     counts: Counter[str] = Counter()
     shares = even_shares([corpus.read for corpus in corpora], config.subword.sample_pairs)
     kept = 0
@@ -66,8 +65,8 @@ class Learnt(NamedTuple):
     tokenizers: tuple[Tokenizer, Tokenizer]
     notices: list[str]
     """Suspicious findings."""
-    scorer: PairScorer | None
-    """The pair score, where a filter goes by it."""
+    scorers: Scorers
+    """The pair scores that filters go by."""
 
 
 class Parts(Protocol):
@@ -97,16 +96,16 @@ def learn(corpora: Sequence[Corpus], config: DataConfig, directory: Path, progre
         # Before the long passes, since errors here are cheap to find.
         tokenizers = existing_tokenizers(subword, config.unicode, tags)
         count_pairs(corpora, progress, words_of(config, tokenizers))
-        scorer = train_pair_score(training, config, progress)
+        scorers = train_pair_scores(training, config, progress)
     else:
         count_pairs(corpora, progress, words_of(config, None))
-        scorer = train_pair_score(training, config, progress)
+        scorers = train_pair_scores(training, config, progress)
         tokenizers = train_tokenizers(
-            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorer)
+            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress, scorers)
         )
     save_tokenizers(directory, *tokenizers)
     _align_corpora(corpora, config, tokenizers, directory, progress)
-    return Learnt(tokenizers, side_notices(corpora, config), scorer)
+    return Learnt(tokenizers, side_notices(corpora, config), scorers)
 
 
 def _align_corpora(

@@ -151,7 +151,7 @@ def _build(
         has_text = split == "dev" or config.subword.regularisation is not None
         writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
         if parts is None:
-            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learnt.scorer)
+            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learnt.scorers)
         else:
             blocks = parts.blocks(split, comparisons)
         for block in blocks:

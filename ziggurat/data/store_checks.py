@@ -168,6 +168,8 @@ _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
 _LATER_FILTERS = ("repair", "languages", "agreement", "near_duplicates", "pair_score", "held_out")
 """Filters that stores of earlier versions do not know."""
+_OPTIONAL = {"source_language", "target_language", "filters", "scores"}
+"""Keys of a corpus that stores of earlier versions do not know; where they are empty, those of `data` hold."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 
@@ -262,7 +264,7 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
         kept[split] = [
-            {k: v for k, v in corpus.items() if k not in _PLACES and (k not in ("filters", "scores") or v)}
+            {k: v for k, v in corpus.items() if k not in _PLACES and (k not in _OPTIONAL or v)}
             | ({"alignment": True} if corpus.get("alignment") else {})
             | ({"scores": [_score_settings(score) for score in scores]} if (scores := corpus.get("scores")) else {})
             for corpus in data[split]

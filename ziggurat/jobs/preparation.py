@@ -42,7 +42,7 @@ __all__ = ["SHARD_PAIRS", "prepare_job"]
 SHARD_PAIRS = 50_000
 """Least pairs of a shard, which ends with a block of the reader."""
 _SHARDS_OF_FILE = 1_000_000  # numbers of shards that are set aside for each file
-_LEARNT, _PAIR_SCORE = "learnt", "pair_score"
+_LEARNT = "learnt"
 
 
 class _Item(NamedTuple):
@@ -123,8 +123,8 @@ class _Parts:
 
     def _learn(self, directory: Path, progress: Progress) -> None:
         learnt = learn(self.corpora, self.config, directory, progress)
-        if learnt.scorer is not None:
-            write_atomically(directory / _PAIR_SCORE, learnt.scorer.content())
+        for languages, scorer in learnt.scorers.items():
+            write_atomically(directory / _pair_score_files(self.config)[languages], scorer.content())
         for corpus in self.corpora:
             if isinstance(corpus.maker, HmmLinks):
                 write_atomically(directory / "aligner", corpus.maker.aligner.content())
@@ -188,9 +188,9 @@ class _Parts:
             )
 
     def learnt(self, directory: Path) -> Learnt:
-        """Return what was learnt; the tokenizers are saved in `directory`. The pair score has done its work."""
+        """Return what was learnt; the tokenizers are saved in `directory`. The pair scores have done their work."""
         save_tokenizers(directory, *self._tokenizers)
-        return Learnt(self._tokenizers, self._notices, None)
+        return Learnt(self._tokenizers, self._notices, {})
 
     def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
         """Yield the blocks of one split, in order, compared."""
@@ -225,5 +225,12 @@ def _opened(learnt: str, split: str) -> tuple[DataConfig, Encoder, HmmLinks | No
     aligner = None
     if config.aligned(split) and (folder / "aligner").exists():
         aligner = HmmLinks(read_aligner(folder / "aligner"), config.alignment.symmetrise)
-    scorer = read_pair_score(folder / _PAIR_SCORE) if (folder / _PAIR_SCORE).exists() else None
-    return config, Encoder(config, load_tokenizers(folder), split, 1, scorer), aligner
+    files = {languages: folder / name for languages, name in _pair_score_files(config).items()}
+    scorers = {languages: read_pair_score(file) for languages, file in files.items() if file.exists()}
+    return config, Encoder(config, load_tokenizers(folder), split, 1, scorers), aligner
+
+
+def _pair_score_files(config: DataConfig) -> dict[tuple[str, str], str]:
+    """Return the name of the file with the pair score of each direction."""
+    directions = dict.fromkeys(map(config.languages_of, config.train))
+    return {languages: f"pair-score-{number}" for number, languages in enumerate(directions)}
