@@ -117,7 +117,7 @@ def prepare(
     config: DataConfig,
     *,
     force: bool = False,
-    progress: Progress = lambda phase, done, total: None,
+    progress: Progress | None = None,
     threads: int | None = None,
     inputs: Inputs | None = None,
     parts: Parts | None = None,
@@ -140,7 +140,8 @@ def prepare(
         DataError: unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
-    threads, inputs = threads or len(os.sched_getaffinity(0)), inputs or Inputs(config, progress)
+    threads, progress = threads or len(os.sched_getaffinity(0)), progress or (lambda phase, done, total: None)
+    inputs = inputs or Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
     manifest = reusable_store(store, inputs.settings, force)
