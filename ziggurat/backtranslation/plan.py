@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import count_lines
-from ziggurat.data.files import find_files, fingerprint
+from ziggurat.data.files import find_files
 from ziggurat.data.sides import named_language
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.evaluation.scores import sacrebleu_metric
@@ -159,7 +159,6 @@ def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
         "shard_lines": job.shard_lines,
         "filters": asdict(job.filters),
         **found.settings,
-        "inputs": [{"files": fingerprint(path)} for path in files],
     }
     references = job.reference_files
     if references:
@@ -177,7 +176,7 @@ def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
             )
         return lines
 
-    plan = fix_plan(job.out, "backtranslate", settings, job.shard_lines, count)
+    plan = fix_plan(job.out, "backtranslate", settings, files, job.shard_lines, count)
     source, target = found.experiment.data.source_language, found.experiment.data.target_language
     if source != target and {named_language(str(file)) for file in files} == {target.lower()}:
         wanted = f"text in `{source}`" if job.forward else f"a model from `{target}` to `{source}`"

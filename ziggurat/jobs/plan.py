@@ -6,7 +6,7 @@ Models and inputs are named by their content. A later call in the same folder mu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ import xxhash
 
 from ziggurat.config.experiment import shown
 from ziggurat.data.files import write_atomically
-from ziggurat.data.store_checks import differences
+from ziggurat.data.store_checks import InputWatch, differences
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json, read_bounded
@@ -36,6 +36,7 @@ class Plan:
         settings: Everything that the result depends on.
         lines: Lines of all inputs, or pairs.
         shard_lines: Lines of a shard.
+        watch: Watch over the inputs.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Plan:
     settings: dict[str, Any]
     lines: int
     shard_lines: int
+    watch: InputWatch
 
     @property
     def shards(self) -> int:
@@ -54,24 +56,41 @@ class Plan:
         """128-bit xxHash of settings and lines in hexadecimal; each shard's manifest contains it."""
         return str(xxhash.xxh3_128_hexdigest(json.dumps([self.settings, self.lines], sort_keys=True).encode()))
 
+    def check_inputs(self) -> None:
+        """Raise DataError if an input may have had other content at any time since the plan was made."""
+        self.watch.check(f"begin again in another folder than {self.folder}, where shards may be of either content")
+
     def lines_of(self, shard: int) -> int:
         """Return the number of lines of a shard."""
         return min(self.shard_lines, self.lines - shard * self.shard_lines)
 
 
-def fix_plan(folder: Path, verb: str, settings: dict[str, Any], shard_lines: int, count: Callable[[], int]) -> Plan:
+def fix_plan(
+    folder: Path,
+    verb: str,
+    settings: dict[str, Any],
+    inputs: Sequence[Path] | InputWatch,
+    shard_lines: int,
+    count: Callable[[], int],
+) -> Plan:
     """Return the plan of a job, and write it into its folder unless it is there already.
 
     Args:
         folder: Folder of the job.
         verb: Its verb.
-        settings: Everything that the result depends on, as JSON can represent it without loss.
+        settings: Everything that the result depends on but the inputs, as JSON can represent it without loss.
+        inputs: The input files, which are watched from now on; or the watch of those that the settings name already.
         shard_lines: Lines of a shard.
         count: Returns the number of lines, at least one; called where the folder is new. It takes a pass over the
             input, which the plan saves: the fingerprints in the settings say that the input is the same.
 
     Raises DataError for a folder with another plan, or with other things; what `count` raises.
     """
+    if isinstance(inputs, InputWatch):
+        watch = inputs
+    else:
+        watch = InputWatch()
+        settings = {**settings, "inputs": [{"files": watch.fingerprint(file)} for file in inputs]}
     path = folder / PLAN_FILE
     known = _known(path, verb)
     if known is not None and (changed := differences(known["settings"], settings, verb)):
@@ -86,7 +105,7 @@ def fix_plan(folder: Path, verb: str, settings: dict[str, Any], shard_lines: int
         folder.mkdir(parents=True, exist_ok=True)
         document = {"format": _FORMAT, "settings": settings, "lines": lines}
         write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
-    return Plan(folder, verb, settings, lines, shard_lines)
+    return Plan(folder, verb, settings, lines, shard_lines, watch)
 
 
 def _known(path: Path, verb: str) -> dict[str, Any] | None:
