@@ -179,9 +179,9 @@ class _Segmenter:
     def _flush(self) -> None:
         if self.run:
             texts = [token for token in self.run_raw if token.kind == "text"]
-            spellings: Spellings = {}
+            spellings = Spellings()
             for token in texts:
-                spellings.setdefault(token.text, []).append(token.raw)
+                spellings.add(token.text, token.raw)
             form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
             self.done += filled(self.run, form)
             self.run, self.run_raw = [], []
@@ -226,7 +226,8 @@ class _Segmenter:
             if found[1].lower() in self.rules.attributes:
                 value, quote = found[2][1:-1], found[2][0]
                 text = token.attributes[found[1].lower()]
-                form = MarkupForm(value, {text: [value]}, self.rules.xml, quote)
+                form = MarkupForm(value, Spellings(), self.rules.xml, quote)
+                form.spellings.add(text, value)
                 template += [token.raw[begin : found.start(2) + 1], Slot(Marked(text), form)]
                 begin = found.end(2) - 1
         return [*template, token.raw[begin:]]

@@ -7,7 +7,7 @@ alignment); each segment between marks and such stretches by itself. Every fall-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -37,6 +37,8 @@ class Options:
         again: whether a sentence is asked for again where something that must come through is missing.
         terms: a glossary, whose hard terms must come out; soft ones are whoever translates to see to.
         tally: where what came of the terms is counted.
+        admit: is given the paragraphs that are not empty before they are cut into sentences, which of a long document
+            takes a while, perhaps in several calls; what it raises ends the work.
     """
 
     split: Splitter | None
@@ -44,6 +46,7 @@ class Options:
     again: bool = True
     terms: Terms | None = None
     tally: Tally | None = None
+    admit: Callable[[Sequence[str]], None] | None = None
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
     """
     template: Template = []
     pieces: list[Piece] = []
-    spellings: Spellings = {}
+    spellings = Spellings()
     form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
@@ -125,7 +125,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
                 is_first = not any(isinstance(piece, str) for piece in pieces)
                 for piece in _cue_text(token.raw, is_first=is_first):
                     if entities and isinstance(piece, str):
-                        spellings.setdefault(text := unescape(piece) or piece, []).append(piece)
+                        spellings.add(text := unescape(piece) or piece, piece)
                         piece = text
                     pieces.append(piece)
             elif token.kind in ("open", "close") and name in _CUE_TAGS:
