@@ -13,8 +13,9 @@ from sacrebleu.metrics import BLEU
 
 from tests.cli.conftest import ziggurat as ziggurat  # the fixture
 from tests.conftest import tiny_experiment
+from tests.docs.pages import blocks
 from tests.training.runs import QUIET, outcome, records
-from ziggurat.config import Experiment
+from ziggurat.config import Experiment, parse_experiment
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
@@ -222,3 +223,11 @@ def test_a_dev_set_of_one_direction_is_as_ever(tiny_folder: Path) -> None:
     (direction,) = directions_of(store)
     assert store.dev is not None
     assert (direction.name, direction.trained, len(direction.rows)) == ("qlo-qhi", True, len(store.dev))
+
+
+def test_the_page_s_configuration_is_one() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "multilingual.md").read_text(encoding="utf-8")
+    (text,) = (block for block in blocks(page) if block.startswith("data:"))
+    data = parse_experiment(text, "multilingual.md").data
+    assert ["-".join(data.languages_of(corpus)) for corpus in data.dev] == ["en-de", "de-en", "en-fr", "fr-en", "de-fr"]
+    assert {corpus.tag for corpus in data.dev} == {corpus.tag for corpus in data.train}
