@@ -6,7 +6,7 @@ Models and inputs are named by their content. A later call in the same folder mu
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,7 +69,7 @@ def fix_plan(
     folder: Path,
     verb: str,
     settings: dict[str, Any],
-    inputs: Sequence[Path] | InputWatch,
+    watch: InputWatch,
     shard_lines: int,
     count: Callable[[], int],
 ) -> Plan:
@@ -78,19 +78,14 @@ def fix_plan(
     Args:
         folder: Folder of the job.
         verb: Its verb.
-        settings: Everything that the result depends on but the inputs, as JSON can represent it without loss.
-        inputs: The input files, which are watched from now on; or the watch of those that the settings name already.
+        settings: Everything that the result depends on, as JSON can represent it without loss.
+        watch: Watch over the inputs, whose fingerprints the settings have from it.
         shard_lines: Lines of a shard.
         count: Returns the number of lines, at least one; called where the folder is new. It takes a pass over the
             input, which the plan saves: the fingerprints in the settings say that the input is the same.
 
     Raises DataError for a folder with another plan, or with other things; what `count` raises.
     """
-    if isinstance(inputs, InputWatch):
-        watch = inputs
-    else:
-        watch = InputWatch()
-        settings = {**settings, "inputs": [{"files": watch.fingerprint(file)} for file in inputs]}
     path = folder / PLAN_FILE
     known = _known(path, verb)
     if known is not None and (changed := differences(known["settings"], settings, verb)):
