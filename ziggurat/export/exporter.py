@@ -157,7 +157,7 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
         "quantization": quantization,
         "alignments": to == "ctranslate2",
     }
-    if TARGETS[to].own_search and (left_out := model.unlike_others()):
+    if TARGETS[to].own_search and (left_out := model.unlike_others(shortlist=to == "ctranslate2")):
         report["search_without"] = left_out
     return report
 
