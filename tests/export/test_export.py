@@ -324,17 +324,20 @@ def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     vocabularies = (_fingerprint(tokenizer),) * 2
     write_shortlist(tmp_path / "list", ShortlistTable(candidates, always, vocabularies))
     decoding = {"endings": "beam", "beam_size": 2, "length_penalty": {"kind": "none", "alpha": 0.0}}
-    path = written(decoding={**decoding, "shortlist": str(tmp_path / "list")})
-    report = export_model(path, "ctranslate2", tmp_path / "out", verify=text)
+    path, listed = written(decoding=decoding), str(tmp_path / "list")
+    with pytest.raises(ConfigError, match="`--shortlist` is for `--to ctranslate2`"):
+        export_model(path, "onnx", tmp_path / "out", shortlist=listed)
+    report = export_model(path, "ctranslate2", tmp_path / "out", verify=text, shortlist=listed)
+    assert f"--shortlist {listed}" in (tmp_path / "out" / "checksums.json").read_text()
     assert "search_without" not in report
     assert report["verification"]["different"] == 0  # without the list, so that batches do not matter
-    theirs, ours = ServedTranslator(tmp_path / "out"), load_translator(path)
+    theirs, ours = ServedTranslator(tmp_path / "out"), load_translator(path, shortlist=listed)
     found = [t.text for t in theirs.translate_stream(SENTENCES, window=1)]
     assert found == [t.text for t in ours.translate_stream(SENTENCES, window=1)]
     free = [t.text for t in ServedTranslator(tmp_path / "out", shortlist=None).translate_stream(SENTENCES)]
-    assert free == [t.text for t in load_translator(path, shortlist=None).translate_stream(SENTENCES)]
+    assert free == [t.text for t in load_translator(path).translate_stream(SENTENCES)]
     assert free != found
-    for asked in ({"shortlist": str(tmp_path / "list")}, {"shortlist": "other"}):
+    for asked in ({"shortlist": listed}, {"shortlist": "other"}):
         with pytest.raises(ConfigError, match="export the model with it"):
             ServedTranslator(tmp_path / "out", **asked)
     (tmp_path / "out" / "vmap.txt").unlink()
