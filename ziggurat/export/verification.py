@@ -81,6 +81,7 @@ def search_settings(positions: int, limit: int) -> dict[str, Any]:
         "n_best": 1,
         "min_length": 1,
         "endings": "beam",
+        "shortlist": None,
         "length_penalty": {"kind": "none", "alpha": 0.0, "coverage": 0.0},
         "max_length": {"ratio": 0.0, "extra": limit, "limit": limit},
     }
