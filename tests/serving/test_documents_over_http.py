@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from starlette.testclient import TestClient
@@ -16,8 +19,12 @@ from starlette.testclient import TestClient
 from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.translator import load_translator
-from ziggurat.serving.access import new_key
+from ziggurat.serving.access import Access, Places, new_key
+from ziggurat.serving.config import LimitsConfig
+from ziggurat.serving.document_translation import Document
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.pool import ModelSource
+from ziggurat.serving.requests import Refused
 from ziggurat.small_files import read_bounded
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -172,6 +179,46 @@ def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
     assert threads == ["document"]
     ended.set()
     assert until(client, second, "done", "failed")["status"] == "done"
+
+
+def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers hold at most their part of them, so that whoever has a key still has a place."""
+    key = new_key(tmp_path / "keys", "a")
+    many = [("", "a"), ("x", "b"), ("", "c")]  # keys that are none, from anywhere
+    places, access = Places(4, 2), Access(LimitsConfig(), tmp_path / "keys")
+    with ExitStack() as held:
+        for wrong, address in many[:2]:
+            held.enter_context(places.held(access.holder(wrong, address), "full"))
+        with pytest.raises(Refused, match="full"), places.held(access.holder(*many[2]), "full"):
+            pass
+        for _ in range(2):
+            held.enter_context(places.held(access.holder(key, "a"), "full"))
+        with pytest.raises(Refused), places.held("somebody", "full"):
+            pass
+    with places.held(access.holder("", "a"), "full"):
+        pass
+    assert {Access(LimitsConfig()).holder(None, address) for address in "abc"} == {f"address {a}" for a in "abc"}
+
+    client = serve(documents={"uploads_of_client": 1})
+    begun, sent, submit = threading.Event(), threading.Event(), Documents.submit
+
+    async def slowly(self: Documents, given: Document, file: BinaryIO) -> Document:
+        begun.set()
+        await asyncio.to_thread(sent.wait, 30)
+        return await submit(self, given, file)
+
+    monkeypatch.setattr(Documents, "submit", slowly)
+
+    def send() -> int:
+        return client.post("/v1/documents", files={"file": ("f.txt", b"17")}, data=DE_EN).status_code
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(send)
+        assert begun.wait(30)
+        assert send() == 429
+        sent.set()
+        assert slow.result() == 202
+    assert send() == 202
 
 
 def test_a_document_has_its_time(serve: Serve, gate: threading.Event) -> None:

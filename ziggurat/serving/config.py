@@ -75,6 +75,9 @@ class DocumentsConfig(Section):
     """Documents that are translated at the same time, each of which is in memory."""
     uploads: int = Field(default=8, ge=1, le=1000)
     """Files that are received at the same time."""
+    uploads_of_client: int = Field(default=4, ge=1, le=1000)
+    """Of these, files of one client (its key in a header, or its address where no key is needed); all who have shown no
+    key where one is needed count as one."""
     waiting: int = Field(default=50, ge=1, le=10_000)
     """Documents that may wait or be translated."""
     waiting_of_client: int = Field(default=10, ge=1, le=10_000)

@@ -19,9 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from starlette.requests import Request
+
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import is_same, try_lock
 from ziggurat.errors import ZigguratError
+from ziggurat.serving.access import Places
 from ziggurat.serving.config import DocumentsConfig
 from ziggurat.serving.document_translation import Document, translated
 from ziggurat.serving.queue import Late
@@ -52,7 +55,7 @@ class Documents:
         self._folder: Path | None = None
         self._lock = -1
         self._turns = asyncio.Semaphore(config.at_once)
-        self._uploads = asyncio.Semaphore(config.uploads)
+        self._uploads = Places(config.uploads, config.uploads_of_client)
 
     # What is kept
 
@@ -112,11 +115,9 @@ class Documents:
     # Coming in
 
     @contextlib.asynccontextmanager
-    async def uploading(self) -> AsyncIterator[None]:
+    async def uploading(self, request: Request) -> AsyncIterator[None]:
         """Hold one of the places for files that are being received. Raises Refused (429) where none is free."""
-        if self._uploads.locked():
-            raise Refused(429, "Slowdown: too many files are being received", {"Retry-After": "10"})
-        async with self._uploads:
+        with self._uploads.held(self._server.holder(request), "Slowdown: too many files are being received"):
             try:
                 async with asyncio.timeout(self.config.seconds):
                     yield

@@ -23,8 +23,8 @@ MAX_SENTENCE = 2000
 """Characters; a longer "sentence" is text without full stops, such as a list, and is cut at the best place before."""
 
 _BLOCK = 10_000
-"""Characters that sentencex is given at once: where quotes open and do not close it takes time by their square, and
-lets no other thread go on."""
+"""Characters that sentencex is given at once: quotes that open and do not close take it time by the square, in which no
+other thread goes on."""
 
 # The last of these in a sentence that is too long is where it is cut: the end of a line, clause or word.
 _CUTS = [regex.compile(p) for p in (r"[\n\r\u2028\u2029]\s*", r"[.!?;:。！？；：]\s*", r"[,，、]\s*", r"\s+")]
