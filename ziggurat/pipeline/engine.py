@@ -18,13 +18,14 @@ from ziggurat.config.experiment import changed, shown
 from ziggurat.data.temporary import TEMPORARY, lock_missing, try_lock
 from ziggurat.data.workspace import discard, sweep
 from ziggurat.duration import duration
-from ziggurat.errors import ConfigError, DataError
+from ziggurat.errors import DataError
 from ziggurat.pipeline.hashes import Fingerprints
+from ziggurat.pipeline.selection import Selection
 from ziggurat.pipeline.step import (
     BEGUN,
     MANIFEST,
-    Manifest,
     Step,
+    StepManifest,
     outputs_of,
     read_document,
     read_manifest,
@@ -32,7 +33,7 @@ from ziggurat.pipeline.step import (
 )
 from ziggurat.pipeline.times import Spent, Times
 
-__all__ = ["Choice", "Ending", "Pipeline", "Standing"]
+__all__ = ["Pipeline", "PipelineEnd", "StepState"]
 
 _FORMAT = 1
 _HASHES, _TIMES, _LOCK = "hashes.json", "times.json", ".lock"
@@ -40,22 +41,7 @@ State = Literal["done", "begun", "new", "changed", "damaged", "forced", "after",
 
 
 @dataclass(frozen=True)
-class Choice:
-    """The steps of a call.
-
-    Attributes:
-        first: name of the first; None: the first of all. Results of the steps before it are taken as they stand.
-        last: name of the last; None: the last of all.
-        forced: names of steps to be done again although they are done.
-    """
-
-    first: str | None = None
-    last: str | None = None
-    forced: frozenset[str] = frozenset()
-
-
-@dataclass(frozen=True)
-class Standing:
+class StepState:
     """What is to be done with a step, and why.
 
     Attributes:
@@ -79,7 +65,7 @@ class Standing:
 
 
 @dataclass(frozen=True)
-class Ending:
+class PipelineEnd:
     """The end of a call.
 
     Attributes:
@@ -120,41 +106,41 @@ class Pipeline:
         found = self.folder.glob(f"*/{BEGUN}") if self.folder.is_dir() else []
         return sorted(path.parent.name for path in found if path.parent.name not in names)
 
-    def standings(self, choice: Choice | None = None) -> list[Standing]:
+    def standings(self, selection: Selection | None = None) -> list[StepState]:
         """Return what a call would do with each step up to the last chosen one; nothing is written.
 
         Raises ConfigError for an unknown step, DataError for files that are missing.
         """
-        choice = choice or Choice()
-        chosen = self._chosen(choice)
-        manifests: dict[str, Manifest | None] = {}
+        selection = selection or Selection()
+        chosen = selection.numbers(self.steps)
+        manifests: dict[str, StepManifest | None] = {}
         found = []
         for step in self.steps[: chosen.stop]:
-            standing, manifests[step.name] = self._look(step, choice, manifests, self.steps.index(step) in chosen)
+            standing, manifests[step.name] = self._look(step, selection, manifests, self.steps.index(step) in chosen)
             found.append(standing)
         return found
 
-    def run(self, choice: Choice | None = None, say: Callable[[str], object] = lambda text: None) -> Ending:
+    def run(self, selection: Selection | None = None, say: Callable[[str], object] = lambda text: None) -> PipelineEnd:
         """Do what is to be done of the chosen steps, in order; what was interrupted goes on.
 
         Args:
-            choice: None: all steps.
+            selection: None: all steps.
             say: takes messages.
 
         Raises ConfigError for an unknown step. DataError: another process is at work in the folder, files are missing,
             something of others is in a step's place. And what the steps raise; what is done then stays done.
         """
-        choice = choice or Choice()
-        chosen = self._chosen(choice)
+        selection = selection or Selection()
+        chosen = selection.numbers(self.steps)
         self.folder.mkdir(parents=True, exist_ok=True)
         done: list[str] = []
         with self._alone():
             sweep(self.folder)
             for step in self.steps[chosen.start : chosen.stop]:
                 step.files()  # what is missing is said now, not after hours
-            manifests: dict[str, Manifest | None] = {}
+            manifests: dict[str, StepManifest | None] = {}
             for number, step in enumerate(self.steps[: chosen.stop]):
-                standing, manifests[step.name] = self._look(step, choice, manifests, number in chosen)
+                standing, manifests[step.name] = self._look(step, selection, manifests, number in chosen)
                 place = f"{number + 1}/{chosen.stop} {step.name}"
                 if standing.state == "missing":
                     raise DataError(f"{self.folder / step.name}: {standing.why}; leave out `--from` or `--only`")
@@ -164,37 +150,23 @@ class Pipeline:
                 say(f"{place}: {step.title} ({standing.why})")
                 stopped = self._do(step, self._wanted(step, manifests), begun=standing.state == "begun")
                 if stopped is not None:
-                    return Ending(tuple(done), step.name, stopped)
+                    return PipelineEnd(tuple(done), step.name, stopped)
                 manifests[step.name] = read_manifest(self.folder / step.name)
                 say(f"{place}: done in {duration(self._times.of(step.name).seconds)}")
                 done.append(step.name)
                 self._hashes.keep()
             self._hashes.keep()
-        return Ending(tuple(done))
-
-    def _chosen(self, choice: Choice) -> range:
-        """Return the numbers of the chosen steps. Raises ConfigError."""
-        names = [step.name for step in self.steps]
-        for name in (choice.first, choice.last, *sorted(choice.forced)):
-            if name is not None and name not in names:
-                raise ConfigError(f"no step `{name}` in this pipeline; it has {', '.join(names)}")
-        first = 0 if choice.first is None else names.index(choice.first)
-        last = len(names) - 1 if choice.last is None else names.index(choice.last)
-        if last < first:
-            raise ConfigError(f"`{names[last]}` comes before `{names[first]}`: no step is between them")
-        if outside := [name for name in sorted(choice.forced) if not first <= names.index(name) <= last]:
-            raise ConfigError(f"`--force {outside[0]}`: this step is not among those chosen")
-        return range(first, last + 1)
+        return PipelineEnd(tuple(done))
 
     def _look(
-        self, step: Step, choice: Choice, manifests: dict[str, Manifest | None], chosen: bool
-    ) -> tuple[Standing, Manifest | None]:
+        self, step: Step, selection: Selection, manifests: dict[str, StepManifest | None], chosen: bool
+    ) -> tuple[StepState, StepManifest | None]:
         """Return how a step stands, and its manifest where it is done; `manifests` are those of the steps before it."""
         folder = self.folder / step.name
         manifest = read_manifest(folder)
 
-        def standing(state: State, why: str) -> tuple[Standing, Manifest | None]:
-            found = Standing(step, state, why, self._times.of(step.name))
+        def standing(state: State, why: str) -> tuple[StepState, StepManifest | None]:
+            found = StepState(step, state, why, self._times.of(step.name))
             return found, manifest if found.settled else None
 
         if not chosen:
@@ -203,7 +175,7 @@ class Pipeline:
             return standing("kept", "taken as it stands")
         waiting = [name for name in step.after if manifests[name] is None]
         wanted = self._wanted(step, manifests)
-        if step.name in choice.forced:
+        if step.name in selection.forced:
             return standing("forced", "to be done again")
         if manifest is None:
             begun = read_document(folder / BEGUN)
@@ -220,7 +192,7 @@ class Pipeline:
             return standing("damaged", damage)
         return standing("done", "up to date")
 
-    def _wanted(self, step: Step, manifests: dict[str, Manifest | None]) -> dict[str, Any]:
+    def _wanted(self, step: Step, manifests: dict[str, StepManifest | None]) -> dict[str, Any]:
         """Return all that the result of a step depends on; steps before it that are not done are left out."""
         known = {name: manifests[name] for name in step.after}
         return {
@@ -248,7 +220,7 @@ class Pipeline:
         other += [name for name in earlier if name not in step.after]
         return f"{' and '.join(other)} handed on something else" if other else None
 
-    def _damage(self, folder: Path, manifest: Manifest) -> str | None:
+    def _damage(self, folder: Path, manifest: StepManifest) -> str | None:
         """Return which of its outputs is not what the manifest says; None: all are."""
         for name, entry in manifest.outputs.items():
             path = folder / name
@@ -271,7 +243,7 @@ class Pipeline:
             if stopped is not None:
                 return stopped
             outputs = outputs_of(folder, step.outputs, self._hashes.of)
-            write_document(folder / MANIFEST, Manifest(wanted, outputs).document())
+            write_document(folder / MANIFEST, StepManifest(wanted, outputs).document())
         return None
 
     def _clear(self, folder: Path) -> None:
@@ -280,9 +252,7 @@ class Pipeline:
             return
         ours = folder.is_dir() and not folder.is_symlink()
         if not ours or not ((folder / BEGUN).is_file() or all(map(_is_temporary, folder.iterdir()))):
-            raise DataError(
-                f"{folder}: is in the way, and was not made by `ziggurat pipeline`; move it, or set `folder`"
-            )
+            raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
         discard(folder)
 
     @contextlib.contextmanager

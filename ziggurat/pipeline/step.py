@@ -23,9 +23,9 @@ from ziggurat.small_files import parse_json, read_bounded
 __all__ = [
     "BEGUN",
     "MANIFEST",
-    "Cost",
-    "Manifest",
+    "Expected",
     "Step",
+    "StepManifest",
     "outputs_of",
     "read_document",
     "read_manifest",
@@ -39,7 +39,7 @@ Outputs = Mapping[str, Mapping[str, Any]]
 
 
 @dataclass(frozen=True)
-class Cost:
+class Expected:
     """What a step is expected to take.
 
     Attributes:
@@ -77,11 +77,11 @@ class Step:
     after: tuple[str, ...] = ()
     files: Callable[[], Sequence[Path]] = tuple
     outputs: tuple[str, ...] = ("**/*",)
-    cost: Callable[[], Cost] = field(default=Cost)
+    cost: Callable[[], Expected] = field(default=Expected)
 
 
 @dataclass(frozen=True)
-class Manifest:
+class StepManifest:
     """The record of a step that is done.
 
     Attributes:
@@ -116,7 +116,7 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
     write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n")
 
 
-def read_manifest(folder: Path) -> Manifest | None:
+def read_manifest(folder: Path) -> StepManifest | None:
     """Return the manifest of a step's folder; None where it is not done."""
     document = read_document(folder / MANIFEST)
     try:
@@ -130,7 +130,7 @@ def read_manifest(folder: Path) -> Manifest | None:
                 return None
     except (KeyError, TypeError, AttributeError):
         return None
-    return None if document is None else Manifest(document, outputs)
+    return None if document is None else StepManifest(document, outputs)
 
 
 def outputs_of(folder: Path, patterns: Sequence[str], fingerprint: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
