@@ -1,17 +1,20 @@
 """Peak memory of `ziggurat prepare` against the number of pairs: it must not grow with the corpus.
 
-    python -m benchmarks.prepare_memory [--pairs 200000 2000000] [--sample-pairs 100000] [--duplicates] [--json]
+    python -m benchmarks.prepare_memory [--pairs 200000 2000000] [--sample-pairs 100000] [--duplicates] [--ray] [--json]
 
 Writes generated corpora of each size to a temporary folder, prepares each in a process of its own and prints the
 peak resident memory of that process (ru_maxrss) and the ratio of the largest to the smallest. The subword sample is
 what SentencePiece holds in memory, so it is the same for all sizes. `--duplicates` switches the one filter on whose
-memory does grow, by 8 bytes per pair and as much again while it merges. Exit status 1 if the ratio is above 1.2 or a
-peak above 2 GB.
+memory does grow, by 8 bytes per pair and as much again while it merges. `--ray` prepares as a job on a local Ray
+cluster of two nodes of one CPU each: the peak is that of the larger node, of its processes' proportional shares, Ray's
+own and the caller's included. It needs `ray` and `psutil`, and also compares the store with that of one process. Exit
+status 1 if the ratio is above 1.2 or a peak above 2 GB.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import random
@@ -32,6 +35,58 @@ from ziggurat.data.prepare import prepare
 print(prepare(DataConfig.model_validate_json(sys.argv[1]), threads=2).kept)
 """
 
+PREPARE_ON_RAY = """
+import sys
+from functools import partial
+from pathlib import Path
+from ray.cluster_utils import Cluster
+from ziggurat.config.data import DataConfig
+from ziggurat.jobs.launchers import ray_actors
+from ziggurat.jobs.preparation import prepare_job
+from ziggurat.jobs.run import Work
+node = {"num_cpus": 1, "object_store_memory": 200 << 20}
+cluster = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+cluster.add_node(**node)
+cluster.wait_for_nodes()
+config = DataConfig.model_validate_json(sys.argv[1])
+job = Path(config.store + ".job")
+print(prepare_job(config, job, Work(partial(ray_actors, cluster.address, None))).report.kept)
+sys.stdout.flush()
+cluster.shutdown()
+"""
+
+
+def node_peaks(child: subprocess.Popen[bytes]) -> list[int]:
+    """Return the peak memory of the head (with the caller) and of the other node, in bytes, once the child has ended.
+
+    A node is a raylet and what it started; pages that processes share are divided among them.
+    """
+    import psutil
+
+    peaks = [0, 0]
+    while child.poll() is None:
+        time.sleep(0.5)
+        with contextlib.suppress(psutil.Error):
+            everything = psutil.Process(child.pid)
+            raylets = [p for p in everything.children() if p.name() == "raylet"]
+            if len(raylets) != 2:
+                continue
+            other = {raylets[1], *raylets[1].children(recursive=True)}
+            head = {everything, *everything.children(recursive=True)} - other
+            for number, node in enumerate((head, other)):
+                peaks[number] = max(peaks[number], sum(shares(process) for process in node))
+    return peaks
+
+
+def shares(process: Any) -> int:
+    """Return the proportional share of a process's memory; 0 for one that has ended."""
+    import psutil
+
+    try:
+        return int(process.memory_full_info().pss)
+    except psutil.Error:
+        return 0
+
 
 def write_corpus(folder: Path, pairs: int, seed: int = 1) -> tuple[Path, Path]:
     """Write `pairs` pairs of sentences of 3 to 25 words out of 30 thousand, by Zipf's law, as two text files."""
@@ -50,7 +105,7 @@ def write_corpus(folder: Path, pairs: int, seed: int = 1) -> tuple[Path, Path]:
     return paths
 
 
-def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool) -> dict[str, Any]:
+def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool, ray: bool) -> dict[str, Any]:
     """Prepare a generated corpus of `pairs` pairs in a child process; return its peak memory and time."""
     source, target = write_corpus(folder, pairs)
     config = {
@@ -59,6 +114,7 @@ def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool) -> di
         "filters": {"duplicates": duplicates, "identical": True, "max_length_ratio": 9.0},
         "subword": {"sample_pairs": sample_pairs, "vocabulary_size": 16_000},
     }  # fmt: skip
+    found = {} if not ray else on_ray({**config, "store": str(folder / f"ray-{pairs}")})
     started = time.perf_counter()
     child = subprocess.Popen([sys.executable, "-c", PREPARE, json.dumps(config)], stdout=subprocess.PIPE)
     assert child.stdout is not None
@@ -67,13 +123,31 @@ def measure(folder: Path, pairs: int, sample_pairs: int, duplicates: bool) -> di
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"prepare ended with status {child.returncode}")
+    if ray and (unlike := [p.name for p in Path(config["store"]).iterdir() if not same(p, folder / f"ray-{pairs}")]):
+        raise SystemExit(f"the store of the job differs from that of one process: {unlike}")
     return {
         "pairs": pairs,
         "kept": kept,
         "peak_bytes": usage.ru_maxrss * 1024,
         "seconds": time.perf_counter() - started,
         "corpus_bytes": source.stat().st_size + target.stat().st_size,
+        **found,
     }
+
+
+def on_ray(config: dict[str, Any]) -> dict[str, Any]:
+    """Prepare as a job on two nodes in a child process; return the peak of the larger and the time."""
+    started = time.perf_counter()
+    child = subprocess.Popen([sys.executable, "-c", PREPARE_ON_RAY, json.dumps(config)], stdout=subprocess.PIPE)
+    peaks = node_peaks(child)
+    if child.returncode:
+        raise SystemExit(f"the job ended with status {child.returncode}")
+    return {"peak_bytes": max(peaks), "node_peak_bytes": peaks, "seconds": time.perf_counter() - started}
+
+
+def same(path: Path, other: Path) -> bool:
+    """Return whether a file of a store is in another, with the same bytes; manifests name their folders."""
+    return path.name == "manifest.json" or (other / path.name).read_bytes() == path.read_bytes()
 
 
 def main() -> None:
@@ -81,12 +155,13 @@ def main() -> None:
     parser.add_argument("--pairs", type=int, nargs="+", default=[200_000, 2_000_000])
     parser.add_argument("--sample-pairs", type=int, default=100_000, help="the product's default is 200,000")
     parser.add_argument("--duplicates", action="store_true", help="drop repeated pairs (memory grows)")
+    parser.add_argument("--ray", action="store_true", help="as a job on two nodes of a local Ray cluster")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     rows = []
     for pairs in options.pairs:
         with tempfile.TemporaryDirectory() as folder:
-            rows.append(measure(Path(folder), pairs, options.sample_pairs, options.duplicates))
+            rows.append(measure(Path(folder), pairs, options.sample_pairs, options.duplicates, options.ray))
         if not options.json:
             print(
                 f"{pairs:>12,} pairs: peak {rows[-1]['peak_bytes'] / MEGABYTE:,.0f} MB, {rows[-1]['seconds']:,.0f} s, "

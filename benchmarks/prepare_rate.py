@@ -21,8 +21,8 @@ import sentencepiece
 
 from benchmarks.prepare_memory import write_corpus
 from ziggurat.config.data import DataConfig
+from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.inputs import count_pairs, find_corpora
-from ziggurat.data.passes import encode_corpora
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import TableWriter
@@ -69,7 +69,8 @@ def main() -> None:
             (folder / str(number)).mkdir()
             started = time.perf_counter()
             writer = TableWriter(folder / str(number), "train", has_text=False)
-            encode_corpora(corpora, config, tokenizers, writer, options.threads, silent)
+            for block in encode_corpora(corpora, config, tokenizers, options.threads, silent):
+                store_block(block, corpora[0], config, tokenizers[0], writer)
             writer.close()
             seconds["prepare"].append(time.perf_counter() - started)
     rates = {name: 2 * len(sides[0]) / statistics.median(times) for name, times in seconds.items()}

@@ -377,3 +377,32 @@ def test_a_job_that_failed_is_queued_again_a_few_times(
     ended = subprocess.run(["bash", str(tmp_path / "job")], env=environment, timeout=20)
     assert ended.returncode == int(status)
     assert (tmp_path / "controlled").is_file() == again
+
+
+def test_ten_billion_sentences_are_the_arithmetic_of_the_rates() -> None:
+    section = TEXT.partition("## Ten billion sentences")[2]
+    rates = [int(number.replace(",", "")) for number in re.findall(r"^\| [^|]+ \| ([\d,]+) \|$", section, re.MULTILINE)]
+    counting, reading, segmenting, merging, translating = rates
+    pairs, cores, parts = 1e10, 1024, 16
+    input_bytes, stored = 184 * pairs, (153 + 155) * pairs
+    expected = [
+        input_bytes / GB,
+        pairs / counting,
+        pairs / reading,
+        pairs / (cores * segmenting),
+        pairs / (parts * reading),
+        pairs / merging,
+        stored / GB,
+    ]
+    table = re.findall(r"^\| [^|]+ \| [^|]+ \| [^|]+ \| ([\d.]+) \|$", section, re.MULTILINE)
+    assert table == [f"{seconds / 3600:.1f}" for seconds in expected]
+    whole = sum(expected)
+    alone = whole - sum(expected[3:5]) + max(pairs / reading, pairs / (64 * segmenting))
+    assert f"About {whole / 3600:.0f} hours, and on one machine of 64 cores about {alone / 3600:.0f} (" in section
+    assert f"feeds {reading / segmenting:.0f} cores" in section
+    assert f"{8 * pairs / GB:.0f} GB of hashes" in section
+    assert f"{2 * pairs / 50_000:,.0f}: 200,000 shards" in section
+    hours = pairs * 18 / translating / 3600
+    assert f"{round(hours, -2):,.0f} core-hours, {hours / cores:.0f} hours" in re.sub(r"\s+", " ", section)
+    assert f"{pairs * 18 / 100_000 / 3600:.0f} GPU-hours" in re.sub(r"\s+", " ", section)
+    assert f"Reading 10^10 lines takes a part {pairs / reading / 3600:.1f} hours" in re.sub(r"\s+", " ", section)

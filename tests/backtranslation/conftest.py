@@ -6,6 +6,7 @@ import contextlib
 import io
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,16 @@ import pytest
 from rich.console import Console
 
 from tests.conftest import tiny_experiment
-from ziggurat.backtranslation import run, stages
 from ziggurat.backtranslation.filters import PairFilter
+from ziggurat.backtranslation.merge import Report
 from ziggurat.backtranslation.plan import Job
-from ziggurat.backtranslation.run import BackTranslationOutcome, back_translate
+from ziggurat.backtranslation.run import back_translate
 from ziggurat.data import files
 from ziggurat.data.babel import generate
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.decoding.results import Hypothesis, Translation
+from ziggurat.jobs import launchers, models
+from ziggurat.jobs.run import JobOutcome, Work
 from ziggurat.training.loop import train
 
 MakeJob = Callable[..., Job]
@@ -83,12 +86,20 @@ def here(workers: int, when_killed: str) -> Iterator[Callable[..., Future[Any]]]
     yield submit
 
 
+BackTranslate = Callable[..., JobOutcome[Report]]
+
+
+def back_translated(job: Job, *, workers: int = 1, **work: Any) -> JobOutcome[Report]:
+    """Do what the keywords say, those of Work, with processes of this machine."""
+    return back_translate(job, Work(partial(launchers.processes, workers), **work))
+
+
 @pytest.fixture
-def in_process(monkeypatch: pytest.MonkeyPatch) -> Callable[..., BackTranslationOutcome]:
-    """`back_translate` without other processes, and without waiting for the disk."""
-    monkeypatch.setattr(run, "worker_pool", here)
+def in_process(monkeypatch: pytest.MonkeyPatch) -> BackTranslate:
+    """`back_translated` without other processes, and without waiting for the disk."""
+    monkeypatch.setattr(launchers, "worker_pool", here)
     monkeypatch.setattr(files.os, "fsync", lambda descriptor: None)
-    return back_translate
+    return back_translated
 
 
 class StandIn:
@@ -107,10 +118,10 @@ class StandIn:
 @pytest.fixture
 def without_model(monkeypatch: pytest.MonkeyPatch, reverse: Path) -> Iterator[None]:
     """Translate by a StandIn, for tests of what happens around translation."""
-    stages._stages.cache_clear()
-    monkeypatch.setattr(stages, "load_translator", lambda models, **options: StandIn(reverse))
+    models.opened.cache_clear()
+    monkeypatch.setattr(models, "load_translator", lambda models, **options: StandIn(reverse))
     yield
-    stages._stages.cache_clear()
+    models.opened.cache_clear()
 
 
 def tree(folder: Path) -> dict[str, bytes]:

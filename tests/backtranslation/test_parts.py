@@ -1,10 +1,9 @@
-"""Monolingual files as shards of lines, and what a stage leaves of a shard."""
+"""Monolingual files as shards of lines."""
 
 from __future__ import annotations
 
 import gzip
 import lzma
-import os
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,10 +13,11 @@ import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ziggurat.backtranslation import shards
+from ziggurat.backtranslation import lines
 from ziggurat.backtranslation.filters import MAX_CHARACTERS
-from ziggurat.backtranslation.shards import StageFiles, count_lines, cut, raw_lines
+from ziggurat.backtranslation.lines import count_lines, raw_lines, readable_lines
 from ziggurat.errors import DataError
+from ziggurat.jobs.shards import cut
 
 
 @given(data=st.binary(max_size=60).map(lambda b: b.replace(b"a", b"\n")), block=st.integers(1, 9))
@@ -25,7 +25,7 @@ from ziggurat.errors import DataError
 def test_lines_are_what_line_feeds_end_however_blocks_fall(data: bytes, block: int) -> None:
     pieces = [data[i : i + block] for i in range(0, len(data), block)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(shards, "byte_blocks", lambda path: iter(pieces))
+        patch.setattr(lines, "byte_blocks", lambda path: iter(pieces))
         found = list(raw_lines(Path("any")))
     expected = data.split(b"\n")
     assert found == (expected[:-1] if expected[-1] == b"" else expected)
@@ -44,17 +44,11 @@ def test_compressed_files_are_unpacked_and_follow_each_other(tmp_path: Path) -> 
         files.append(tmp_path / f"{number}{suffix}")
         files[-1].write_bytes(pack(f"\ufeff{number}a\n{number}b".encode()))
     assert count_lines(files) == 8
-    found = list(cut(files, 3, lambda index: True))
-    assert [[text for text, _ in s.lines] for s in found] == [["0a", "0b", "1a"], ["1b", "2a", "2b"], ["3a", "3b"]]
+    found = list(cut(readable_lines(files), 3, lambda index: True))
+    assert [[text for text, _ in s.items] for s in found] == [["0a", "0b", "1a"], ["1b", "2a", "2b"], ["3a", "3b"]]
     assert [(s.index, s.first) for s in found] == [(0, 0), (1, 3), (2, 6)]
-    (second,) = cut(files, 3, lambda index: index == 1)
+    (second,) = cut(readable_lines(files), 3, lambda index: index == 1)
     assert second == found[1]
-    (tmp_path / "1.xz").write_bytes(packers[".xz"](b"1a\nother"))
-    assert [s.checksum == old.checksum for s, old in zip(cut(files, 3, lambda i: True), found, strict=True)] == [
-        False,  # its line lost the byte order mark
-        False,
-        True,
-    ]
 
 
 def test_a_damaged_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -69,46 +63,10 @@ def test_memory_does_not_grow_with_the_input(monkeypatch: pytest.MonkeyPatch) ->
         for _ in range(100):
             yield b"some words\n" * 2_000
 
-    monkeypatch.setattr(shards, "byte_blocks", blocks)
+    monkeypatch.setattr(lines, "byte_blocks", blocks)
     tracemalloc.start()
-    seen = sum(len(shard.lines) for shard in cut([Path("any")], 1000, lambda index: index % 50 == 0))
+    seen = sum(len(s.items) for s in cut(readable_lines([Path("any")]), 1000, lambda index: index % 50 == 0))
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert seen == 4_000
     assert peak < 500_000  # 2 MB were read
-
-
-def test_a_shard_is_complete_or_absent(tmp_path: Path) -> None:
-    files = StageFiles(tmp_path, "translated", "plan")
-    assert files.complete(3) is None
-    rows = [("1", "a b", "c"), ("2", "\u2028", "\u0085d")]
-    manifest = files.write(3, rows, input="sum", read=4, dropped={"empty": 2})
-    assert files.complete(3) == manifest
-    assert files.read(manifest) == [list(row) for row in rows]
-    assert StageFiles(tmp_path, "translated", "other").complete(3) is None
-    assert StageFiles(tmp_path, "filtered", "plan").complete(3) is None
-
-    described = files.path(3).with_suffix(".json")
-    content = described.read_bytes()
-    for damaged in (b"", content[:-20], b"{}", b"[]"):
-        described.write_bytes(damaged)
-        assert files.complete(3) is None
-    described.write_bytes(content)
-    files.path(3).write_bytes(b"1\ta b\tX\n2\t\xe2\x80\xa8\t\xc2\x85d\n")  # as long as it was
-    assert files.complete(3) == manifest
-    with pytest.raises(DataError, match=r"00000003.tsv: damaged"):
-        files.read(manifest)
-    files.path(3).write_bytes(b"1")
-    assert files.complete(3) is None
-    files.path(3).unlink()
-    assert files.complete(3) is None
-
-
-def test_a_shard_that_cannot_be_read_is_not_called_absent(tmp_path: Path) -> None:
-    files = StageFiles(tmp_path, "translated", "plan")
-    files.write(3, [("1", "a", "b")], input="sum", read=1, dropped={})
-    described = files.path(3).with_suffix(".json")
-    described.unlink()
-    os.mkfifo(described)
-    with pytest.raises(DataError, match=r"00000003.json: "):
-        files.complete(3)

@@ -7,26 +7,23 @@ import os
 import re
 import signal
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.backtranslation.conftest import MakeJob, tree
-from ziggurat.backtranslation import run
+from tests.backtranslation.conftest import BackTranslate, MakeJob, back_translated, tree
 from ziggurat.backtranslation.filters import PairFilter
+from ziggurat.backtranslation.lines import count_lines
 from ziggurat.backtranslation.plan import Job
-from ziggurat.backtranslation.run import BackTranslationOutcome, back_translate
-from ziggurat.backtranslation.shards import count_lines
 from ziggurat.backtranslation.stages import add_noise
 from ziggurat.data import files
 from ziggurat.decoding.translator import TranslationWarning, load_translator
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.export.exporter import export_model
-
-BackTranslate = Callable[..., BackTranslationOutcome]
+from ziggurat.jobs import launchers
 
 
 @pytest.mark.slow
@@ -186,12 +183,12 @@ def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTrans
     whole, job = make_job("whole"), make_job()
     in_process(whole)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "worker_pool", POOL)
-        assert back_translate(job, workers=2).report is not None
+        patch.setattr(launchers, "worker_pool", POOL)
+        assert back_translated(job, workers=2).report is not None
     assert tree(job.out) == tree(whole.out)
 
 
-POOL = run.worker_pool
+POOL = launchers.worker_pool
 
 
 @pytest.mark.usefixtures("without_model")
@@ -265,7 +262,7 @@ def test_what_cannot_be_done_is_told_before_anything_is(
     assert not make_job().out.exists()
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "mine").touch()
-    with pytest.raises(DataError, match="exists and is no back-translation"):
+    with pytest.raises(DataError, match="exists and is no folder of a `backtranslate`"):
         in_process(make_job("full"))
 
 

@@ -10,7 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -19,11 +21,11 @@ from tests.backtranslation.conftest import here, tree
 from tests.cli.conftest import Ziggurat
 from tests.cli.conftest import ziggurat as ziggurat
 from tests.conftest import tiny_experiment
-from ziggurat.backtranslation import run
 from ziggurat.data.babel import generate
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.subword import load_tokenizers
+from ziggurat.jobs import launchers, run
 
 COMMON = ("--method", "beam", "--max-ratio", "50", "--device", "cpu")
 
@@ -31,7 +33,7 @@ COMMON = ("--method", "beam", "--max-ratio", "50", "--device", "cpu")
 @pytest.fixture
 def in_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do without other processes."""
-    monkeypatch.setattr(run, "worker_pool", here)
+    monkeypatch.setattr(launchers, "worker_pool", here)
 
 
 @pytest.mark.usefixtures("in_process")
@@ -94,7 +96,7 @@ def test_parts_and_their_merge(ziggurat: Ziggurat, reverse: Path, mono: Path, tm
         (["--input", "x", "--out", "o", "--tag", "bt"], "tag"),
         (["--input", "x", "--out", "o", "--weight", "0"], "weight"),
         (["--input", "x", "--out", "o"], "--input: no such file: x"),
-        (["--input", "{mono}", "--out", "{mono}"], "exists and is no back-translation"),
+        (["--input", "{mono}", "--out", "{mono}"], "exists and is no folder of a `backtranslate`"),
         (["--input", "{mono}", "--out", "o", "beams=4"], "unknown key `decoding.beams`"),
         (["--input", "{mono}", "--out", "o", "seed=4"], "`--seed`"),
     ],
@@ -132,7 +134,12 @@ def test_a_signal_is_its_exit_status(
     ziggurat: Ziggurat, reverse: Path, mono: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut = run.cut
-    monkeypatch.setattr(run, "cut", lambda *a: (os.kill(os.getpid(), signal.SIGTERM), cut(*a))[1])
+
+    def signalled(*arguments: Any) -> Iterator[Any]:
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield from cut(*arguments)
+
+    monkeypatch.setattr(run, "cut", signalled)
     status, printed, errors = ziggurat("backtranslate", reverse, "-i", mono, "-o", tmp_path / "bt", *COMMON)
     assert (status, printed) == (143, "")
     assert "stopped; run the same command to continue" in errors

@@ -235,9 +235,7 @@ class TestRefusals:
     def test_misaligned_second_corpus(self, project: Project, monkeypatch: pytest.MonkeyPatch) -> None:
         project.add_plain("train", 20)
         project.add("train", ["a", "b"], ["c"])
-        monkeypatch.setattr(
-            "ziggurat.data.prepare.train_tokenizers", lambda *_: pytest.fail("trained before the check")
-        )
+        monkeypatch.setattr("ziggurat.data.passes.train_tokenizers", lambda *_: pytest.fail("trained before the check"))
         self.refused(project, r"train1\.source has 2 lines but .*train1\.target has 1")
 
     def test_faulty_development_file(self, project: Project) -> None:
@@ -276,7 +274,7 @@ class TestRefusals:
                 with Path(project.settings["train"][0][side]).open("a") as file:
                     file.write("one more\n")
 
-        monkeypatch.setattr("ziggurat.data.prepare.count_pairs", count_then_change)
+        monkeypatch.setattr("ziggurat.data.passes.count_pairs", count_then_change)
         project.settings["subword"] = {"kind": "vocabulary", "source_vocabulary": str(project.folder / "v")}
         (project.folder / "v").write_text("a\n")
         self.refused(project, "changed while being read")

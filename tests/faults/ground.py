@@ -23,11 +23,11 @@ __all__ = ["Ground", "in_one_process", "on_a_small_corpus", "on_ready_graphs", "
 
 
 def in_one_process() -> None:
-    """Let `backtranslate` translate in its own process: operations of others are not seen."""
+    """Let jobs be done in the process of the verb: operations of others are not seen."""
     from tests.backtranslation import conftest
-    from ziggurat.backtranslation import run
+    from ziggurat.jobs import launchers
 
-    run._pool = conftest.here  # type: ignore[assignment]
+    launchers.worker_pool = conftest.here
 
 
 def on_a_small_corpus() -> None:

@@ -19,8 +19,8 @@ import zstandard
 from torch import Tensor
 
 from ziggurat.alignment.aligner import Aligner
+from ziggurat.backtranslation.lines import readable_lines
 from ziggurat.backtranslation.plan import Job, make_plan
-from ziggurat.backtranslation.shards import cut
 from ziggurat.backtranslation.stages import make_shard
 from ziggurat.config import dump, load_experiment
 from ziggurat.config.load import change_section
@@ -28,6 +28,7 @@ from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.export.anatomy import dissect
 from ziggurat.export.imported import layer_names
+from ziggurat.jobs.shards import cut
 from ziggurat.models.directory import open_model, weights
 
 __all__ = ["newest_set", "write_material"]
@@ -155,6 +156,6 @@ def _write_synthetic(folder: Path) -> None:
         device="cpu",
         shard_lines=4,
     )
-    plan = make_plan(job)
-    for shard in cut(plan.files, plan.shard_lines, lambda index: True):
-        make_shard(job, plan.fingerprint, shard)
+    plan, choice = make_plan(job)
+    for shard in cut(readable_lines(job.files), plan.shard_lines, lambda index: True):
+        make_shard(job, choice, plan.fingerprint, shard)

@@ -108,6 +108,7 @@ TORCH = (
 )
 _REPORT = ("ziggurat.report.content", "ziggurat.report.page", "ziggurat.report.runs", "ziggurat.report.paper")
 _TRANSLATE = ("ziggurat.decoding.translator", "ziggurat.evaluation.scores")
+_HERE = (*TORCH, "tests.faults.ground", "tests.backtranslation.conftest")  # for `in_one_process`
 _EXPORT = ("ziggurat.export.exporter", "ziggurat.export.importer")
 _SCORED = ("--reference", "text", "-o", "out", "--metrics", "chrf")
 _SMALL_DEMO = (
@@ -148,6 +149,13 @@ VERBS: dict[str, Verb] = {
         ground=("corpus", "store", "tiny.yaml"),
     ),
     "prepare-labels": Verb(("prepare", "tiny.yaml", "data.train.0.weight=2"), ground=("corpus", "store", "tiny.yaml")),
+    "prepare-job": Verb(
+        ("prepare", "tiny.yaml", "--job", "job"),
+        ground=("corpus", "tiny.yaml"),
+        parts=("job",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*_HERE, "ziggurat.jobs.preparation"),
+    ),
     **{name: _train(name) for name in TRAININGS},
     "train-resumed": Verb(
         _MORE_UPDATES,
@@ -189,6 +197,18 @@ VERBS: dict[str, Verb] = {
         before=(("translate", "run", "-i", "text", "-o", "out", "beam_size=1"),),
         preload=(*TORCH, *_TRANSLATE),
     ),
+    "translate-job": Verb(
+        ("translate", "run", "-i", "text", "-o", "out", "--job", "job", "--window", "5"),
+        ground=("run", "text"),
+        parts=("job",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.jobs.translation"),
+    ),
+    "score": Verb(
+        ("score", "run", "--source", "text", "--target", "text", "-o", "out"),
+        ground=("run", "text"),
+        preload=(*TORCH, *_TRANSLATE),
+    ),
     "translate-document": Verb(
         ("translate", "run", "--document", "page.html", "-o", "out.html"),
         ground=("run", "page.html"),
@@ -218,7 +238,7 @@ VERBS: dict[str, Verb] = {
         ground=("run", "text"),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
     "backtranslate-merge": Verb(
         ("backtranslate", "run", "-i", "text", "-o", "out", "--shard-lines", "5", "--merge"),
@@ -229,7 +249,7 @@ VERBS: dict[str, Verb] = {
         ),
         parts=("out",),
         prepare="tests.faults.ground:in_one_process",
-        preload=(*TORCH, *_TRANSLATE, "ziggurat.backtranslation.run"),
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
     "align": Verb(
@@ -237,6 +257,13 @@ VERBS: dict[str, Verb] = {
         ground=("corpus",),
         parts=("model",),
         preload=("ziggurat.alignment.aligner", "ziggurat.data.readers"),
+    ),
+    "align-job": Verb(
+        ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--job", "job", "--hmm-iterations", "1"),
+        ground=("corpus",),
+        parts=("job",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*_HERE, "ziggurat.alignment.aligner", "ziggurat.data.readers", "ziggurat.jobs.text"),
     ),
     "inspect-suggest": Verb(
         ("inspect", "post.yaml", "--no-cost", "--updates", "10", "--suggest", "out"),

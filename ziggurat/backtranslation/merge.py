@@ -13,10 +13,11 @@ from typing import Any
 import xxhash
 import yaml
 
-from ziggurat.backtranslation.plan import Plan
-from ziggurat.backtranslation.shards import StageFiles
+from ziggurat.backtranslation.stages import filtered_files, rows_of
 from ziggurat.data.files import atomic_file, write_atomically
 from ziggurat.errors import DataError
+from ziggurat.jobs.plan import Plan
+from ziggurat.jobs.run import complete_shards
 from ziggurat.small_files import built, parse_json, read_bounded
 
 __all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "dropped_text", "merge", "merged", "write_snippet"]
@@ -61,20 +62,15 @@ def merge(out: Path, plan: Plan) -> Report:
     Raises:
         DataError: a shard is incomplete or damaged, or no pair is left.
     """
-    shards = StageFiles(out, "filtered", plan.fingerprint)
+    shards = filtered_files(out, plan.fingerprint)
     read, kept, dropped = 0, 0, Counter[str]()
     # Hashed while it is written, so that the corpus is never in memory.
     digests = [xxhash.xxh3_128() for _ in _SIDES]
     sizes = [0 for _ in _SIDES]
     with ExitStack() as stack:
         files = [stack.enter_context(atomic_file(out / name)) for name in _SIDES]
-        for index in range(plan.shards):
-            manifest = shards.complete(index)
-            if manifest is None:
-                raise DataError(
-                    f"{out}: shard {index} of {plan.shards} is missing; run the same command without `--merge`"
-                )
-            rows = shards.read(manifest)
+        for manifest in complete_shards(plan, shards):
+            rows = rows_of(shards.read(manifest))
             for side, (file, digest) in enumerate(zip(files, digests, strict=True)):
                 content = "".join(row[side] + "\n" for row in rows).encode()
                 file.write(content)

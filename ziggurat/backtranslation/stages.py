@@ -8,19 +8,19 @@ from __future__ import annotations
 import random
 import warnings
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from pathlib import Path
 from typing import Any
 
-import torch
-
 from ziggurat.backtranslation.filters import PairFilter
+from ziggurat.backtranslation.lines import Line
 from ziggurat.backtranslation.plan import Job
-from ziggurat.backtranslation.shards import Manifest, StageFiles, TextShard
 from ziggurat.data.lines import normalise
 from ziggurat.decoding.served import ServedTranslator
-from ziggurat.decoding.translator import TranslationWarning, Translator, load_translator
+from ziggurat.decoding.translator import TranslationWarning, Translator
+from ziggurat.jobs.models import ModelChoice, opened
+from ziggurat.jobs.shards import Manifest, Shard, StageFiles
 
 __all__ = [
     "DROP",
@@ -29,7 +29,9 @@ __all__ = [
     "REPLACE",
     "Stages",
     "add_noise",
+    "filtered_files",
     "make_shard",
+    "rows_of",
 ]
 
 
@@ -85,7 +87,7 @@ class Stages:
     translated: StageFiles
     filtered: StageFiles
 
-    def translate(self, shard: TextShard) -> Manifest:
+    def translate(self, shard: Shard[Line]) -> Manifest:
         """Write rows (line number, text, translation) of the lines that can be translated.
 
         All lines of the shard are one window of the translator, so its batches do not depend on earlier shards. A
@@ -95,8 +97,8 @@ class Stages:
         texts = []
         # Too long by the filter's measure: such a line would be dropped after its translation anyway.
         encode = self.translator.source_tokenizer.encode
-        pieces = encode([text for text, _ in shard.lines])
-        for (text, reason), ids in zip(shard.lines, pieces, strict=True):
+        pieces = encode([text for text, _ in shard.items])
+        for (text, reason), ids in zip(shard.items, pieces, strict=True):
             why = reason or ("too_long" if len(ids) > self.filters.max_pieces else None)
             dropped.update([why] if why else [])
             texts.append("" if why else text)
@@ -110,12 +112,11 @@ class Stages:
                 dropped["unfinished"] += 1
             elif text:
                 rows.append((str(number), text, normalise([translation.text], "none")[0]))
-        counts = {"input": shard.checksum, "read": len(texts), "dropped": dict(sorted(dropped.items()))}
-        return self.translated.write(shard.index, rows, **counts)
+        return self.translated.write(shard.index, _content(rows), read=len(texts), kept=len(rows), dropped=dropped)
 
     def filter(self, translated: Manifest) -> Manifest:
         """Write rows (source, target) of the pairs that stay; noise comes last, so that no filter sees it."""
-        rows = self.translated.read(translated)
+        rows = rows_of(self.translated.read(translated))
         texts, translations = ([row[field] for row in rows] for field in (1, 2))
         text_pieces = self.translator.source_tokenizer.encode(texts)
         translation_pieces = self.translator.target_tokenizer.encode(translations)
@@ -129,31 +130,40 @@ class Stages:
             if self.noise_seed is not None:
                 translation = add_noise(translation, seed=self.noise_seed, line=int(number))
             pairs.append((text, translation) if self.forward else (translation, text))
-        counts = {"input": translated.output, "read": translated.read, "dropped": dict(sorted(dropped.items()))}
-        return self.filtered.write(translated.shard, pairs, **counts)
+        return self.filtered.write(
+            translated.shard,
+            _content(pairs),
+            read=translated.read,
+            kept=len(pairs),
+            dropped=dropped,
+            input=translated.output,
+        )
 
 
-@lru_cache(maxsize=1)
-def _stages(job: Job, plan: str) -> Stages:
-    """Load the models, once in a worker's life."""
-    torch.set_num_threads(job.threads)
-    translator: Translator | ServedTranslator
-    if (served := job.served) is None:
-        translator = load_translator(job.models, which=job.which, device=job.device)
-    else:
-        translator = ServedTranslator(served, device=job.device, threads=job.threads, **job.settings())
-    return Stages(
-        translator=translator,
+def _content(rows: Sequence[Sequence[str]]) -> bytes:
+    """Return rows as the content of a file; no field has tabs or line ends."""
+    return "".join("\t".join(row) + "\n" for row in rows).encode()
+
+
+def rows_of(content: bytes) -> list[list[str]]:
+    """Return the rows of a shard's file."""
+    return [line.split("\t") for line in content.decode().split("\n")[:-1]]
+
+
+def filtered_files(out: Path, plan: str) -> StageFiles:
+    """Return the files of the last stage."""
+    return StageFiles(out, "filtered", plan)
+
+
+def make_shard(job: Job, choice: ModelChoice, plan: str, shard: Shard[Line]) -> Manifest:
+    """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
+    stages = Stages(
+        translator=opened(choice),
         settings=job.settings(),
         filters=job.filters,
         noise_seed=job.seed if job.method == "noised-beam" else None,
         forward=job.forward,
         translated=StageFiles(job.out, "translated", plan),
-        filtered=StageFiles(job.out, "filtered", plan),
+        filtered=filtered_files(job.out, plan),
     )
-
-
-def make_shard(job: Job, plan: str, shard: TextShard) -> Manifest:
-    """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
-    stages = _stages(job, plan)
     return stages.filter(stages.translated.complete(shard.index) or stages.translate(shard))

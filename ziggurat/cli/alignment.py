@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Annotated, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, line_job
 from ziggurat.cli.options import Json
 from ziggurat.cli.output import (
     OUT,
@@ -18,20 +21,25 @@ from ziggurat.cli.output import (
     print_json,
     refuse_overwriting,
     say,
+    write_parts,
 )
+from ziggurat.data.files import fingerprint, write_atomically
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ziggurat.alignment.aligner import Aligner
     from ziggurat.alignment.direction import TrainingOptions
     from ziggurat.alignment.links import Link
     from ziggurat.data.readers import CorpusReader
+    from ziggurat.jobs.plan import Plan
 
 __all__ = ["align"]
 
+_MODEL_FILE = "aligner"  # in the folder of a job
+_SHARD_PAIRS = 10_000  # of a shard of a job
 _TRAINING, _FORM = "Training", "Form of the alignments"
 Method = Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"]
 
@@ -89,6 +97,11 @@ def align(
     save_model: Annotated[
         str | None, typer.Option("--save-model", help="Write the trained model here.", rich_help_panel=_TRAINING)
     ] = None,
+    workers: JobWorkers = None,
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Align the words of a parallel corpus: an HMM over IBM Model 1 in both directions, symmetrised; or by eflomal.
@@ -98,7 +111,6 @@ def align(
     from ziggurat.alignment.aligner import read_aligner
     from ziggurat.alignment.direction import TrainingOptions
     from ziggurat.alignment.eflomal import refuse_without_eflomal
-    from ziggurat.alignment.links import format_links
     from ziggurat.config.data import CorpusConfig
     from ziggurat.data.readers import CorpusReader
 
@@ -117,6 +129,9 @@ def align(
         if given := [name for name, value in ours.items() if value is not None]:
             raise ConfigError(f"`{given[0]}` is for our own aligner; leave out it or `--aligner eflomal`")
         refuse_without_eflomal()
+    bulk = JobOptions(job, shard, merge, ray, workers, noun="pair")
+    if job is not None and aligner == "eflomal":
+        raise ConfigError("eflomal aligns all pairs at once: leave out `--job`, or `--aligner eflomal`")
     if json and output == "-":
         raise ConfigError("`--json` and the alignments would both go to standard output; name a file with `-o`")
     if save_model == "-":
@@ -134,15 +149,42 @@ def align(
         usual.empty if null is None else null,
     )
     if aligner == "eflomal":
-        blocks = _by_eflomal(reader, words or "split", symmetrise)
-    elif input_model is not None:
-        blocks = _by_ours(reader, read_aligner(input_model), symmetrise)
+        counts = _written(_by_eflomal(reader, words or "split", symmetrise), output)
     else:
-        trained = _trained(reader, words or "split", options, pairs)
-        if save_model is not None:
-            with output_stream(save_model) as file:
-                file.write(trained.content())
-        blocks = _by_ours(reader, trained, symmetrise)
+
+        def trained() -> Aligner:
+            if input_model is not None:
+                return read_aligner(input_model)
+            return _trained(reader, words or "split", options, pairs)
+
+        def save(content: bytes) -> None:
+            if save_model is not None:
+                write_parts(save_model, [content])
+
+        if job is not None:
+            settings = {**training, "--save-model": None, "--symmetrise": symmetrise}
+            settings["--input-model"] = None if input_model is None else fingerprint(Path(input_model))
+            found = _by_job(bulk, reader, trained, save, settings, symmetrise, output)
+            if found is None:
+                return
+            counts = found
+        else:
+            made = trained()
+            save(made.content())
+            counts = _written(_by_ours(reader, made, symmetrise), output)
+    if json:
+        print_json({"output": output, **counts, "seconds": time.perf_counter() - started})
+        return
+    say(
+        f"{counted(counts['pairs'], 'pair')} with {counted(counts['links'], 'link')} in "
+        f"{duration(time.perf_counter() - started)}; without any link: {counts['without_links']:,}"
+    )
+
+
+def _written(blocks: Iterator[list[set[Link]]], output: str) -> dict[str, int]:
+    """Write the links of each pair; return the counts of the report."""
+    from ziggurat.alignment.links import format_links
+
     counts = {"pairs": 0, "links": 0, "without_links": 0}
     with line_progress("aligning", None) as advance, output_stream(output) as out:
         for aligned in blocks:
@@ -151,13 +193,37 @@ def align(
             counts["links"] += sum(map(len, aligned))
             counts["without_links"] += sum(not links for links in aligned)
             advance(len(aligned))
-    if json:
-        print_json({"output": output, **counts, "seconds": time.perf_counter() - started})
-        return
-    say(
-        f"{counted(counts['pairs'], 'pair')} with {counted(counts['links'], 'link')} in "
-        f"{duration(time.perf_counter() - started)}; without any link: {counts['without_links']:,}"
+    return counts
+
+
+def _by_job(
+    bulk: JobOptions,
+    reader: CorpusReader,
+    trained: Callable[[], Aligner],
+    save: Callable[[bytes], None],
+    settings: dict[str, Any],
+    how: Method,
+    output: str,
+) -> dict[str, int] | None:
+    """Align the corpus in bulk, all parts with one aligner; return the counts of the report, None for a part."""
+    from ziggurat.jobs.run import made_once
+    from ziggurat.jobs.text import Aligning, Line
+
+    def lines() -> Iterator[Line]:
+        return (Line(s, (t,)) for block in reader.blocks() for s, t in zip(*block, strict=True))
+
+    def train(plan: Plan) -> None:
+        with made_once(plan, _MODEL_FILE) as path:
+            if not path.exists():
+                write_atomically(path, trained().content())
+            save(path.read_bytes())
+
+    task = Aligning(str(Path(bulk.folder or "") / _MODEL_FILE), how)
+    inputs = [str(path) for part in reader.files for path in part]
+    merged = line_job(
+        bulk, "align", task, settings, inputs, lines, partial(write_parts, output), _SHARD_PAIRS, before=train
     )
+    return None if merged is None else {"pairs": merged.lines, "links": 0, "without_links": 0, **merged.counts}
 
 
 def _by_ours(reader: CorpusReader, trained: Aligner, how: Method) -> Iterator[list[set[Link]]]:

@@ -51,7 +51,7 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
     "Translate": {
         "translate": translation.translate,
         "serve": serving.serve,
-        "score": translation.score,
+        "score": evaluation.score,
         "backtranslate": backtranslation.backtranslate,
         "shortlist": preparation.shortlist,
     },

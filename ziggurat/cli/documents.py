@@ -89,7 +89,7 @@ def translate_documents(
             with output_stream(places[path]) as out:
                 out.write(outcome.value)
             told = "".join(f", {n:,} {_NOTICES[kind]}" for kind, n in sorted(outcome.notices.items()))
-            told = f"{duration(time.perf_counter() - began)}{told}{notices_text(translator)}"
+            told = f"{duration(time.perf_counter() - began)}{told}{notices_text(translator.notices)}"
             say(f"{places[path]}: {counted(sentences['asked'], 'sentence')} in {told}")
             translator.notices.clear()
 

@@ -10,7 +10,7 @@ import contextlib
 import os
 import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -274,13 +274,13 @@ def warnings_shown() -> Iterator[None]:
         yield
 
 
-def notices_text(translator: Translator | ServedTranslator | WorkerTranslator) -> str:
-    """Return the translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
+def notices_text(notices: Mapping[str, int]) -> str:
+    """Return a translator's counts of unusual lines, as the end of a sentence; empty where there are none."""
     names = {
         "blank_lines": "blank",
         "long_lines": "translated in parts",
         "unfinished": "cut at the length limit",
         "unmet": "without phrases they should contain",
     }
-    counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in translator.notices.items() if count]
+    counts = [f"{count:,} {names.get(kind, kind)}" for kind, count in notices.items() if count]
     return "; " + ", ".join(counts) if counts else ""

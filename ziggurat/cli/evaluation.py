@@ -1,41 +1,59 @@
-"""The verb that scores translations: evaluate."""
+"""The verbs that score translations: evaluate, and score, which asks a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from functools import partial
 from typing import Annotated
 
 import typer
 
 from ziggurat.cli.compare import CompareOptions, compare_systems
-from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.engine import ModelOptions, open_model
+from ziggurat.cli.jobs import (
+    JobFolder,
+    JobOptions,
+    JobWorkers,
+    MergeOnly,
+    RayAddress,
+    ShardPart,
+    line_job,
+    lines_beside,
+    model_choice,
+)
 from ziggurat.cli.options import (
     DecodingOverrides,
     Device,
     Engine,
     Ensemble,
     Json,
+    Model,
+    Tag,
     Threads,
     Which,
     WithoutLayers,
     decoding_settings,
     is_setting,
 )
-from ziggurat.cli.output import OUT, check_output, pair_up, print_json, read_text, refuse_empty, refuse_overwriting
+from ziggurat.cli.output import (
+    OUT,
+    check_output,
+    output_stream,
+    pair_up,
+    read_text,
+    refuse_overwriting,
+    write_parts,
+)
 from ziggurat.cli.perturbing import PerturbOptions, perturb_systems, perturbation_names
 from ziggurat.cli.scoring import (
     COMET_PYTHON,
     ScoreOptions,
-    check_test_set,
     comet_environment,
     metric_names,
-    score_outputs,
-    translated,
-    warn_of_sides,
+    score_system,
 )
 from ziggurat.errors import ConfigError
 
-__all__ = ["evaluate"]
+__all__ = ["evaluate", "score"]
 
 
 def evaluate(
@@ -108,6 +126,11 @@ def evaluate(
     device: Device = "auto",
     threads: Threads = None,
     engine: Engine = "auto",
+    workers: JobWorkers = None,
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Score a model on a test set, or translations in a file, with sacreBLEU; or compare systems.
@@ -124,8 +147,11 @@ def evaluate(
     if model is not None and is_setting(model):  # no model is named: this is the first setting
         overrides, model = [model, *(overrides or [])], None
     opening = ModelOptions(which, device, threads, decoding_settings(overrides, "--source"), without_layers, engine)
+    options = JobOptions(job, shard, merge, ray, workers, threads, device)
     if not reference:
         raise ConfigError("`--reference FILE` is missing")
+    if job is not None and model is None:
+        raise ConfigError("`--job` is for translating with one model, or an ensemble; name it")
     names = metric_names(metrics)
     if (comet_python or comet_model) and "comet" not in names:
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
@@ -137,6 +163,8 @@ def evaluate(
                 "`--perturb` takes no `--hypothesis`, `--output`, `--train-target`, `--tokenised`, `--compound-split` "
                 "or `--confidence`, and beside `--compare` no `--ensemble`"
             )
+        if job is not None:
+            raise ConfigError("`--perturb` cannot be a job; leave out `--job`")
         if (model is None) == (not compare):
             raise ConfigError("`--perturb` needs a model, or `--compare` with models")
         disturbing = PerturbOptions(
@@ -175,51 +203,45 @@ def evaluate(
     if tokenised is not None or compound_split:
         check_language(tokenised or "de")
     models = [] if model is None else [model, *(ensemble or [])]
-    _score_one_system(models, hypothesis, source, reference, output, scoring, opening, json=json)
+    score_system(models, hypothesis, source, reference, output, scoring, opening, options, json=json)
 
 
-def _score_one_system(
-    models: Sequence[str],
-    hypothesis: str | None,
-    source: str | None,
-    reference: Sequence[str],
-    output: str | None,
-    scoring: ScoreOptions,
-    opening: ModelOptions,
-    *,
-    json: bool,
+def score(
+    model: Model,
+    source: Annotated[str, typer.Option("--source", help="Source text, one sentence per line.")],
+    target: Annotated[str, typer.Option("--target", help="Its translations, line by line.")],
+    json: Annotated[bool, typer.Option("--json", help="JSON lines: score, log-probability, tokens.")] = False,
+    tag: Tag = None,
+    ensemble: Ensemble = None,
+    which: Which = None,
+    device: Device = "auto",
+    threads: Threads = None,
+    output: Annotated[str, typer.Option(*OUT, help="File, or - for standard output.")] = "-",
+    workers: JobWorkers = None,
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
 ) -> None:
-    """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
-    from ziggurat.decoding.engines import trial_of
+    """Print the log-probability of each given translation (natural logarithm, end-of-sentence included).
 
-    # (1) Texts are read and paired before a model is opened, which takes seconds.
-    references = [read_text(path) for path in reference]
-    sources = None if source is None else read_text(source)
-    hypotheses = None if hypothesis is None else read_text(hypothesis)
-    for name, of_reference in zip(reference, references, strict=True):
-        refuse_empty(name, of_reference)
-    for path, lines in ((source, sources), (hypothesis, hypotheses)):
-        if path is not None and lines is not None:
-            refuse_empty(path, lines)
-            pair_up((path, lines), *zip(reference, references, strict=True))
-    # (2) Metrics are checked before anything is translated, which may take hours. The model names the language.
-    if hypotheses is not None:
-        test_set = scoring.test_set(references, sources)
-        check_test_set(test_set, scoring.metrics, scoring.comet)
-    elif sources is None:
-        raise ConfigError("`--source FILE` is missing: what should the model translate?")
-    else:
-        with (
-            warnings_shown(),
-            open_engine(models, opening, lines=len(sources), trial=trial_of(sources)) as translator,
-        ):
-            test_set = scoring.test_set(references, sources, translator.target_language)
-            check_test_set(test_set, scoring.metrics, scoring.comet)
-            hypotheses = translated(translator, sources, output)
-    # (3) Scores
-    warn_of_sides(hypotheses, test_set)
-    scores = score_outputs(test_set, hypotheses, scoring)
-    if json:
-        print_json([score.as_record() for score in scores])
-    else:
-        print("\n".join(map(str, scores)))
+    Example: `ziggurat score runs/a --source test.de --target test.en`
+    """
+    check_output(output)
+    refuse_overwriting(output, source, target)
+    options = JobOptions(job, shard, merge, ray, workers, threads, device)
+    opening, models = ModelOptions(which, device, threads, engine="torch"), [model, *(ensemble or [])]
+    if job is not None:
+        from ziggurat.jobs.translation import Scoring
+
+        found = model_choice(models, opening).identified()
+        task, settings = Scoring(found.choice, tag, json), {**found.settings, "tag": tag, "json": json}
+        texts = (source, target)
+        line_job(options, "score", task, settings, texts, partial(lines_beside, *texts), partial(write_parts, output))
+        return
+    sources, targets = read_text(source), read_text(target)
+    pair_up((source, sources), (target, targets))
+    translator = open_model(models, opening, lines=len(sources))
+    with output_stream(output) as out:
+        for result in translator.score(sources, targets, tag=tag):
+            out.write((result.to_json() if json else result.to_text()).encode() + b"\n")

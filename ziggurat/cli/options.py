@@ -13,6 +13,7 @@ from ziggurat.errors import ConfigError, printable
 
 __all__ = [
     "HOW",
+    "WHAT",
     "WHO",
     "ConfigArgument",
     "DecodingOverrides",
@@ -20,18 +21,25 @@ __all__ = [
     "Engine",
     "Ensemble",
     "Json",
+    "Model",
     "Overrides",
+    "Tag",
     "Threads",
     "Which",
     "decoding_settings",
     "is_setting",
 ]
 
-WHO, HOW = "Which model", "Speed"
+WHO, HOW, WHAT = "Which model", "Speed", "What to translate"
 """Groups of options in the help of verbs."""
 
 ConfigArgument = Annotated[str, typer.Argument(help="YAML file, or the name of a built-in recipe.")]
 Overrides = Annotated[list[str] | None, typer.Argument(help="Values that replace the file's: path.to.key=value.")]
+Model = Annotated[str, typer.Argument(help="Run or model directory.")]
+Tag = Annotated[
+    str | None,
+    typer.Option("--tag", help="Tag for every line, such as `<bt>`, as in the training corpora.", rich_help_panel=WHAT),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on standard output.")]
 DecodingOverrides = Annotated[
     list[str] | None, typer.Argument(help="Decoding settings: beam_size=8 length_penalty.alpha=1")

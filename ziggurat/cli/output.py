@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -44,6 +44,7 @@ __all__ = [
     "refuse_overwriting",
     "say",
     "shell_paths",
+    "write_parts",
 ]
 
 OUT = ("--output", "-o", "--out")
@@ -220,6 +221,12 @@ def output_stream(path: str) -> Iterator[BinaryIO]:
         return
     with atomic_file(target) as file:
         yield file
+
+
+def write_parts(path: str, parts: Iterable[bytes]) -> None:
+    """Write the parts of a file one after the other; see output_stream."""
+    with output_stream(path) as out:
+        out.writelines(parts)
 
 
 def refuse_overwriting(output: str | None, *inputs: str | None) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeRemainingColumn
 
+from ziggurat.cli.jobs import JobFolder, JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.options import ConfigArgument, Json, Overrides
 from ziggurat.cli.output import OUT, check_output, counted, print_json, progress_bars, say
 from ziggurat.config.notices import language_notices
@@ -124,6 +126,11 @@ def prepare(
     config: ConfigArgument,
     overrides: Overrides = None,
     force: Annotated[bool, typer.Option("--force", help="Replace a store made from other settings.")] = False,
+    workers: JobWorkers = None,
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
     json: Json = False,
 ) -> None:
     """Clean parallel text, split it into subwords, and write it to a store for training.
@@ -132,6 +139,7 @@ def prepare(
     """
     from ziggurat.data.prepare import prepare as prepare_store
 
+    options = JobOptions(job, shard, merge, ray, workers, noun="pair")
     experiment = load_named(config, overrides or [])
     for notice in language_notices(experiment.data):
         say(f"warning: {notice}")
@@ -143,7 +151,17 @@ def prepare(
     )
     try:
         with progress_bars(*columns) as bars:
-            report = prepare_store(experiment.data, force=force, progress=_PhaseBars(bars).show)
+            show = _PhaseBars(bars).show
+            if job is None:
+                report = prepare_store(experiment.data, force=force, progress=show)
+            else:
+                from ziggurat.jobs.preparation import prepare_job
+
+                outcome = prepare_job(experiment.data, Path(job), options.work(), force=force, progress=show)
+                merged = finished(outcome, options)
+                if merged is None:
+                    return
+                report = merged
     except DataError as error:
         if ": no such file: " in str(error) and config in recipe_names() and config != "demo":
             raise DataError(f"{error}; `ziggurat fetch {config}` gets the data of the recipe") from None

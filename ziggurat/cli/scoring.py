@@ -7,7 +7,18 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, cast
 
-from ziggurat.cli.output import line_progress, output_stream, say
+from ziggurat.cli.engine import ModelOptions, open_engine, warnings_shown
+from ziggurat.cli.jobs import JobOptions, model_choice, translation_job
+from ziggurat.cli.output import (
+    line_progress,
+    output_stream,
+    pair_up,
+    print_json,
+    read_text,
+    refuse_empty,
+    say,
+    write_parts,
+)
 from ziggurat.data.sides import Trigrams, resembles_more
 from ziggurat.errors import ConfigError
 
@@ -26,6 +37,7 @@ __all__ = [
     "comet_environment",
     "metric_names",
     "score_outputs",
+    "score_system",
     "translated",
     "warn_of_sides",
 ]
@@ -173,3 +185,62 @@ def score_outputs(test_set: TestSet, hypotheses: list[str], options: ScoreOption
             compound_split_bleu(hypotheses, references, language=language, confidence=confidence, lowercase=lowercase)
         )
     return scores
+
+
+def score_system(
+    models: Sequence[str],
+    hypothesis: str | None,
+    source: str | None,
+    reference: Sequence[str],
+    output: str | None,
+    scoring: ScoreOptions,
+    opening: ModelOptions,
+    options: JobOptions,
+    *,
+    json: bool,
+) -> None:
+    """Score the translations in the file `hypothesis`, or else those that `models` make; print the scores."""
+    from ziggurat.decoding.engines import trial_of
+
+    # (1) Texts are read and paired before a model is opened, which takes seconds.
+    references = [read_text(path) for path in reference]
+    sources = None if source is None else read_text(source)
+    hypotheses = None if hypothesis is None else read_text(hypothesis)
+    for name, of_reference in zip(reference, references, strict=True):
+        refuse_empty(name, of_reference)
+    for path, lines in ((source, sources), (hypothesis, hypotheses)):
+        if path is not None and lines is not None:
+            refuse_empty(path, lines)
+            pair_up((path, lines), *zip(reference, references, strict=True))
+    # (2) Metrics are checked before anything is translated, which may take hours. The model names the language.
+    if hypotheses is not None:
+        test_set = scoring.test_set(references, sources)
+        check_test_set(test_set, scoring.metrics, scoring.comet)
+    elif sources is None:
+        raise ConfigError("`--source FILE` is missing: what should the model translate?")
+    elif options.folder is not None:
+        with warnings_shown():
+            found = model_choice(models, opening).identified()
+            test_set = scoring.test_set(references, sources, found.experiment.data.target_language)
+            check_test_set(test_set, scoring.metrics, scoring.comet)
+            merged = translation_job(options, "evaluate", found, {"lines": source}, b"".join)
+        if merged is None:
+            return
+        if output is not None:
+            write_parts(output, [merged.taken])
+        hypotheses = merged.taken.decode().split("\n")[:-1]
+    else:
+        with (
+            warnings_shown(),
+            open_engine(models, opening, lines=len(sources), trial=trial_of(sources)) as translator,
+        ):
+            test_set = scoring.test_set(references, sources, translator.target_language)
+            check_test_set(test_set, scoring.metrics, scoring.comet)
+            hypotheses = translated(translator, sources, output)
+    # (3) Scores
+    warn_of_sides(hypotheses, test_set)
+    scores = score_outputs(test_set, hypotheses, scoring)
+    if json:
+        print_json([score.as_record() for score in scores])
+    else:
+        print("\n".join(map(str, scores)))

@@ -1,10 +1,11 @@
-"""The verbs that use a model: translate, score."""
+"""The verb that translates lines and documents: translate."""
 
 from __future__ import annotations
 
 import sys
 import time
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,17 +17,28 @@ from ziggurat.cli.engine import (
     ModelOptions,
     notices_text,
     open_engine,
-    open_model,
     say_hint,
     warnings_shown,
     worker_count,
 )
+from ziggurat.cli.jobs import (
+    JobFolder,
+    JobOptions,
+    MergeOnly,
+    RayAddress,
+    ShardPart,
+    model_choice,
+    translation_job,
+)
 from ziggurat.cli.options import (
     HOW,
+    WHAT,
     DecodingOverrides,
     Device,
     Engine,
     Ensemble,
+    Model,
+    Tag,
     Threads,
     Which,
     WithoutLayers,
@@ -41,10 +53,9 @@ from ziggurat.cli.output import (
     line_count,
     line_progress,
     output_stream,
-    pair_up,
-    read_text,
     refuse_overwriting,
     say,
+    write_parts,
 )
 from ziggurat.duration import duration
 from ziggurat.errors import ConfigError
@@ -55,18 +66,10 @@ if TYPE_CHECKING:
     from ziggurat.decoding.translator import Translator
     from ziggurat.decoding.workers import WorkerTranslator
 
-__all__ = ["score", "translate"]
+__all__ = ["translate"]
 
-# Groups of options in the help, beside those of ziggurat.cli.options
-_WHAT, _FORM = "What to translate", "Form of the output"
-
-Model = Annotated[str, typer.Argument(help="Run or model directory.")]
-Tag = Annotated[
-    str | None,
-    typer.Option(
-        "--tag", help="Tag for every line, such as `<bt>`, as in the training corpora.", rich_help_panel=_WHAT
-    ),
-]
+# Group of options in the help, beside those of ziggurat.cli.options
+_FORM = "Form of the output"
 
 
 def translate(
@@ -81,7 +84,7 @@ def translate(
             metavar="FILE",
             help="Word, OpenDocument, PowerPoint, EPUB, HTML, subtitles, XLIFF, ...: translated whole, by its name's "
             "ending; repeat for more, with a folder as --output.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=WHAT,
         ),
     ] = None,
     json: Annotated[
@@ -102,7 +105,7 @@ def translate(
         typer.Option(
             "--prefix",
             help="File with the beginning of each translation, line by line; may be blank.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=WHAT,
         ),
     ] = None,
     constraints: Annotated[
@@ -110,7 +113,7 @@ def translate(
         typer.Option(
             "--constraints",
             help="File with the phrases that each translation must contain, separated by tabs.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=WHAT,
         ),
     ] = None,
     terminology: Annotated[
@@ -118,7 +121,7 @@ def translate(
         typer.Option(
             "--terminology",
             help="File of lines `source term TAB target term`, applied where the source term occurs.",
-            rich_help_panel=_WHAT,
+            rich_help_panel=WHAT,
         ),
     ] = None,
     quality: Annotated[
@@ -133,15 +136,20 @@ def translate(
     device: Device = "auto",
     threads: Threads = None,
     workers: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--workers",
             metavar="N",
-            help="Parallel processes, each with the model and its share of the threads; auto: as is fastest here.",
+            help="Parallel processes, each with the model and its share of the threads; auto: as is fastest here. "
+            "Default: 1; with --job one per CPU core.",
             rich_help_panel=HOW,
         ),
-    ] = "1",
+    ] = None,
     engine: Engine = "auto",
+    job: JobFolder = None,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
 ) -> None:
     """Translate line by line: one output line for each input line, in order; or whole documents with `--document`.
 
@@ -157,7 +165,7 @@ def translate(
     if document:
         by_line = {"--input": input != "-", "--json": json, "--window": window is not None, "--quality": quality}
         by_line |= {"--prefix": prefix is not None, "--constraints": constraints is not None}
-        refuse_for_documents({**by_line, "--workers": workers != "1"})
+        refuse_for_documents({**by_line, "--workers": workers is not None, "--job": job is not None})
         terms = _inputs_beside_lines(None, None, terminology)
         translate_documents([model, *(ensemble or [])], opening, document, output, tag=tag, **terms)
         return
@@ -168,10 +176,18 @@ def translate(
     for path in (input, *beside):
         check_input(path)
     check_output(output)
+    models, total = [model, *(ensemble or [])], line_count(input)
+    asked = None if workers is None else worker_count(workers, models, opening, total)
+    options = JobOptions(job, shard, merge, ray, asked, threads, device)
+    if job is not None:
+        inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
+        shown = "json" if json else "quality" if quality else "text"
+        size = window or WINDOW_LINES
+        _translate_job(options, models, opening, inputs, output, form=shown, tag=tag, shard_lines=size)
+        return
     interactive = input == "-" and sys.stdin.isatty()
     lines_ahead = window or (1 if interactive else WINDOW_LINES)
-    models, total = [model, *(ensemble or [])], line_count(input)
-    processes = worker_count(workers, models, opening, None if lines_ahead == 1 else total)
+    processes = worker_count(workers or "1", models, opening, None if lines_ahead == 1 else total)
     if workers == "auto" and processes > 1 and window is None and total is not None:
         # Several windows for each worker: one that is given the last window would keep the others waiting.
         lines_ahead = min(WINDOW_LINES, -(-total // (4 * processes)))
@@ -202,7 +218,7 @@ def translate(
         translations = translator.translate_stream(lines, window=lines_ahead, tag=tag, **extras)
 
         def form(translation: Translation, number: int) -> str:
-            return translation.to_json() if json else _text_form(translation, number, n_best, quality=quality)
+            return translation.to_json() if json else translation.to_text(number, n_best, quality=quality)
 
         # With a window of 1 somebody waits for each line before writing the next.
         flush = interactive or window == 1
@@ -210,7 +226,24 @@ def translate(
         seconds = time.perf_counter() - began
         if not interactive:
             rate = f"{count / seconds:,.1f} lines/s" if seconds > 0 else ""
-            say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator)}")
+            say(f"{counted(count, 'line')} in {duration(seconds)} ({rate}){notices_text(translator.notices)}")
+
+
+def _translate_job(
+    options: JobOptions,
+    models: list[str],
+    opening: ModelOptions,
+    inputs: dict[str, str | None],
+    output: str,
+    **how: Any,
+) -> None:
+    """Translate in bulk; `how` are further arguments of translation_job."""
+    terms = _inputs_beside_lines(None, None, inputs["terminology"])
+    with warnings_shown():
+        chosen = model_choice(models, opening).identified()
+        merged = translation_job(options, "translate", chosen, inputs, partial(write_parts, output), **how, **terms)
+    if merged is not None:
+        say(f"{counted(merged.lines, 'line')}{notices_text(merged.counts)}")
 
 
 def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminology: str | None) -> dict[str, Any]:
@@ -227,15 +260,6 @@ def _inputs_beside_lines(prefix: str | None, constraints: str | None, terminolog
         stream, name = input_stream(terminology)
         inputs["terminology"] = read_terminology(read_lines(stream, name), name)
     return inputs
-
-
-def _text_form(translation: Translation, number: int, n_best: int, *, quality: bool = False) -> str:
-    """Return a translation as text: one line, or with `n_best` above 1 several, numbered and with scores."""
-    lines = []
-    for hypothesis in translation.hypotheses:
-        columns = [hypothesis.text] if n_best == 1 else [str(number), hypothesis.text, f"{hypothesis.score:.4f}"]
-        lines.append(" ||| ".join([*columns, f"{hypothesis.quality:.4f}"] if quality else columns))
-    return "\n".join(lines)
 
 
 def _first_lines(path: str, count: int) -> list[str]:
@@ -271,26 +295,3 @@ def _write(
             if hint and total is None and number == HINT_LINES:
                 say_hint(translator)
     return number
-
-
-def score(
-    model: Model,
-    source: Annotated[str, typer.Option("--source", help="Source text, one sentence per line.")],
-    target: Annotated[str, typer.Option("--target", help="Its translations, line by line.")],
-    json: Annotated[bool, typer.Option("--json", help="JSON lines: score, log-probability, tokens.")] = False,
-    tag: Tag = None,
-    ensemble: Ensemble = None,
-    which: Which = None,
-    device: Device = "auto",
-    threads: Threads = None,
-) -> None:
-    """Print the log-probability of each given translation (natural logarithm, end-of-sentence included).
-
-    Example: `ziggurat score runs/a --source test.de --target test.en`
-    """
-    sources, targets = read_text(source), read_text(target)
-    pair_up((source, sources), (target, targets))
-    opening = ModelOptions(which, device, threads)
-    translator = open_model([model, *(ensemble or [])], opening, lines=len(sources))
-    for result in translator.score(sources, targets, tag=tag):
-        print(result.to_json() if json else f"{result.log_probability:.6f}")

@@ -1,17 +1,16 @@
-"""The second and third pass of `prepare` over its corpora: sampling for the subword model, and encoding.
+"""The first two passes of `prepare` over its corpora: counting, and sampling for the subword model and the aligner.
 
-The first pass, counting, is in ziggurat.data.inputs. Every pass streams the files again, so memory does not grow with
-the corpora.
+Counting itself is in ziggurat.data.inputs, the third pass in ziggurat.data.encoding. Every pass streams the files
+again, so memory does not grow with the corpora.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 from itertools import chain, compress
 from pathlib import Path
+from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +18,14 @@ from numpy.typing import NDArray
 from ziggurat.alignment.eflomal import refuse_without_eflomal
 from ziggurat.config.data import DataConfig
 from ziggurat.data.clean import Cleaner
-from ziggurat.data.inputs import Corpus, Progress, nothing_left
-from ziggurat.data.lines import UnicodeForm, normalise
-from ziggurat.data.subword import Tokenizer
-from ziggurat.data.table import TableWriter
-from ziggurat.data.vocabulary import VocabularyTokenizer
-from ziggurat.data.word_links import LinkTracer, TracedLinks, run_eflomal, train_aligner, words_of
-from ziggurat.errors import DataError
+from ziggurat.data.encoded import EncodedBlock
+from ziggurat.data.inputs import Corpus, Progress, count_pairs, nothing_left, side_notices
+from ziggurat.data.lines import normalise
+from ziggurat.data.subword import Tokenizer, save_tokenizers
+from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
+from ziggurat.data.word_links import run_eflomal, train_aligner, words_of
 
-__all__ = ["align_corpora", "encode_corpora", "refuse_missing_aligner", "sample_sentences"]
+__all__ = ["Parts", "learn", "sample_sentences"]
 
 
 _SAMPLE_SEED = 20_17  # any number: the sample must only be the same every time
@@ -108,13 +106,45 @@ def _even_shares(sizes: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def refuse_missing_aligner(config: DataConfig) -> None:
-    """Raise ConfigError where the aligner that `data.alignment.compute` asks for is not installed."""
+class Parts(Protocol):
+    """Parts of a store that were made elsewhere (ziggurat.jobs.preparation)."""
+
+    def learnt(self, directory: Path) -> tuple[tuple[Tokenizer, Tokenizer], list[str]]:
+        """Return what `learn` does."""
+
+    def blocks(self, split: str) -> Iterator[EncodedBlock]:
+        """Yield what ziggurat.data.encoding.encode_corpora does."""
+
+
+def learn(
+    corpora: Sequence[Corpus], config: DataConfig, directory: Path, progress: Progress
+) -> tuple[tuple[Tokenizer, Tokenizer], list[str]]:
+    """Return the tokenizers, which are saved in `directory`, and notices on the corpora.
+
+    The corpora are counted and checked, and get an aligner if `data.alignment.compute` asks for one.
+
+    Raises ConfigError for an aligner that is not installed, and the errors of what it calls.
+    """
     if config.alignment.compute == "eflomal":
         refuse_without_eflomal()
+    tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
+    subword = config.subword
+    if subword.kind in ("existing", "vocabulary"):
+        # Before the long passes, since errors here are cheap to find.
+        tokenizers = existing_tokenizers(subword, config.unicode, tags)
+        count_pairs(corpora, progress, words_of(config, tokenizers))
+    else:
+        count_pairs(corpora, progress, words_of(config, None))
+        training = [corpus for corpus in corpora if corpus.split == "train"]
+        tokenizers = train_tokenizers(
+            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress)
+        )
+    save_tokenizers(directory, *tokenizers)
+    _align_corpora(corpora, config, tokenizers, directory, progress)
+    return tokenizers, side_notices(corpora, config)
 
 
-def align_corpora(
+def _align_corpora(
     corpora: Sequence[Corpus],
     config: DataConfig,
     tokenizers: tuple[Tokenizer, Tokenizer],
@@ -141,144 +171,3 @@ def align_corpora(
         maker = train_aligner(readers, words, options.pairs, options.symmetrise)
     for corpus in unaligned:
         corpus.maker = maker
-
-
-def encode_corpora(
-    corpora: Sequence[Corpus],
-    config: DataConfig,
-    tokenizers: tuple[Tokenizer, Tokenizer],
-    writer: TableWriter,
-    threads: int,
-    progress: Progress,
-) -> None:
-    """Clean, segment and write the corpora of one split.
-
-    A pipeline of three stages: while one block is segmented (on `threads` threads, outside Python's lock), the next is
-    read and cleaned, and the one before is written.
-
-    Raises:
-        DataError: a file changed since it was counted.
-    """
-    training = corpora[0].split == "train"
-    words = words_of(config, tokenizers)
-    tracer = LinkTracer(words, tokenizers) if config.aligned("train" if training else "dev") else None
-    cleaner = Cleaner(config.filters) if training else Cleaner.only_empty()
-    total = sum(corpus.read for corpus in corpora)
-    done = 0
-    with ThreadPoolExecutor(1) as pool:
-        waiting: _Segmented | None = None
-        for number, corpus in enumerate(corpora):
-            read = 0
-            for (source, target), links in corpus.blocks(words):
-                read += len(source)
-                block = _cleaned(corpus, number, source, target, cleaner, config.unicode, training)
-                if tracer is not None:
-                    block.links = tracer.traced(links, (source, target), block.kept, (block.source, block.target))
-                block.ids = pool.submit(_segment, tokenizers, block.source, block.target, threads)
-                if waiting is not None:
-                    _write(waiting, tokenizers[0], config, writer, tracer)
-                waiting = block
-                done += len(source)
-                progress(f"encode {corpus.split}", done, total)
-            if read != corpus.read:
-                raise DataError(f"{corpus.reader.described()}: changed while being read; run `ziggurat prepare` again")
-        if waiting is not None:
-            _write(waiting, tokenizers[0], config, writer, tracer)
-
-
-@dataclass
-class _Segmented:
-    """A cleaned block that is being segmented, on its way into the store."""
-
-    corpus: Corpus
-    number: int
-    source: list[str]
-    target: list[str]
-    reference: list[str]
-    """Target texts as they will be stored."""
-    kept: NDArray[np.bool_]
-    """Mask of its pairs over those that were read."""
-    ids: Future[list[list[list[int]]]]
-    links: list[TracedLinks] | None = None
-    """Where the table has links: those of each pair."""
-
-
-def _cleaned(
-    corpus: Corpus,
-    number: int,
-    source: list[str],
-    target: list[str],
-    cleaner: Cleaner,
-    form: UnicodeForm,
-    training: bool,
-) -> _Segmented:
-    """Normalise and filter a block."""
-    sources, targets, kept = cleaner.clean(normalise(source, form), normalise(target, form), corpus.dropped)
-    # A development target is the reference of scores, so it is stored as it stands in the file.
-    reference = targets if training else list(compress(target, kept))
-    return _Segmented(corpus, number, sources, targets, reference, kept, Future())
-
-
-def _segment(
-    tokenizers: tuple[Tokenizer, Tokenizer], source: list[str], target: list[str], threads: int
-) -> list[list[list[int]]]:
-    return [
-        tokenizer.encode_normalised(texts, threads)
-        for tokenizer, texts in zip(tokenizers, (source, target), strict=True)
-    ]
-
-
-def _write(
-    block: _Segmented, tokenizer: Tokenizer, config: DataConfig, writer: TableWriter, tracer: LinkTracer | None
-) -> None:
-    """Drop pairs that are too long in pieces, and pass the others to the writer."""
-    training = block.corpus.split == "train"
-    source, target = block.ids.result()
-    texts = (block.source, block.reference)
-    lengths = [np.fromiter(map(len, side), np.int32, len(side)) for side in (source, target)]
-    # (1) Filter by pieces, which could not be done before segmentation.
-    vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
-    drop = vanished
-    limit = config.filters.max_pieces
-    if training and limit is not None:
-        drop = vanished | (np.maximum(*lengths) > limit)
-    if drop.any():
-        stay = ~drop
-        for reason, count in (
-            ("empty", int(vanished.sum())),
-            ("too_many_pieces", int((drop & ~vanished).sum())),
-        ):
-            if count:
-                block.corpus.dropped[reason] += count
-        source, target = list(compress(source, stay)), list(compress(target, stay))
-        texts = (list(compress(texts[0], stay)), list(compress(texts[1], stay)))
-        lengths = [side[stay] for side in lengths]
-        block.links = None if block.links is None else list(compress(block.links, stay))
-    block.corpus.kept += len(source)
-    # (2) Lay out the ids as the store has them, with the corpus's tag in front: it does not count for max_pieces.
-    first, second = (_flat(side, n) for side, n in zip((source, target), lengths, strict=True))
-    if block.corpus.config.tag is not None:
-        first, lengths[0] = _tagged(first, lengths[0], tokenizer.tags[block.corpus.config.tag])
-    # (3) Store text for development and where training samples segmentations. Pre-segmented references are joined,
-    # because they are compared with joined output.
-    if not training and isinstance(tokenizer, VocabularyTokenizer):
-        texts = (texts[0], [VocabularyTokenizer.joined(text) for text in texts[1]])
-    stored = texts if not training or config.subword.regularisation is not None else None
-    links = None
-    if tracer is not None and block.links is not None:
-        links = tracer.stored(block.links, (source, target))
-        block.corpus.aligned += int(np.count_nonzero(links[1]))
-    writer.write(block.number, (first, lengths[0]), (second, lengths[1]), stored, links)
-
-
-def _flat(ids: Sequence[Sequence[int]], lengths: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return the concatenated ids, int32 [sum of lengths]."""
-    return np.fromiter(chain.from_iterable(ids), np.int32, int(lengths.sum()))
-
-
-def _tagged(
-    ids: NDArray[np.int32], lengths: NDArray[np.int32], tag: int
-) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
-    """Return ids and lengths with `tag` in front of each sentence."""
-    starts = np.cumsum(lengths) - lengths
-    return np.insert(ids, starts, tag), lengths + 1

@@ -23,20 +23,18 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.experiment import shown
 from ziggurat.data.checksums import content_checksum
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
+from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
-from ziggurat.data.inputs import Corpus, Progress, count_pairs, find_corpora, note_origins, nothing_left, side_notices
-from ziggurat.data.passes import align_corpora, encode_corpora, refuse_missing_aligner, sample_sentences
+from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
+from ziggurat.data.passes import Parts, learn
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, provenance
-from ziggurat.data.subword import Tokenizer, save_tokenizers
-from ziggurat.data.subword_training import existing_tokenizers, train_tokenizers
 from ziggurat.data.table import TableWriter
 from ziggurat.data.temporary import TEMPORARY
-from ziggurat.data.word_links import words_of
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
-__all__ = ["CorpusReport", "PrepareReport", "prepare"]
+__all__ = ["CorpusReport", "PrepareReport", "prepare", "reusable_store"]
 
 
 @dataclass(frozen=True)
@@ -98,7 +96,13 @@ class PrepareReport:
 
 
 def prepare(
-    config: DataConfig, *, force: bool = False, progress: Progress | None = None, threads: int | None = None
+    config: DataConfig,
+    *,
+    force: bool = False,
+    progress: Progress | None = None,
+    threads: int | None = None,
+    corpora: list[Corpus] | None = None,
+    parts: Parts | None = None,
 ) -> PrepareReport:
     """Clean, segment and store the corpora of `config`.
 
@@ -110,26 +114,30 @@ def prepare(
         force: Replace a store of other settings or inputs, or a damaged one.
         progress: Called with (phase, done, total or None).
         threads: Threads for segmentation, without influence on the result; default: all available processors.
+        corpora: Those of `config`, where they are known already.
+        parts: Parts of the store; None: all is done here.
 
     Raises:
         ConfigError: settings that cannot be met.
         DataError: unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
-    progress = progress or _silent
-    corpora = find_corpora(config)
+    progress, threads = progress or _silent, threads or len(os.sched_getaffinity(0))
+    corpora = corpora or find_corpora(config)
     # Fingerprints are taken before the passes and compared after them: the files are read several times.
     inputs = InputWatch()
     settings = provenance(config, corpora, progress, inputs.fingerprint)
     note_origins(corpora, settings)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
-    manifest = _reusable(store, settings, force)
+    manifest = reusable_store(store, settings, force)
     if manifest is not None:
         manifest = _with_labels(store, manifest, config, corpora)
         return _report(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
-        manifest = _build(config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress)
+        manifest = _build(
+            config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress, parts
+        )
         inputs.check()
     return _report(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
 
@@ -138,7 +146,7 @@ def _silent(phase: str, done: int, total: int | None) -> None:
     """Ignore progress."""
 
 
-def _reusable(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
+def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
     """Return the manifest of an intact store of the same settings, or None if a store must be built.
 
     Raises:
@@ -181,32 +189,20 @@ def _build(
     directory: Path,
     threads: int,
     progress: Progress,
+    parts: Parts | None,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
-    refuse_missing_aligner(config)
-    training = [corpus for corpus in corpora if corpus.split == "train"]
-    tags = list(dict.fromkeys(c.config.tag for c in corpora if c.config.tag is not None))
-    subword = config.subword
-    tokenizers: tuple[Tokenizer, Tokenizer]
-    if subword.kind in ("existing", "vocabulary"):
-        # Before the long passes, since errors here are cheap to find.
-        tokenizers = existing_tokenizers(subword, config.unicode, tags)
-        count_pairs(corpora, progress, words_of(config, tokenizers))
-    else:
-        count_pairs(corpora, progress, words_of(config, None))
-        tokenizers = train_tokenizers(
-            subword, config.unicode, tags, lambda side: sample_sentences(training, config, side, progress)
-        )
-    save_tokenizers(directory, *tokenizers)
-    align_corpora(corpora, config, tokenizers, directory, progress)
+    tokenizers, notices = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
     tables = {}
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
         if not chosen:
             continue
-        has_text = split == "dev" or subword.regularisation is not None
+        has_text = split == "dev" or config.subword.regularisation is not None
         writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
-        encode_corpora(chosen, config, tokenizers, writer, threads, progress)
+        blocks = encode_corpora(chosen, config, tokenizers, threads, progress) if parts is None else parts.blocks(split)
+        for block in blocks:
+            store_block(block, chosen[block.corpus], config, tokenizers[0], writer)
         tables[split] = writer.close()
         if not tables[split]["pairs"]:
             counts = sum((corpus.dropped for corpus in chosen), Counter())
@@ -219,7 +215,7 @@ def _build(
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": side_notices(corpora, config),
+        "notices": notices,
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,
         "files": _files(directory),

@@ -87,6 +87,17 @@ class Translation:
         """The best translation's score."""
         return self.hypotheses[0].score
 
+    def to_text(self, number: int, n_best: int, *, quality: bool = False) -> str:
+        """Return its text: one line, or with `n_best` above 1 several, with the line's `number` and scores.
+
+        `quality` adds the mean log-probability per token.
+        """
+        lines = []
+        for hypothesis in self.hypotheses:
+            columns = [hypothesis.text] if n_best == 1 else [str(number), hypothesis.text, f"{hypothesis.score:.4f}"]
+            lines.append(" ||| ".join([*columns, f"{hypothesis.quality:.4f}"] if quality else columns))
+        return "\n".join(lines)
+
     def to_json(self) -> str:
         """Return one line of JSON: the fields of the best hypothesis, `parts`, and the `n_best` list."""
         best = self.hypotheses[0].as_record()
@@ -105,6 +116,10 @@ class TargetScore:
     """Pieces of the target, without end-of-sentence."""
     token_log_probabilities: list[float]
     """One per token, and one for end-of-sentence."""
+
+    def to_text(self) -> str:
+        """Return the log-probability as text."""
+        return f"{self.log_probability:.6f}"
 
     def to_json(self) -> str:
         """Return one line of JSON."""

@@ -157,22 +157,22 @@ class Translator:
         pairs = line_extras(windows(lines, window), first, prefixes, constraints)
         return chain.from_iterable(self._translate_window(texts, call, extras) for texts, extras in pairs)
 
-    def score(self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None) -> list[TargetScore]:
-        """Return the score of each given target as the translation of its source.
+    def score(
+        self, sources: Sequence[str], targets: Sequence[str], *, tag: str | None = None, first: int = 0
+    ) -> list[TargetScore]:
+        """Return the score of each given target as the translation of its source; `first` is as in `translate`.
 
         Raises DataError for unequal numbers of lines, or a line with more tokens than the model has positions,
         ConfigError for an exported model.
         """
         if len(sources) != len(targets):
-            raise DataError(
-                f"unequal numbers of lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up"
-            )
+            raise DataError(f"lines: {len(sources)} of sources, {len(targets)} of targets; they must pair up")
         if not self.models:
             raise ConfigError(f"{self.origin}: scores of given translations need the model itself, not an export of it")
         call, reader = self.call_of(tag), self.source_tokenizer
         source_ids = [[*call.tag, *ids, reader.eos] for ids in reader.encode(without_nul(sources))]
         target_ids = self.target_tokenizer.encode(without_nul(targets))
-        for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=1):
+        for number, sides in enumerate(zip(source_ids, target_ids, strict=True), start=first + 1):
             longest = max(len(sides[0]), len(sides[1]) + 1)  # begin-of-sentence comes before the target
             if self.max_positions is not None and longest > self.max_positions:
                 raise DataError(f"line {number}: {longest} tokens, but the model has {self.max_positions} positions")

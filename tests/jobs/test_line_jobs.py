@@ -1,0 +1,166 @@
+"""translate, score, evaluate and align in bulk: the same results from one call, from parts, and after kills."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.cli.conftest import Ziggurat
+from tests.killing import tree
+from ziggurat.cli import alignment
+from ziggurat.cli import jobs as bulk
+from ziggurat.jobs.shards import StageFiles
+
+SHORT = ("max_length.limit=6", "min_length=0")
+
+
+class Killed(BaseException):
+    """A kill."""
+
+
+@pytest.fixture(autouse=True)
+def small_shards(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make shards of seven lines."""
+    for module, name in ((alignment, "_SHARD_PAIRS"), (bulk, "SHARD_LINES")):
+        monkeypatch.setattr(module, name, 7)
+
+
+def commands(run: Path, sides: tuple[Path, Path]) -> dict[str, tuple[Any, ...]]:
+    """The verbs, without what is in bulk and without output."""
+    source, target = sides
+    return {
+        "translate": ("translate", run, *SHORT, "-i", source, "--window", 7),
+        "translate-json": ("translate", run, *SHORT, "n_best=2", "-i", source, "--window", 7, "--json"),
+        "translate-prefix": ("translate", run, *SHORT, "-i", source, "--window", 7, "--prefix", target, "--quality"),
+        "translate-sample": ("translate", run, *SHORT, "search=sample", "seed=3", "-i", source, "--window", 7),
+        "score": ("score", run, "--source", source, "--target", target, "--device", "cpu"),
+        "evaluate": ("evaluate", run, *SHORT, "--source", source, "--reference", target, "--metrics", "chrf"),
+        "align": ("align", source, target, "--hmm-iterations", 2, "--symmetrise", "union"),
+    }
+
+
+NAMES = ("translate", "translate-json", "translate-prefix", "translate-sample", "score", "evaluate", "align")
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("name", [*NAMES[:1], pytest.param(NAMES[1], marks=pytest.mark.slow), *NAMES[2:]])
+def test_parts_and_kills_make_what_one_call_makes(
+    name: str,
+    ziggurat: Ziggurat,
+    trained: Path,
+    pairs: tuple[Path, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    command = commands(trained, pairs)[name]
+    whole, out = tmp_path / "whole", tmp_path / "out"
+    first = ziggurat(*command, "-o", whole, "--job", tmp_path / "one")
+    assert first.status == 0, first.err
+    again = ziggurat(*command, "-o", out, "--job", tmp_path / "one")  # all shards are there
+    assert (again.status, again.out, out.read_bytes()) == (0, first.out, whole.read_bytes())
+    out.unlink()
+
+    job = (*command, "-o", out, "--job", tmp_path / "parts")
+    early = ziggurat(*job, "--merge")
+    assert (early.status, "shard 0 of 4 is missing" in " ".join(early.err.split())) == (2, True)
+    told = ziggurat(*job, "--shard", "2/3")
+    assert (told.status, told.out) == (0, "")
+    assert "part 2/3 of 4 shards is complete" in " ".join(told.err.split())
+    write, writes = StageFiles.write, []
+
+    def killed(self: StageFiles, index: int, *arguments: Any, **counts: Any) -> Any:
+        writes.append(index)
+        if len(writes) == 2:
+            raise Killed
+        return write(self, index, *arguments, **counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageFiles, "write", killed)
+        with pytest.raises(Killed):
+            ziggurat(*job)
+    assert writes == [0, 2]
+    assert not out.exists()
+    ended = ziggurat(*job)
+    assert (ended.status, ended.out) == (0, first.out)
+    assert out.read_bytes() == whole.read_bytes()
+    assert whole.read_bytes().count(b"\n") >= 25
+    assert tree(tmp_path / "parts") == tree(tmp_path / "one")
+
+
+@pytest.mark.usefixtures("in_process")
+@pytest.mark.parametrize("name", [name for name in NAMES if name != "score"])
+def test_a_job_gives_what_the_verb_gives(
+    name: str, ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """Where the shards are the windows in which the verb translates (those of `evaluate` are longer)."""
+    command = commands(trained, pairs)[name]
+    plain = ziggurat(*command, "-o", tmp_path / "plain")
+    job = ziggurat(*command, "-o", tmp_path / "out", "--job", tmp_path / "job")
+    assert (plain.status, job.status, plain.out) == (0, 0, job.out)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "plain").read_bytes()
+
+
+@pytest.mark.usefixtures("in_process")
+def test_scores_of_a_job_are_those_of_the_verb(
+    ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """To rounding: the verb scores all lines in common batches."""
+    command = commands(trained, pairs)["score"]
+    plain = ziggurat(*command, "--json")
+    job = ziggurat(*command, "--json", "--job", tmp_path / "job")
+    for one, other in zip(plain.out.splitlines(), job.out.splitlines(), strict=True):
+        assert json.loads(one)["log_probability"] == pytest.approx(json.loads(other)["log_probability"], abs=1e-3)
+
+
+@pytest.mark.usefixtures("in_process")
+def test_settings_and_inputs_of_a_job_stay(
+    ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path
+) -> None:
+    job = ("--job", tmp_path / "job", "-o", tmp_path / "out")
+    command = ("translate", trained, *SHORT, "-i", pairs[0], *job)
+    assert ziggurat(*command, "--shard", "1/2").status == 0
+    before = tree(tmp_path / "job")
+    for other, said in (
+        ((*command, "beam_size=3"), "decoding.beam_size (4 -> 3)"),
+        ((*command, "--quality"), 'form ("text" -> "quality")'),
+        (("translate", trained, *SHORT, "-i", pairs[1], *job), "inputs.0.files: other content"),
+        (("score", trained, "--source", pairs[0], "--target", pairs[1], *job), 'verb ("translate" -> "score")'),
+    ):
+        told = ziggurat(*other)
+        assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
+    assert tree(tmp_path / "job") == before
+
+
+@pytest.mark.parametrize(
+    ("more", "said"),
+    [
+        (("--shard", "1/2"), "`--shard` goes with `--job FOLDER`"),
+        (("--ray", "auto"), "`--ray` goes with `--job FOLDER`"),
+        (("--job", "job", "--merge", "--shard", "1/2"), "leave out `--shard`"),
+        (("--job", "job", "--shard", "3/2"), "write i/n such as 1/4"),
+        (("--job", "job", "--tag", "<x>"), "unknown tag '<x>'"),
+        (("--job", "job", "beam_size=0"), "beam_size"),
+        (("--job", "job", "precision=auto"), "name the precision"),
+        (("--job", "."), "exists and is no folder of a `translate`"),
+        (("--job", "job", "-i", "-"), "none can be standard input"),
+        (("--job", "job", "-i", "bad"), "bad, line 2: not valid UTF-8"),
+        (("--job", "job", "--prefix", "short"), "they must pair up"),
+        (("--job", "job", "--ray", "auto", "--device", "cuda:1"), "write `cuda`"),
+        (("--job", "job", "--document", "text"), "`--job` is for lines of text"),
+    ],
+)
+def test_mistakes_are_told_before_anything_is_done(
+    more: tuple[str, ...], said: str, ziggurat: Ziggurat, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("Su divusim.\nNe gokun.\n")
+    Path("short").write_text("go\n")
+    Path("bad").write_bytes(b"good\n\xff\n")
+    before = tree(tmp_path)
+    text = () if {"-i", "--document"} & set(more) else ("-i", "text")
+    told = ziggurat("translate", trained, *text, "-o", "out", *more)
+    assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
+    assert tree(tmp_path) == before

@@ -1,0 +1,47 @@
+"""Lines of monolingual files, complete or with the reason why no pair can be made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ziggurat.backtranslation.filters import MAX_CHARACTERS, Reason, readable
+from ziggurat.data.compressed import byte_blocks
+
+__all__ = ["Line", "count_lines", "raw_lines", "readable_lines"]
+
+_MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a byte order mark 3, CR and LF 2
+Line = tuple[str, Reason | None]
+"""A line's text and None, or "" and the reason to drop it."""
+
+
+def raw_lines(path: Path) -> Iterator[bytes | None]:
+    """Yield the lines of a file as bytes without LF, unpacked by its name's ending; None for a line that is too long.
+
+    Memory does not grow with the file or a line. Raises DataError for a file that cannot be read or unpacked.
+    """
+    begun, too_long = b"", False  # the beginning of a line whose end is in a later block
+    for block in byte_blocks(path):
+        *ended, rest = block.split(b"\n")
+        for piece in ended:
+            whole = begun + piece
+            yield None if too_long or len(whole) > _MAX_BYTES else whole
+            begun, too_long = b"", False
+        begun += rest
+        # Forget the beginning of a line that is too long, so that memory does not grow with it.
+        if len(begun) > _MAX_BYTES:
+            begun, too_long = b"", True
+    if begun or too_long:
+        yield None if too_long else begun
+
+
+def count_lines(files: Sequence[Path]) -> int:
+    """Return the number of lines of all files together. Raises DataError as `raw_lines` does."""
+    return sum(1 for path in files for _ in raw_lines(path))
+
+
+def readable_lines(files: Sequence[Path]) -> Iterator[Line]:
+    """Yield the lines of all files, in order. Raises DataError as `raw_lines` does."""
+    for path in files:
+        for in_file, raw in enumerate(raw_lines(path)):
+            yield readable(raw, first_of_file=in_file == 0)

@@ -1,0 +1,131 @@
+"""Models that the workers of a job open: what of them the result depends on, and each worker's copy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import torch
+import xxhash
+
+from ziggurat.config import DecodingConfig, Experiment, load_experiment
+from ziggurat.config.load import change_section
+from ziggurat.data.files import fingerprint
+from ziggurat.decoding.engines import SERVED_FILE, served_folder
+from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.translator import Translator, load_translator
+from ziggurat.errors import ConfigError
+from ziggurat.models.directory import CONFIG_FILE, open_model
+
+__all__ = ["Identified", "ModelChoice", "opened"]
+
+
+@dataclass(frozen=True)
+class ModelChoice:
+    """Models of a job, and the settings that they translate with.
+
+    Attributes:
+        models: Runs or model directories: one, or the members of an ensemble.
+        which: Checkpoint of a run; see ziggurat.models.directory.open_model.
+        without_layers: Layers to leave out; None: none.
+        device: `auto`, `cpu`, `cuda`, ...
+        threads: CPU threads of each worker. The result depends on them: another number of threads sums matrix products
+            in another order, which rounds differently.
+        engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
+            may be done on several machines.
+        decoding: Keys of the `decoding` section that replace the model's own.
+    """
+
+    models: tuple[str, ...]
+    which: str | None = None
+    without_layers: str | None = None
+    device: str = "auto"
+    threads: int = 1
+    engine: str = "auto"
+    decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
+
+    def identified(self) -> Identified:
+        """Open the models, so that what is wrong with them or the settings is said now; return what they are.
+
+        Raises ConfigError, CheckpointError: settings or models that cannot be used.
+        """
+        served = served_folder(self.engine, self.models, which=self.which, without_layers=self.without_layers)
+        if served is None:
+            found = [
+                open_model(path, which=self.which, device=self.device, without_layers=self.without_layers)
+                for path in self.models
+            ]
+            experiments = [model.experiment for model in found]
+            device = found[0].model.device.type
+            contents = [_identity(model.experiment, model.weights, model.directory) for model in found]
+        else:
+            translator = ServedTranslator(served, device=self.device, threads=self.threads, **self.decoding)
+            experiments, device = [load_experiment(served / CONFIG_FILE)], translator.device
+            contents = [_identity(experiments[0], served / SERVED_FILE, served)]
+        decoding = change_section(experiments[0].decoding, self.decoding, "decoding")
+        if decoding.precision == "auto":
+            raise ConfigError(
+                "`decoding.precision: auto` may mean something else on each machine that takes part: name the "
+                "precision, `precision=float32` or `bfloat16`"
+            )
+        settings = {
+            "threads": self.threads,
+            "device": device,
+            "decoding": decoding.model_dump(mode="json"),
+            "models": contents,
+            **({"without_layers": self.without_layers} if self.without_layers else {}),
+        }
+        # A worker on another machine must not choose for itself.
+        fixed = self if self.device != "auto" else replace(self, device=device)
+        return Identified(fixed, experiments[0], decoding, settings)
+
+
+@dataclass(frozen=True)
+class Identified:
+    """What is known of opened models.
+
+    Attributes:
+        choice: The choice, with a device that is not `auto`.
+        experiment: Configuration of the first model.
+        decoding: Settings of the search.
+        settings: All that the result depends on, as JSON can represent it without loss.
+    """
+
+    choice: ModelChoice
+    experiment: Experiment
+    decoding: DecodingConfig
+    settings: dict[str, Any]
+
+
+def _identity(experiment: Experiment, weights: Path, directory: Path) -> dict[str, str]:
+    """Return the fingerprints of a model's weights, architecture and vocabularies."""
+    # By content, since a run may have been trained further and folders may be renamed.
+    vocabularies = sorted(
+        path for path in directory.iterdir() if path.name == "vocabulary.json" or path.suffix in (".spm", ".vocab")
+    )
+    architecture = json.dumps(experiment.model.model_dump(mode="json"), sort_keys=True)
+    return {
+        "weights": fingerprint(weights),
+        "architecture": xxhash.xxh3_128_hexdigest(architecture.encode()),
+        "vocabulary": xxhash.xxh3_128_hexdigest("".join(fingerprint(path) for path in vocabularies).encode()),
+    }
+
+
+@lru_cache(maxsize=1)
+def opened(choice: ModelChoice) -> Translator | ServedTranslator:
+    """Open the models, once in a worker's life: it works for one job."""
+    torch.set_num_threads(choice.threads)
+    served = served_folder(choice.engine, choice.models, which=choice.which, without_layers=choice.without_layers)
+    if served is not None:
+        return ServedTranslator(served, device=choice.device, threads=choice.threads, **choice.decoding)
+    return load_translator(
+        choice.models,
+        which=choice.which,
+        without_layers=choice.without_layers,
+        device=choice.device,
+        **choice.decoding,
+    )

@@ -1,0 +1,105 @@
+"""Plan of a job: everything that its result depends on, written once into its folder.
+
+Models and inputs are named by their content. A later call in the same folder must have the same plan.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ziggurat.config.experiment import shown
+from ziggurat.data.files import write_atomically
+from ziggurat.data.store_checks import differences
+from ziggurat.data.temporary import TEMPORARY
+from ziggurat.errors import DataError
+from ziggurat.small_files import parse_json, read_bounded
+
+__all__ = ["PLAN_FILE", "Plan", "fix_plan"]
+
+PLAN_FILE = "plan.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Work to be done, and the settings that its result depends on.
+
+    Attributes:
+        folder: Folder of the job.
+        verb: Verb of the command line that it is a job of.
+        settings: Everything that the result depends on.
+        lines: Lines of all inputs, or pairs.
+        shard_lines: Lines of a shard.
+    """
+
+    folder: Path
+    verb: str
+    settings: dict[str, Any]
+    lines: int
+    shard_lines: int
+
+    @property
+    def shards(self) -> int:
+        """Number of shards."""
+        return -(-self.lines // self.shard_lines)
+
+    @property
+    def fingerprint(self) -> str:
+        """128-bit xxHash of settings and lines in hexadecimal; each shard's manifest contains it."""
+        return str(xxhash.xxh3_128_hexdigest(json.dumps([self.settings, self.lines], sort_keys=True).encode()))
+
+    def lines_of(self, shard: int) -> int:
+        """Return the number of lines of a shard."""
+        return min(self.shard_lines, self.lines - shard * self.shard_lines)
+
+
+def fix_plan(folder: Path, verb: str, settings: dict[str, Any], shard_lines: int, count: Callable[[], int]) -> Plan:
+    """Return the plan of a job, and write it into its folder unless it is there already.
+
+    Args:
+        folder: Folder of the job.
+        verb: Its verb.
+        settings: Everything that the result depends on, as JSON can represent it without loss.
+        shard_lines: Lines of a shard.
+        count: Returns the number of lines, at least one; called where the folder is new. It takes a pass over the
+            input, which the plan saves: the fingerprints in the settings say that the input is the same.
+
+    Raises DataError for a folder with another plan, or with other things; what `count` raises.
+    """
+    path = folder / PLAN_FILE
+    known = _known(path, verb)
+    if known is not None and (changed := differences(known["settings"], settings, verb)):
+        names = shown([name.removeprefix(f"{verb}.") for name in changed])
+        raise DataError(
+            f"{folder}: was begun with other settings or files (there -> now): {names}. Continue with the same ones, "
+            "or name another folder"
+        )
+    lines = count() if known is None else known["lines"]
+    if known is None:
+        # Written only now: a folder with a plan has passed all checks.
+        folder.mkdir(parents=True, exist_ok=True)
+        document = {"format": _FORMAT, "settings": settings, "lines": lines}
+        write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
+    return Plan(folder, verb, settings, lines, shard_lines)
+
+
+def _known(path: Path, verb: str) -> dict[str, Any] | None:
+    """Return the plan in the folder, or None for a new or empty folder. Raises DataError for anything else."""
+    if not path.exists():
+        folder = path.parent
+        if folder.exists() and (not folder.is_dir() or any(not TEMPORARY.fullmatch(p.name) for p in folder.iterdir())):
+            raise DataError(f"{folder}: exists and is no folder of a `{verb}`; name another one")
+        return None
+    try:
+        plan: dict[str, Any] = parse_json(read_bounded(path), str(path))
+        if plan["format"] == _FORMAT:
+            return {"settings": dict(plan["settings"]), "lines": int(plan["lines"])}
+    except (OSError, DataError, ValueError, KeyError, TypeError, OverflowError):
+        pass
+    raise DataError(f"{path}: damaged, or of another version of ziggurat; name another folder")

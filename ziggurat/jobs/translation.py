@@ -1,0 +1,97 @@
+"""Translation and scoring of lines as tasks of a job (ziggurat.jobs.text)."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from ziggurat.decoding.lines import Notices, TranslationWarning
+from ziggurat.decoding.served import ServedTranslator
+from ziggurat.decoding.terminology import read_constraints
+from ziggurat.errors import ConfigError
+from ziggurat.jobs.models import ModelChoice, opened
+from ziggurat.jobs.text import Line
+
+__all__ = ["Scoring", "Translating"]
+
+
+@dataclass(frozen=True)
+class Translating:
+    """Translation of lines; all lines of a shard are one window, so the result does not depend on other shards.
+
+    Attributes:
+        choice: The models.
+        form: Of the output (ziggurat.decoding.results.Translation).
+        tag: Tag for every line, or None.
+        beside: What stands beside the lines, in this order: `prefixes`, `constraints` (separated by tabs).
+        terminology: Source terms and their translations.
+    """
+
+    choice: ModelChoice
+    form: Literal["text", "quality", "json"] = "text"
+    tag: str | None = None
+    beside: tuple[str, ...] = ()
+    terminology: Mapping[str, str] | None = field(default=None, hash=False)
+
+    def check(self) -> None:
+        """Raise ConfigError for what the engine or the model does not have; opens the models in this process."""
+        self._translated([], 0)
+        opened.cache_clear()  # this process translates nothing itself
+
+    def _translated(self, lines: Sequence[Line], first: int) -> list[Any]:
+        translator = opened(self.choice)
+        extras: dict[str, Any] = {name: [line.beside[n] for line in lines] for n, name in enumerate(self.beside)}
+        if "constraints" in extras:
+            extras["constraints"] = list(read_constraints(extras["constraints"]))
+        if self.terminology is not None:
+            extras["terminology"] = self.terminology
+        if isinstance(translator, ServedTranslator):
+            if extras:
+                raise ConfigError(
+                    "CTranslate2 takes no `--prefix`, `--constraints` or `--terminology`; take the model it was "
+                    "exported from"
+                )
+            translator.token_scores = self.form == "json"
+        translator.notices = Notices()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", TranslationWarning)  # they are counted
+            texts = [line.text for line in lines]
+            return list(
+                translator.translate_stream(texts, window=max(1, len(texts)), first=first, tag=self.tag, **extras)
+            )
+
+    def __call__(self, lines: Sequence[Line], first: int) -> tuple[list[str], Mapping[str, int]]:
+        """Return the translations, and how many were not made in the ordinary way."""
+        found = self._translated(lines, first)
+        translator = opened(self.choice)
+        n_best = translator.decoding.n_best
+        results = [
+            each.to_json() if self.form == "json" else each.to_text(number, n_best, quality=self.form == "quality")
+            for number, each in enumerate(found, start=first + 1)
+        ]
+        return results, +translator.notices
+
+
+@dataclass(frozen=True)
+class Scoring:
+    """Log-probabilities of lines, each with its translation beside it.
+
+    Attributes:
+        choice: The models; PyTorch's.
+        tag: Tag for every line, or None.
+        json: Results as JSON.
+    """
+
+    choice: ModelChoice
+    tag: str | None = None
+    json: bool = False
+
+    def __call__(self, lines: Sequence[Line], first: int) -> tuple[list[str], Mapping[str, int]]:
+        """Return the scores."""
+        translator = opened(self.choice)
+        assert not isinstance(translator, ServedTranslator)
+        targets = [line.beside[0] for line in lines]
+        found = translator.score([line.text for line in lines], targets, tag=self.tag, first=first)
+        return [score.to_json() if self.json else score.to_text() for score in found], {}
