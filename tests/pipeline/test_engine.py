@@ -55,7 +55,7 @@ class Fake:
             f"does {self.name}",
             {"setting": self.setting},
             self.work,
-            self.after,
+            {name: ["out/b"] for name in self.after},
             lambda: self.files,
             ("out/*",),
         )
@@ -337,13 +337,35 @@ def test_manifests_hold_what_a_step_depends_on_and_hands_on(tmp_path: Path, ran:
     assert fetched is not None
     assert found["settings"] == {"setting": 0}
     assert found["files"] == [xxhash.xxh3_128_hexdigest(b"y")]
-    assert found["after"] == {"fetch": fetched.fingerprint}
+    assert found["after"] == {"fetch": fetched.fingerprint(["out/b"])}
     content = (tmp_path / "w/right/out/b").read_bytes()
     assert found["outputs"]["out/b"] == {"bytes": 32, "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
     assert set(found["outputs"]) == {"out/a", "out/b"}
     assert {key: found[key] for key in found if key != "outputs"} == json.loads(
         (tmp_path / "w/right" / BEGUN).read_bytes()
     )
+
+
+def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[str]) -> None:
+    def two(folder: Path) -> None:
+        for name in ("train/a", "test/a"):
+            (folder / name).parent.mkdir()
+            (folder / name).write_bytes((tmp_path / name.partition("/")[0]).read_bytes())
+
+    def steps() -> list[Step]:
+        files = [tmp_path / "train", tmp_path / "test"]
+        readers = [
+            Step(f"of-{part}", "", {}, lambda folder, part=part: ran.append(part), {"two": [f"{part}/*"]})  # type: ignore[misc]
+            for part in ("train", "test")
+        ]
+        return [Step("two", "", {}, two, files=lambda: files), *readers]
+
+    for part in ("train", "test"):
+        (tmp_path / part).write_bytes(b"")
+    Pipeline(tmp_path / "w", steps()).run()
+    (tmp_path / "test").write_bytes(b"other")
+    assert Pipeline(tmp_path / "w", steps()).run().done == ("two", "of-test")
+    assert ran == ["train", "test", "test"]
 
 
 def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

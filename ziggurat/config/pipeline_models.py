@@ -198,6 +198,8 @@ class EvaluationConfig(Section):
     """Disturbances of the first test set (docs/robustness.md): `caps`, `title`, `typos`, ..., or `all`."""
     perturb_lines: Size = Field(default=500, ge=1)
     """Lines of the test set that are disturbed, the first ones."""
+    int8: bool = True
+    """Also evaluate the final model in int8 by our own engine (on CPUs)."""
     speed_lines: Size = Field(default=500, ge=0)
     """Lines of the first test set that are translated to measure speed, after a warm-up; 0: speed is not measured."""
     threads: Threads | None = Field(default=None, ge=1)

@@ -33,10 +33,10 @@ from ziggurat.pipeline.step import (
 )
 from ziggurat.pipeline.times import Spent, Times
 
-__all__ = ["Pipeline", "PipelineEnd", "StepState"]
+__all__ = ["TIMES", "Pipeline", "PipelineEnd", "StepState"]
 
 _FORMAT = 1
-_HASHES, _TIMES, _LOCK = "hashes.json", "times.json", ".lock"
+_HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
 State = Literal["done", "begun", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
 
 
@@ -94,7 +94,7 @@ class Pipeline:
         self.folder = folder
         self.steps = tuple(steps)
         self._hashes = Fingerprints(folder / _HASHES)
-        self._times = Times(folder / _TIMES)
+        self._times = Times(folder / TIMES)
 
     def times(self) -> dict[str, Spent]:
         """Return the time spent on each step."""
@@ -109,10 +109,11 @@ class Pipeline:
     def standings(self, selection: Selection | None = None) -> list[StepState]:
         """Return what a call would do with each step up to the last chosen one; nothing is written.
 
-        Raises ConfigError for an unknown step, DataError for files that are missing.
+        Raises ConfigError for an unknown step, DataError for files that are missing, and what steps refuse.
         """
         selection = selection or Selection()
         chosen = selection.numbers(self.steps)
+        self._refuse_impossible(self.steps[chosen.start : chosen.stop])
         manifests: dict[str, StepManifest | None] = {}
         found = []
         for step in self.steps[: chosen.stop]:
@@ -136,8 +137,7 @@ class Pipeline:
         done: list[str] = []
         with self._alone():
             sweep(self.folder)
-            for step in self.steps[chosen.start : chosen.stop]:
-                step.files()  # what is missing is said now, not after hours
+            self._refuse_impossible(self.steps[chosen.start : chosen.stop])
             manifests: dict[str, StepManifest | None] = {}
             for number, step in enumerate(self.steps[: chosen.stop]):
                 standing, manifests[step.name] = self._look(step, selection, manifests, number in chosen)
@@ -157,6 +157,14 @@ class Pipeline:
                 self._hashes.keep()
             self._hashes.keep()
         return PipelineEnd(tuple(done))
+
+    def _refuse_impossible(self, steps: Sequence[Step]) -> None:
+        """Raise what steps would end with, as far as that is known: now, not after hours."""
+        for step in steps:
+            step.files()
+        for step in steps:
+            if read_manifest(self.folder / step.name) is None:
+                step.check()
 
     def _look(
         self, step: Step, selection: Selection, manifests: dict[str, StepManifest | None], chosen: bool
@@ -194,13 +202,15 @@ class Pipeline:
 
     def _wanted(self, step: Step, manifests: dict[str, StepManifest | None]) -> dict[str, Any]:
         """Return all that the result of a step depends on; steps before it that are not done are left out."""
-        known = {name: manifests[name] for name in step.after}
+        known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
         return {
             "format": _FORMAT,
             "step": step.name,
             "settings": dict(step.settings),
             "files": [self._hashes.of(path) for path in step.files()],
-            "after": {name: manifest.fingerprint for name, manifest in known.items() if manifest is not None},
+            "after": {
+                name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None
+            },
         }
 
     def _difference(self, step: Step, before: Any, now: dict[str, Any]) -> str | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
@@ -63,21 +64,24 @@ class Step:
         settings: all of the configuration that the result depends on, as JSON.
         work: does it, in the step's folder: what an interrupted call left there is gone on with. Returns the number of
             the signal that stopped it, or None.
-        after: names of the steps whose results it reads.
+        after: steps whose results it reads, each with patterns of those that it reads; others do not concern it.
         files: returns the files from outside that it reads, in order. Raises DataError for those that are missing.
         outputs: patterns of what it hands on, inside its folder; what may differ between two calls, such as logs with
             times, is none of it.
         cost: estimates what it takes.
+        check: raises the error of ziggurat.errors that the step would end with, if that can be known before any step
+            works: a missing package, say.
     """
 
     name: str
     title: str
     settings: Mapping[str, Any]
     work: Callable[[Path], int | None]
-    after: tuple[str, ...] = ()
+    after: Mapping[str, Sequence[str]] = field(default_factory=dict)
     files: Callable[[], Sequence[Path]] = tuple
     outputs: tuple[str, ...] = ("**/*",)
     cost: Callable[[], Expected] = field(default=Expected)
+    check: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
@@ -92,10 +96,10 @@ class StepManifest:
     wanted: Mapping[str, Any]
     outputs: Outputs
 
-    @property
-    def fingerprint(self) -> str:
-        """Hash of what is handed on; steps after this one depend on nothing else of it."""
-        return str(xxhash.xxh3_128_hexdigest(json.dumps(self.outputs, sort_keys=True).encode()))
+    def fingerprint(self, patterns: Sequence[str]) -> str:
+        """Return the hash of what is handed on under names that match; `*` is anything, also in several folders."""
+        taken = {name: entry for name, entry in self.outputs.items() if any(fnmatchcase(name, p) for p in patterns)}
+        return str(xxhash.xxh3_128_hexdigest(json.dumps(taken, sort_keys=True).encode()))
 
     def document(self) -> dict[str, Any]:
         """Return the content of the file."""
