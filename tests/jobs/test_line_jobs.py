@@ -164,3 +164,23 @@ def test_mistakes_are_told_before_anything_is_done(
     told = ziggurat("translate", trained, *text, "-o", "out", *more)
     assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("verb", "said"),
+    [
+        (("score", "--source", "text", "--target", "text", "--workers", "2"), "`--workers` goes with `--job FOLDER`"),
+        (
+            ("evaluate", "--source", "text", "--reference", "text", "--perturb", "caps", "--job", "job"),
+            "`--perturb` cannot be a job",
+        ),
+    ],
+)
+def test_what_bulk_work_does_not_go_with(
+    verb: tuple[str, ...], said: str, ziggurat: Ziggurat, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("text").write_text("Su divusim.\nNe gokun.\n")
+    told = ziggurat(verb[0], trained, *verb[1:])
+    assert (told.status, told.out, said in " ".join(told.err.split())) == (2, "", True), told.err
+    assert not Path("job").exists()

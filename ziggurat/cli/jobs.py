@@ -109,7 +109,7 @@ class JobOptions:
 
     def __post_init__(self) -> None:
         """Raise ConfigError for options that contradict each other, before anything is opened."""
-        given = {"--shard": self.shard, "--merge": self.merge, "--ray": self.ray}
+        given = {"--shard": self.shard, "--merge": self.merge, "--ray": self.ray, "--workers": self.workers}
         if self.folder is None and (alone := [name for name, value in given.items() if value]):
             raise ConfigError(f"`{alone[0]}` goes with `--job FOLDER`, where parts of the work are kept")
         if self.merge and self.shard is not None:

@@ -177,7 +177,7 @@ def translate(
         check_input(path)
     check_output(output)
     models, total = [model, *(ensemble or [])], line_count(input)
-    asked = None if workers is None else worker_count(workers, models, opening, total)
+    asked = None if workers is None or job is None else worker_count(workers, models, opening, total)
     options = JobOptions(job, shard, merge, ray, asked, threads, device)
     if job is not None:
         inputs = {"lines": input, "prefixes": prefix, "constraints": constraints, "terminology": terminology}
