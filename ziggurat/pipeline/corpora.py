@@ -59,6 +59,11 @@ def fetch_step(road: Road) -> Step:
         if failed:
             raise DataError("\n".join(failed))
 
+    def check() -> None:
+        from ziggurat.fetch.registry import load_registry
+
+        load_registry(how.registry)
+
     # How a corpus is fetched, and from where, does not change it.
     return Step(
         "fetch",
@@ -66,6 +71,7 @@ def fetch_step(road: Road) -> Step:
         {"names": fetched_names(road)},
         work,
         files=lambda: [path for n, one in enumerate(how.registry) for path in find_files(one, f"fetch.registry.{n}")],
+        check=check,
     )
 
 

@@ -147,7 +147,7 @@ class Pipeline:
                 if standing.settled:
                     say(f"{place}: {standing.why}")
                     continue
-                say(f"{place}: {step.title} ({standing.why})")
+                say(f"{place}: {step.title}" + ("" if standing.state == "new" else f" ({standing.why})"))
                 stopped = self._do(step, self._wanted(step, manifests), begun=standing.state == "begun")
                 if stopped is not None:
                     return PipelineEnd(tuple(done), step.name, stopped)
