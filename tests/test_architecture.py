@@ -32,7 +32,7 @@ ALLOWED = {
     "cost": BASE | {"config", "data", "nn", "models", "training"},
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
     "jobs": BASE | {"config", "alignment", "data", "models", "decoding"},
-    "backtranslation": BASE | {"config", "data", "decoding", "jobs"},
+    "backtranslation": BASE | {"config", "data", "evaluation", "decoding", "jobs"},
     "text": BASE | {"data", "decoding"},
     "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
     "serving": BASE | {"config", "data", "decoding", "models", "text"},

@@ -45,7 +45,7 @@ def test_compressed_files_are_unpacked_and_follow_each_other(tmp_path: Path) -> 
         files[-1].write_bytes(pack(f"\ufeff{number}a\n{number}b".encode()))
     assert count_lines(files) == 8
     found = list(cut(readable_lines(files), 3, lambda index: True))
-    assert [[text for text, _ in s.items] for s in found] == [["0a", "0b", "1a"], ["1b", "2a", "2b"], ["3a", "3b"]]
+    assert [[line.text for line in s.items] for s in found] == [["0a", "0b", "1a"], ["1b", "2a", "2b"], ["3a", "3b"]]
     assert [(s.index, s.first) for s in found] == [(0, 0), (1, 3), (2, 6)]
     (second,) = cut(readable_lines(files), 3, lambda index: index == 1)
     assert second == found[1]

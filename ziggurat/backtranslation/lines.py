@@ -1,18 +1,30 @@
-"""Lines of monolingual files, complete or with the reason why no pair can be made of them."""
+"""Lines of text files, complete or with the reason why no pair can be made of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from itertools import zip_longest
 from pathlib import Path
+from typing import NamedTuple
 
 from ziggurat.backtranslation.filters import MAX_CHARACTERS, Reason, readable
 from ziggurat.data.compressed import byte_blocks
+from ziggurat.errors import DataError
 
 __all__ = ["Line", "count_lines", "raw_lines", "readable_lines"]
 
 _MAX_BYTES = 4 * MAX_CHARACTERS + 5  # a UTF-8 character has up to 4 bytes, a byte order mark 3, CR and LF 2
-Line = tuple[str, Reason | None]
-"""A line's text and None, or "" and the reason to drop it."""
+
+
+class Line(NamedTuple):
+    """A line of text."""
+
+    text: str
+    """The text, or "" where there is a reason."""
+    reason: Reason | None
+    """Reason to drop the line, or None."""
+    reference: str = ""
+    """Its translation as somebody else has it; "" where there is none, or none that can be read."""
 
 
 def raw_lines(path: Path) -> Iterator[bytes | None]:
@@ -40,8 +52,22 @@ def count_lines(files: Sequence[Path]) -> int:
     return sum(1 for path in files for _ in raw_lines(path))
 
 
-def readable_lines(files: Sequence[Path]) -> Iterator[Line]:
-    """Yield the lines of all files, in order. Raises DataError as `raw_lines` does."""
+def readable_lines(files: Sequence[Path], references: Sequence[Path] = ()) -> Iterator[Line]:
+    """Yield the lines of all files, in order, with those of `references`, if there are any, as their references.
+
+    Raises DataError as `raw_lines` does, or where there are not as many references as lines.
+    """
+    texts = _readable(files)
+    if not references:
+        yield from (Line(*line) for line in texts)
+        return
+    for line, reference in zip_longest(texts, _readable(references)):
+        if line is None or reference is None:
+            raise DataError(f"the files became shorter while they were read: {', '.join(map(str, references))} or text")
+        yield Line(*line, reference[0])
+
+
+def _readable(files: Sequence[Path]) -> Iterator[tuple[str, Reason | None]]:
     for path in files:
         for in_file, raw in enumerate(raw_lines(path)):
             yield readable(raw, first_of_file=in_file == 0)

@@ -13,10 +13,11 @@ from ziggurat.backtranslation.lines import count_lines
 from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.sides import named_language
 from ziggurat.errors import ConfigError, DataError
+from ziggurat.evaluation.scores import sacrebleu_metric
 from ziggurat.jobs.models import ModelChoice
 from ziggurat.jobs.plan import Plan, fix_plan
 
-__all__ = ["METHODS", "SHARD_LINES", "Job", "Method", "make_plan"]
+__all__ = ["METHODS", "N_BEST", "SHARD_LINES", "Job", "Method", "Nearest", "make_plan", "sentence_metric"]
 
 
 Method = Literal["sample", "top-k", "beam", "noised-beam"]
@@ -29,6 +30,12 @@ METHODS: Mapping[Method, Mapping[str, Any]] = {
     "noised-beam": {"search": "beam", "n_best": 1},
 }
 """Decoding settings of each method, which replace the model's own."""
+
+Nearest = Literal["chrf", "bleu"]
+"""Score of a sentence by which the candidate nearest its reference is found."""
+
+N_BEST = 8
+"""Candidates of each line where there are references."""
 
 SHARD_LINES = 2000
 """Lines of a shard: the most work that an interruption loses per worker, and one window of the translator."""
@@ -55,6 +62,10 @@ class Job:
         decoding: Keys of the `decoding` section that replace the model's own.
         engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
             may be done on several machines.
+        references: Paths or globs of the text's translations, line by line, with `forward`: of the `n_best` candidates
+            of a line, the one nearest its reference is kept (Kim and Rush 2016, section 3.3).
+        n_best: Candidates of each line; the beam has at least this size.
+        nearest: Score of a candidate against its reference.
     """
 
     models: tuple[str, ...]
@@ -70,11 +81,19 @@ class Job:
     filters: PairFilter = field(default_factory=PairFilter)
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
     engine: str = "auto"
+    references: tuple[str, ...] = ()
+    n_best: int = N_BEST
+    nearest: Nearest = "chrf"
 
     @property
     def files(self) -> list[Path]:
         """The input files, in order. Raises DataError where there is none."""
         return [path for pattern in self.inputs for path in find_files(pattern, "--input")]
+
+    @property
+    def reference_files(self) -> list[Path]:
+        """The files of references, in order. Raises DataError where one is missing."""
+        return [path for pattern in self.references for path in find_files(pattern, "--reference")]
 
     @property
     def choice(self) -> ModelChoice:
@@ -95,10 +114,31 @@ class Job:
             ConfigError: the user's settings contradict the method or the verb.
         """
         if self.decoding.get("n_best", 1) != 1:
-            raise ConfigError("`n_best`: backtranslate writes one translation for each line; leave it out")
+            raise ConfigError(
+                "`n_best`: backtranslate writes one translation for each line; leave it out, or let references choose "
+                "among candidates, by `--reference FILE --n-best N`"
+            )
         if clash := {"search", "seed"} & self.decoding.keys():
             raise ConfigError(f"`{min(clash)}`: give `--method` and `--seed` instead")
-        return {**METHODS[self.method], "seed": self.seed, **self.decoding}
+        settings = {**METHODS[self.method], "seed": self.seed, **self.decoding}
+        if not self.references:
+            return settings
+        if not self.forward:
+            raise ConfigError("`--reference` goes with `--forward`: there the text has true translations")
+        # A beam as wide as the list is long, unless another is asked for: `decoding` refuses one that is narrower.
+        beam = {"beam_size": self.n_best} if settings["search"] == "beam" else {}
+        return {**beam, **settings, "n_best": self.n_best}
+
+
+def sentence_metric(name: Nearest, language: str) -> Any:
+    """Return sacreBLEU's object for the score of single sentences in a language, whose BLEU has an effective order.
+
+    Raises ConfigError when the language's tokenizer is missing.
+    """
+    metric = sacrebleu_metric(name, target_language=language)
+    if name == "bleu":  # without it a sentence of three words scores 0
+        metric.effective_order = True
+    return metric
 
 
 def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
@@ -121,10 +161,20 @@ def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
         **found.settings,
         "inputs": [{"files": fingerprint(path)} for path in files],
     }
+    references = job.reference_files
+    if references:
+        sentence_metric(job.nearest, found.experiment.data.target_language)  # its tokenizer may be missing
+        settings["references"] = [{"files": fingerprint(path)} for path in references]
+        settings["nearest"] = job.nearest
 
     def count() -> int:
         if not (lines := count_lines(files)):
             raise DataError(f"--input: no line in {', '.join(map(str, files))}")
+        if references and (beside := count_lines(references)) != lines:
+            raise DataError(
+                f"--reference: {beside:,} lines in {', '.join(map(str, references))}, but {lines:,} in "
+                f"{', '.join(map(str, files))}; they must pair up"
+            )
         return lines
 
     plan = fix_plan(job.out, "backtranslate", settings, job.shard_lines, count)

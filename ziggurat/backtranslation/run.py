@@ -25,7 +25,7 @@ def back_translate(job: Job, work: Work) -> JobOutcome[Report]:
         plan,
         filtered_files(job.out, plan.fingerprint),
         partial(make_shard, job, choice, plan.fingerprint),
-        partial(readable_lines, job.files),
+        partial(readable_lines, job.files, job.reference_files),
         partial(merge, job.out, plan),
         work,
         merged=partial(merged, job.out, plan),

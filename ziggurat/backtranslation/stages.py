@@ -15,8 +15,9 @@ from typing import Any
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import Line
-from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.plan import Job, sentence_metric
 from ziggurat.data.lines import normalise
+from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.jobs.models import ModelChoice, opened
@@ -75,6 +76,7 @@ class Stages:
         filters: Filters for pairs.
         noise_seed: Seed of the noise on translations; None: no noise.
         forward: The text is the source of a pair, not its target.
+        metric: Score of a sentence, by which a candidate is chosen; None: the best one is taken.
         translated: Files of the first stage.
         filtered: Files of the second stage.
     """
@@ -84,6 +86,7 @@ class Stages:
     filters: PairFilter
     noise_seed: int | None
     forward: bool
+    metric: Any
     translated: StageFiles
     filtered: StageFiles
 
@@ -97,22 +100,32 @@ class Stages:
         texts = []
         # Too long by the filter's measure: such a line would be dropped after its translation anyway.
         encode = self.translator.source_tokenizer.encode
-        pieces = encode([text for text, _ in shard.items])
-        for (text, reason), ids in zip(shard.items, pieces, strict=True):
-            why = reason or ("too_long" if len(ids) > self.filters.max_pieces else None)
+        pieces = encode([line.text for line in shard.items])
+        for line, ids in zip(shard.items, pieces, strict=True):
+            why = line.reason or ("too_long" if len(ids) > self.filters.max_pieces else None)
             dropped.update([why] if why else [])
-            texts.append("" if why else text)
+            texts.append("" if why else line.text)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", TranslationWarning)  # counted below
             stream = self.translator.translate_stream(texts, window=len(texts), first=shard.first, **self.settings)
             found = list(stream)
         rows = []
-        for number, (text, translation) in enumerate(zip(texts, found, strict=True), start=shard.first):
-            if text and not translation.hypotheses[0].finished:
+        for place, (text, translation) in enumerate(zip(texts, found, strict=True)):
+            chosen = self._chosen(translation, shard.items[place].reference)
+            if text and chosen is None:
                 dropped["unfinished"] += 1
             elif text:
-                rows.append((str(number), text, normalise([translation.text], "none")[0]))
+                rows.append((str(shard.first + place), text, chosen or ""))
         return self.translated.write(shard.index, _content(rows), read=len(texts), kept=len(rows), dropped=dropped)
+
+    def _chosen(self, translation: Translation, reference: str) -> str | None:
+        """Return the text of the best candidate, or of the one nearest the reference; None: it is not complete."""
+        candidates = translation.hypotheses if reference and self.metric is not None else translation.hypotheses[:1]
+        texts = normalise([found.text for found in candidates if found.finished], "none")
+        if len(texts) < 2:
+            return texts[0] if texts else None
+        # The first of several that are equally near: the one that the model likes best.
+        return max(texts, key=lambda text: float(self.metric.sentence_score(text, [reference]).score))
 
     def filter(self, translated: Manifest) -> Manifest:
         """Write rows (source, target) of the pairs that stay; noise comes last, so that no filter sees it."""
@@ -157,12 +170,15 @@ def filtered_files(out: Path, plan: str) -> StageFiles:
 
 def make_shard(job: Job, choice: ModelChoice, plan: str, shard: Shard[Line]) -> Manifest:
     """Do the stages of a shard that are not complete; return the last manifest. `plan` is the plan's fingerprint."""
+    translator = opened(choice)
+    metric = sentence_metric(job.nearest, translator.target_language) if job.references else None
     stages = Stages(
-        translator=opened(choice),
+        translator=translator,
         settings=job.settings(),
         filters=job.filters,
         noise_seed=job.seed if job.method == "noised-beam" else None,
         forward=job.forward,
+        metric=metric,
         translated=StageFiles(job.out, "translated", plan),
         filtered=filtered_files(job.out, plan),
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, Any, Literal, cast
 
 import typer
 
@@ -36,6 +36,20 @@ def backtranslate(
     forward: Annotated[
         bool, typer.Option("--forward", help="Distillation: the text is the source, its translation the target.")
     ] = False,
+    reference: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--reference",
+            help="With --forward: the text's translations, line by line; of --n-best candidates the nearest is kept.",
+        ),
+    ] = None,
+    n_best: Annotated[
+        int | None, typer.Option("--n-best", min=2, max=1000, help="Candidates of each line. Default: 8.")
+    ] = None,
+    nearest: Annotated[
+        Literal["chrf", "bleu"] | None,
+        typer.Option("--nearest", help="Score of a candidate against its reference. Default: chrf."),
+    ] = None,
     tag: Annotated[
         str | None, typer.Option("--tag", help="Tag of the corpus; default: `<bt>`, with --forward none; '' for none.")
     ] = None,
@@ -69,13 +83,16 @@ def backtranslate(
     if out is None:
         raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
     options = JobOptions(str(out), shard, merge, ray, workers, threads, device)
+    choosing = [name for name, value in {"--n-best": n_best, "--nearest": nearest}.items() if value is not None]
+    if choosing and not reference:
+        raise ConfigError(f"`{choosing[0]}` is of candidates, which references choose among: add `--reference FILE`")
     tag = (None if forward else "<bt>") if tag is None else tag or None
     # Only for its checks: `prepare` must accept the tag and the weight that are written into the snippet.
     change_section(CorpusConfig(source="-", target="-"), {"tag": tag, "weight": weight}, "data.train.0")
 
     from ziggurat.backtranslation.filters import PairFilter
     from ziggurat.backtranslation.merge import write_snippet
-    from ziggurat.backtranslation.plan import METHODS, Job, Method
+    from ziggurat.backtranslation.plan import METHODS, N_BEST, Job, Method
     from ziggurat.backtranslation.run import back_translate
 
     chosen = method or ("beam" if forward else "sample")
@@ -96,6 +113,9 @@ def backtranslate(
         filters=PairFilter(max_pieces=max_length, max_ratio=max_ratio),
         decoding=settings,
         engine=engine,
+        references=tuple(reference or ()),
+        n_best=n_best or N_BEST,
+        nearest=nearest or "chrf",
     )
     with warnings_shown():
         report = finished(back_translate(job, options.work()), options)

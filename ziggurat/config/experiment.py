@@ -60,10 +60,24 @@ class Experiment(Section):
             raise ValueError("`model.transfer` scales the rates of Adam: `training.optimiser.kind` cannot be muon")
         if reasons := alignment_refused(self.training.loss.alignment, self.model, self.training.growth is not None):
             raise ValueError(f"`training.loss.alignment`: {'; '.join(reasons)}")
+        if self.training.quantise is not None and (reasons := _quantisation_refused(self.model)):
+            raise ValueError(f"`training.quantise: {self.training.quantise}`: {'; '.join(reasons)}; set it to null")
         growth = self.training.growth
         if growth is not None and (reasons := growth_refused(growth, self.model)):
             raise ValueError(f"`training.growth`: {'; '.join(reasons)}")
         return self
+
+
+def _quantisation_refused(model: ModelConfig) -> list[str]:
+    """Return why training with bytes would not teach what int8 translation computes."""
+    if model.family == "rnmt":
+        return ["int8 translation leaves LSTM cells in fp32, so there is next to nothing to get used to"]
+    shifted = [
+        f"{side} has `residual: fixup`, whose maps with shifts int8 translation leaves in fp32"
+        for side, kinds in (("encoder", model.residuals(decoder=False)), ("decoder", model.residuals(decoder=True)))
+        if "fixup" in kinds
+    ]
+    return [f"the {' and the '.join(shifted)}"] if shifted else []
 
 
 def changed(before: Any, after: Any) -> list[str]:

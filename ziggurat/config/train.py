@@ -212,6 +212,10 @@ class TrainingConfig(Section):
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     """`bf16`: matrix products in bfloat16 by autocast, master weights in fp32. `auto`: the faster of the two on this
     machine (on a CPU by a product of each), chosen before a new run, whose config.yaml then has the choice."""
+    quantise: Literal["int8"] | None = None
+    """`int8`: products are of rows rounded to bytes, as int8 translation computes them (`decoding.precision: int8`,
+    `export --quantization int8`), with the gradients of the numbers before rounding; weights stay fp32. It is for the
+    last updates of a model that is to be served in int8, from `start_from` (docs/students.md). null: none."""
     compile: Literal["none", "layers"] = "none"
     """`layers`: torch.compile each layer; all layers of a stack share one compiled graph, whatever their number."""
     cuda_graphs: Count = Field(default=0, ge=0)

@@ -275,7 +275,7 @@ def load_translator(
     precision = settled(asked, here, widths)
     settings = settings.model_copy(update={"precision": precision})
     for member in members:
-        make_fast(member.model, precision)
+        make_fast(member.model, precision, as_trained=member.experiment.training.quantise == "int8")
     origins = "; ".join(member.origin for member in members)
     models = [member.model for member in members]
     listed = settings.shortlist

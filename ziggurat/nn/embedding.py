@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +11,7 @@ from torch.nn import functional as F
 
 from ziggurat.errors import ConfigError
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.linear import linear
+from ziggurat.nn.linear import Multiply, linear
 from ziggurat.nn.roles import Role, Slot
 
 __all__ = ["IMPOSSIBLE", "InputEmbedding", "LearnedPositions", "OutputProjection", "SinusoidalPositions", "sinusoids"]
@@ -95,6 +94,10 @@ class LearnedPositions(nn.Module):
         yield Slot(self.weight, Role.POSITION, "weight")
 
 
+def _as_they_are(rows: Tensor) -> Tensor:
+    return rows
+
+
 class InputEmbedding(nn.Module):
     """dropout(scale * E[token] + bias + position).
 
@@ -105,6 +108,9 @@ class InputEmbedding(nn.Module):
         dropout: on the sum.
         bias: vector [d_model] added to every scaled embedding, the same on both sides (zero), or None.
         zero_start: the token at position 0 has no embedding: the input there is the position alone (zero).
+
+    Attributes:
+        rounded: what is done to embeddings before anything else: nothing; see ziggurat.nn.quantised.
     """
 
     bias: nn.Parameter | None
@@ -126,6 +132,7 @@ class InputEmbedding(nn.Module):
         self.dropout = dropout
         self.register_parameter("bias", bias)
         self.zero_start = zero_start
+        self.rounded: Callable[[Tensor], Tensor] = _as_they_are
 
     def forward(self, ids: Tensor, start: int = 0) -> Tensor:
         """Return [batch, length, d_model] for `ids` [batch, length] whose first token has position `start`."""
@@ -147,7 +154,7 @@ class InputEmbedding(nn.Module):
 
     def _scaled(self, ids: Tensor) -> Tensor:
         """Return [..., d_model] without positions."""
-        x: Tensor = self.tokens(ids)
+        x: Tensor = self.rounded(self.tokens(ids))
         if self.scale != 1.0:
             x = x * self.scale
         return x if self.bias is None else x + self.bias
@@ -169,6 +176,8 @@ class OutputProjection(nn.Module):
         ruled_out: ids [n] of tokens that the bias makes impossible, such as those that an imported model never
             produces; None: there are none. `rule_out` looks for them when weights are loaded: to look in every training
             step would wait for a GPU.
+        multiply: the product, of ziggurat.nn.linear or ziggurat.nn.quantised.
+        rounded: what the product does to the rows of both of its factors.
     """
 
     weight: Tensor
@@ -180,6 +189,8 @@ class OutputProjection(nn.Module):
         self.weight = weight
         self.register_parameter("bias", bias)
         self.register_buffer("ruled_out", None, persistent=False)
+        self.multiply: Multiply = linear
+        self.rounded: Callable[[Tensor], Tensor] = _as_they_are
 
     def rule_out(self, bias: Tensor | None) -> None:
         """Set `ruled_out` from `bias` [vocabulary], as it was loaded: whole, not cut up over processes."""
@@ -188,12 +199,12 @@ class OutputProjection(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return [..., vocabulary] for `hidden` [..., d_model]."""
-        return linear(hidden, self.weight, self.bias)
+        return self.multiply(hidden, self.weight, self.bias)
 
     def restricted(self, tokens: Tensor) -> Callable[[Tensor], Tensor]:
         """Return the map from [..., d_model] to logits [..., n] of `tokens` [n] alone."""
-        bias = None if self.bias is None else self.bias[tokens]
-        return partial(linear, weight=self.weight[tokens], bias=bias)
+        weight, bias = self.weight[tokens], None if self.bias is None else self.bias[tokens]
+        return lambda hidden: self.multiply(hidden, weight, bias)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself; a shared matrix has its embedding's role."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -13,9 +13,12 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
-__all__ = ["Kernel", "Linear", "NormedLinear", "kernel", "linear", "product"]
+__all__ = ["Kernel", "Linear", "Multiply", "NormedLinear", "kernel", "linear", "product"]
 
 Kernel = Literal["auto", "torch", "onednn"]
+
+Multiply = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""x W^T + b of x [..., in], W [out, in] and b [out] or None."""
 
 _SMALL = 1 << 20
 """Multiplications below which a call costs more than it saves."""
@@ -120,11 +123,21 @@ def product(a: Tensor, b: Tensor) -> Tensor:
 
 
 class Linear(nn.Linear):
-    """torch.nn.Linear whose product goes through `linear`."""
+    """torch.nn.Linear whose product goes through `linear`.
+
+    Attributes:
+        multiply: what is called in its place; see ziggurat.nn.quantised.
+    """
+
+    multiply: Multiply
+
+    def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
+        super().__init__(in_features, out_features, bias=bias)
+        self.multiply = linear
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] for `x` [..., in]."""
-        return linear(x, self.weight, self.bias)
+        return self.multiply(x, self.weight, self.bias)
 
 
 class NormedLinear(nn.Module):

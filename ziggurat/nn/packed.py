@@ -19,6 +19,7 @@ from ziggurat.nn.compiled import CompiledFeedForward, CompiledLinear, Precision,
 from ziggurat.nn.embedding import OutputProjection
 from ziggurat.nn.feed_forward import FeedForward
 from ziggurat.nn.linear import Linear
+from ziggurat.nn.quantised import QuantisedEmbedding
 
 __all__ = [
     "Int8Linear",
@@ -115,16 +116,17 @@ class PackedFeedForward(nn.Module):
     Args:
         ffn: the network.
         precision: of its products.
+        as_trained: the inputs of the second map are signed bytes, as in ziggurat.nn.quantised.
     """
 
-    def __init__(self, ffn: FeedForward, precision: Precision) -> None:
+    def __init__(self, ffn: FeedForward, precision: Precision, *, as_trained: bool = False) -> None:
         super().__init__()
         first, second = cast(Linear, ffn.in_proj), cast(Linear, ffn.out_proj)
         self.in_proj: PackedLinear | Int8Linear
         self.out_proj: PackedLinear | Int8Linear
         if precision == "int8":
             self.in_proj = Int8Linear(first.weight, first.bias)
-            self.out_proj = Int8Linear(second.weight, second.bias, positive=True)
+            self.out_proj = Int8Linear(second.weight, second.bias, positive=not as_trained)
         else:
             dtype = getattr(torch, precision)
             self.in_proj = PackedLinear(first.weight.to(dtype), first.bias, relu=True, narrow=True)
@@ -143,21 +145,26 @@ class PackedOutput(nn.Module):
     Args:
         projection: the map; its weight stays, since the embedding may be the same.
         precision: of the product.
+        as_trained: with `int8` the product is in bytes on every CPU, since the model was trained so.
     """
 
-    def __init__(self, projection: OutputProjection, precision: Precision) -> None:
+    def __init__(self, projection: OutputProjection, precision: Precision, *, as_trained: bool = False) -> None:
         super().__init__()
         self.weight = projection.weight
         self.bias = projection.bias
         self.precision = precision
-        # Without the compiled product never in int8: scaling its sums would take one more pass over [rows, vocabulary].
+        self.as_trained = as_trained
+        # Without the compiled product in int8 only where it must be: scaling its sums takes one more pass over
+        # [rows, vocabulary].
         narrow = precision != "float32" and available("bfloat16")
         self.dtype = torch.bfloat16 if narrow else torch.float32
         self.map = self._of(projection.weight, projection.bias)
 
-    def _of(self, weight: Tensor, bias: Tensor | None) -> PackedLinear | CompiledLinear:
+    def _of(self, weight: Tensor, bias: Tensor | None) -> PackedLinear | Int8Linear | CompiledLinear:
         if multiplies(self.precision):
             return CompiledLinear(weight, bias, self.precision)
+        if self.precision == "int8" and self.as_trained:
+            return Int8Linear(weight, bias)
         return PackedLinear(weight.to(self.dtype), bias, narrow=True)
 
     def forward(self, hidden: Tensor) -> Tensor:
@@ -182,16 +189,17 @@ def packed(
     return PackedLinear(weight.to(getattr(torch, precision)), bias, narrow=narrow)
 
 
-def make_fast(model: nn.Module, precision: Precision) -> None:
+def make_fast(model: nn.Module, precision: Precision, *, as_trained: bool = False) -> None:
     """Change `model`, in fp32 and evaluation mode, for translation alone: it can then no longer be trained or saved.
 
-    On a CPU its linear maps are packed; on a GPU bf16 is the whole model's type.
+    On a CPU its linear maps are packed; on a GPU bf16 is the whole model's type. `as_trained`: it was trained with
+    quantised rows (ziggurat.nn.quantised), and with `int8` it computes the same.
 
     Raises ConfigError when the model's device does not compute with `precision`.
     """
     if next(model.parameters()).device.type == "cpu":
         if available(precision):
-            pack(model, precision)
+            pack(model, precision, as_trained=as_trained)
         elif precision != "float32":
             needs = "AVX-512-BF16 or AMX" if precision == "bfloat16" else "VNNI"
             way_out = "use float32"
@@ -204,33 +212,37 @@ def make_fast(model: nn.Module, precision: Precision) -> None:
         model.to(torch.bfloat16)
 
 
-def pack(model: nn.Module, precision: Precision) -> None:
+def pack(model: nn.Module, precision: Precision, *, as_trained: bool = False) -> None:
     """Replace the linear maps of `model`, on a CPU and in fp32, by packed ones; it can then not be trained or saved.
 
-    Maps of other kinds (Fixup's with shifts, those of LSTM cells) stay as they are, in fp32.
+    Maps of other kinds (Fixup's with shifts, those of LSTM cells) stay as they are, in fp32. With `int8` and
+    `as_trained`, embeddings are bytes too.
     """
     if isinstance(model, MergedAverageAttention):
         model.separate_values()
+    as_trained = as_trained and precision == "int8"
     # In bf16, there is half as much of keys and values to read from memory at every step.
     narrow = {"qkv_proj", "q_proj", "kv_proj"} if _attends_plainly(model) and available("bfloat16") else set()
     for name, child in model.named_children():
         if isinstance(child, FeedForward) and child.is_plain:
-            setattr(model, name, _feed_forward(child, precision))
+            setattr(model, name, _feed_forward(child, precision, as_trained))
         elif isinstance(child, Linear):
             setattr(model, name, packed(child.weight, child.bias, precision, narrow=name in narrow))
         elif isinstance(child, OutputProjection):
-            setattr(model, name, PackedOutput(child, precision))
+            setattr(model, name, PackedOutput(child, precision, as_trained=as_trained))
+        elif isinstance(child, nn.Embedding) and as_trained:
+            setattr(model, name, QuantisedEmbedding(child.weight))
         else:
-            pack(child, precision)
+            pack(child, precision, as_trained=as_trained)
 
 
-def _feed_forward(ffn: FeedForward, precision: Precision) -> PackedFeedForward | CompiledFeedForward:
+def _feed_forward(ffn: FeedForward, precision: Precision, as_trained: bool) -> PackedFeedForward | CompiledFeedForward:
     if not multiplies(precision):
-        return PackedFeedForward(ffn, precision)
+        return PackedFeedForward(ffn, precision, as_trained=as_trained)
     first, second = cast(Linear, ffn.in_proj), cast(Linear, ffn.out_proj)
     return CompiledFeedForward(
         CompiledLinear(first.weight, first.bias, precision, relu=True),
-        CompiledLinear(second.weight, second.bias, precision, positive=True),
+        CompiledLinear(second.weight, second.bias, precision, positive=not as_trained),
     )
 
 

@@ -18,6 +18,7 @@ from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
 from ziggurat.models.directory import OpenedModel, load_weights, open_model, weights
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
+from ziggurat.nn.quantised import quantise
 from ziggurat.training.checkpoint import Checkpoint
 from ziggurat.training.graphs import GraphedPasses
 from ziggurat.training.growth import carry_moments, carry_weights, stage_model
@@ -166,6 +167,8 @@ class Learner:
             exact_dropout=self.experiment.training.exact_dropout,
         ).to(self.device)
         model.decoder.aligned = AlignmentHead.of(self.experiment.training.loss.alignment)
+        if self.experiment.training.quantise is not None:
+            quantise(model)
         return model
 
     def _make_stage(self, number: int, model: Seq2Seq) -> _Stage:

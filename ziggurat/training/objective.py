@@ -72,8 +72,8 @@ def batch_loss(model: Seq2Seq, batch: Batch, config: LossConfig, *, tokens: int,
     hidden = model(batch.source, batch.source_mask, batch.target_in, *wanted)
     output = model.output
     sums = sequence_loss(
-        hidden,
-        output.weight,
+        output.rounded(hidden),
+        output.rounded(output.weight),
         Labels(batch.target_out, batch.target_mask, batch.target_tokens),
         config,
         tokens=tokens,

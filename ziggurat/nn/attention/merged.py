@@ -88,7 +88,7 @@ class MergedAverageAttention(MergedAttention):
         shared = self.cross.kv_proj
         weight = shared.weight.chunk(2)[1]
         bias = None if shared.bias is None else shared.bias.chunk(2)[1]
-        return linear(x, weight, bias)
+        return (shared.multiply if isinstance(shared, Linear) else linear)(x, weight, bias)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself; a shared value map is in `cross`."""

@@ -16,7 +16,7 @@ from ziggurat.nn.attention.rotary import Rotary
 from ziggurat.nn.attention.scaling import QueryKeyScaling
 from ziggurat.nn.attention.values import FirstValues, ValueResidual, attended_values
 from ziggurat.nn.dropout import Dropout
-from ziggurat.nn.linear import Linear, NormedLinear, linear
+from ziggurat.nn.linear import Linear, NormedLinear
 from ziggurat.nn.residual import ShiftedLinear
 from ziggurat.nn.roles import QUERY_KEY_VALUE, Role, Slot, linear_slots
 
@@ -140,7 +140,7 @@ class SelfAttention(OwnAttention):
         bias = self.qkv_proj.bias
         biases = [None] * self.maps if bias is None else bias.chunk(self.maps)
         maps = zip(x, self.qkv_proj.weight.chunk(self.maps), biases, strict=False)
-        return [linear(part, weight, its_bias) for part, weight, its_bias in maps]
+        return [self.qkv_proj.multiply(part, weight, its_bias) for part, weight, its_bias in maps]
 
     def _rotated(self, x: Tensor, live: LiveBeams | None) -> Tensor:
         assert self.rotary is not None

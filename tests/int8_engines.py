@@ -1,0 +1,40 @@
+"""The engines of int8 translation that there are on this CPU, and their arithmetic in plain operators on any."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from ziggurat.nn import compiled, packed
+
+__all__ = ["ENGINES", "engine"]
+
+ENGINES = [
+    "arithmetic",
+    *(["oneDNN"] if packed.available("int8") else []),
+    *(["compiled"] if compiled.multiplies("int8") else []),
+]
+
+
+@contextmanager
+def engine(name: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Context in which the int8 engine has this product of bytes; `arithmetic` stands for a CPU that lacks VNNI."""
+    with monkeypatch.context() as patch:
+        # Keys and values in bf16 are another rounding, and not of int8.
+        patch.setattr(packed, "available", lambda precision: precision != "bfloat16")
+        if name != "compiled":
+            patch.setattr(compiled, "_library", None)
+        if name == "arithmetic":
+            patch.setattr(torch.ops.onednn, "qlinear_prepack", lambda weight, _: weight)
+            patch.setattr(torch.ops.onednn, "qlinear_pointwise", _exact)
+        yield
+
+
+def _exact(x: Tensor, scale: float, centre: int, weight: Tensor, weight_scale: Tensor, *rest: Any) -> Tensor:
+    """The product of bytes as oneDNN computes it where the CPU has VNNI."""
+    return ((x.to(torch.int64) - centre) @ weight.to(torch.int64).t()).float() * weight_scale
