@@ -13,6 +13,8 @@ from pydantic import Field, ValidationError, model_validator
 from ziggurat.config.base import Count, PathText, Section
 from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.lifecycle import StopConfig
+from ziggurat.config.load import change_section
 from ziggurat.config.pipeline_corpora import BitextConfig, FetchConfig, HoldOutConfig, MonolingualConfig, TestSetConfig
 from ziggurat.config.pipeline_models import (
     AlignmentStepConfig,
@@ -21,8 +23,11 @@ from ziggurat.config.pipeline_models import (
     DistillationConfig,
     EvaluationConfig,
     ExportConfig,
+    QuantisationConfig,
     TrainedConfig,
 )
+from ziggurat.config.train import ScheduleConfig
+from ziggurat.errors import ConfigError
 
 __all__ = ["BACK_TRANSLATION", "BITEXT", "DISTILLATION", "HELD_OUT", "MODELS", "ModelName", "PipelineConfig"]
 
@@ -34,6 +39,7 @@ BACK_TRANSLATION: CorpusName = "back-translation"
 DISTILLATION: CorpusName = "distillation"
 HELD_OUT = "held-out"
 """Name of the test set that is taken out of the training corpora."""
+_ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
 
 
 class PipelineConfig(Section):
@@ -69,6 +75,8 @@ class PipelineConfig(Section):
     """Word alignments of the student's corpora."""
     student: TrainedConfig | None = None
     """Student: the small model that is to be used."""
+    quantisation: QuantisationConfig | None = None
+    """Fine-tuning of the student for int8."""
     export: ExportConfig | None = None
     """Exports."""
     evaluation: EvaluationConfig | None = None
@@ -90,6 +98,14 @@ class PipelineConfig(Section):
             chosen: TrainedConfig | None = getattr(self, name)
             if chosen is not None and chosen.existing is None:
                 self._check_model(name, chosen)
+        if self.quantisation is not None:
+            try:
+                self.quantised(
+                    self.experiment("student", [CorpusConfig(source="-", target="-")], [], "store"), "student"
+                )
+            except (ConfigError, ValidationError) as error:
+                said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                raise ValueError(f"`quantisation`: {said.removeprefix('Value error, ')}") from None
         return self
 
     def _missing(self, held: HoldOutConfig) -> list[tuple[str, str]]:
@@ -114,6 +130,8 @@ class PipelineConfig(Section):
             ]
         if self.alignment is not None:
             wants.append((self.student, "student", "`alignment` is of its corpora"))
+        if self.quantisation is not None:
+            wants.append((self.student, "student", "`quantisation` is of it"))
         if self.evaluation is not None:
             wants.append((tested, "test", f"`evaluation` needs a test set; {instead % 'test'}"))
         if self.export is not None and any(target and target.tolerance is not None for _, target in self.export):
@@ -133,7 +151,7 @@ class PipelineConfig(Section):
                 "`alignment`, which makes them for the student"
             )
         try:
-            self.experiment(name, [CorpusConfig(source="-", target="-")], [], "store")
+            self.experiment(name, [_ANY], [], "store")
         except ValidationError as error:
             found = error.errors()[0]
             place = ".".join(str(step) for step in (name, *found["loc"]))
@@ -174,3 +192,22 @@ class PipelineConfig(Section):
             training=chosen.training,
             decoding=chosen.decoding,
         )
+
+    def quantised(self, student: Experiment, weights: str) -> Experiment:
+        """Return the experiment of the student's fine-tuning for int8, from its `weights`.
+
+        Raises ConfigError, ValidationError where its parts do not fit.
+        """
+        assert self.quantisation is not None
+        updates, before = self.quantisation.updates, student.training
+        changes = {
+            "start_from": weights,
+            "quantise": "int8",
+            "growth": None,
+            "schedule": ScheduleConfig(kind="cosine", peak=self.quantisation.peak, warmup_updates=updates // 10),
+            "stop": StopConfig(updates=updates),
+            "validation": {"every_updates": min(updates, before.validation.every_updates)},
+            "checkpoint": {"every_updates": min(updates, before.checkpoint.every_updates)},
+        }
+        training = change_section(change_section(before, changes, "training"), self.quantisation.training, "training")
+        return Experiment(data=student.data, model=student.model, training=training, decoding=student.decoding)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Length, PathText, Real, Section, Seed, Size, Threads
+from ziggurat.config.base import Count, Length, PathText, Real, Section, Seed, Size, Threads
 from ziggurat.config.data import SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
@@ -26,6 +26,7 @@ __all__ = [
     "EvaluationConfig",
     "ExportConfig",
     "ExportTarget",
+    "QuantisationConfig",
     "TrainedConfig",
     "TranslationConfig",
 ]
@@ -146,6 +147,17 @@ class DistillationConfig(TranslationConfig):
     """Translate the source side of the bitext."""
     monolingual: bool = True
     """Translate `monolingual.source`, too, where it is given."""
+
+
+class QuantisationConfig(Section):
+    """Fine-tuning of the student in which products are rounded to bytes, as int8 translation computes them."""
+
+    updates: Count = Field(default=500, ge=1)
+    """Updates."""
+    peak: Real = Field(default=1e-4, gt=0)
+    """Highest learning rate; it is reached after a tenth of the updates and then falls like a cosine."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `training` in place of the student's, such as `{batch: {max_tokens: 2048}}`."""
 
 
 class AlignmentStepConfig(Section):

@@ -69,6 +69,11 @@ class Costs:
         seconds = sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
         return Expected(seconds if limit is None else min(seconds, limit), memory, f"{updates:,} updates, {length}")
 
+    def quantising(self, updates: int) -> Expected:
+        """Return what the fine-tuning of the student for int8 takes at the speed of its training."""
+        cost = self.of("student")
+        return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
+
     def translating(self, name: ModelName, lines: int | None, beam: int, workers: int) -> Expected:
         """Return what the translation of so many lines takes; None: their number is not known."""
         if lines is None or name not in self._experiments:

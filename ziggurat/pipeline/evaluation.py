@@ -63,7 +63,7 @@ def _systems(road: Road, how: EvaluationConfig) -> list[_System]:
         found.append(_System("teacher", road.model("teacher"), of_model(road, "teacher")))
     name, model, after = final_model(road)
     if name == "student":
-        found.append(_System("student", model, after))
+        found.append(_System("student", road.model("student"), of_model(road, "student")))
     if how.int8:
         found.append(_System(f"{name}-int8", model, after, settings={"precision": "int8"}))
     if road.config.export is not None and road.config.export.ctranslate2 is not None:

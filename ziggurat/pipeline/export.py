@@ -25,6 +25,8 @@ _NEEDS = {
 
 def final_model(road: Road) -> tuple[ModelName, Path, dict[str, list[str]]]:
     """Return the model that the pipeline is for, its folder, and the dependence on it."""
+    if road.config.quantisation is not None:
+        return "student", road.at("quantise", "run"), {"quantise": ["run/*"]}
     name: ModelName = "teacher" if road.config.student is None else "student"
     return name, road.model(name), of_model(road, name)
 

@@ -14,7 +14,7 @@ from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate, expected_lin
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
 
-__all__ = ["data_step", "experiment_of", "in_fresh_state", "model_files", "of_model", "train_or_go_on", "train_step"]
+__all__ = ["data_step", "experiment_of", "in_fresh_state", "model_files", "of_model", "quantise_step", "train_step"]
 
 _VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 _OF_STORE = {"subword", "unicode"}
@@ -84,8 +84,6 @@ def _vocabulary(place: str, key: str) -> list[Path]:
 def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     """Return the step that trains a model."""
     chosen, experiment = getattr(road.config, name), experiment_of(road, name)
-    average, best = chosen.training.checkpoint.average_last, chosen.training.checkpoint.keep_best
-    weights = "averaged" if average else "best" if best else "last"
 
     def work(folder: Path) -> int | None:
         return train_or_go_on(road, folder / "run", experiment)
@@ -100,9 +98,35 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
         chosen.model_dump(mode="json", include=_OF_TRAINING, exclude_defaults=True),
         work,
         {f"{name}-data": ["store/*"]},
-        outputs=(f"run/{weights}/model.safetensors", "run/config.yaml", *(f"run/{file}" for file in _VOCABULARIES)),
+        outputs=_weights_of(experiment),
         cost=lambda: costs.training(name),
     )
+
+
+def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
+    """Return the step that fine-tunes the student for int8, for so many updates."""
+    experiment = road.config.quantised(experiment_of(road, "student"), str(road.model("student")))
+
+    def work(folder: Path) -> int | None:
+        return train_or_go_on(road, folder / "run", experiment)
+
+    settings = {"training": experiment.training.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})}
+    return Step(
+        "quantise",
+        "fine-tunes the student for int8",
+        settings,
+        work,
+        {"student-data": ["store/*"], **of_model(road, "student")},
+        outputs=_weights_of(experiment),
+        cost=lambda: costs.quantising(updates),
+    )
+
+
+def _weights_of(experiment: Experiment) -> tuple[str, ...]:
+    """Return the files of a run that translation reads."""
+    checkpoint = experiment.training.checkpoint
+    weights = "averaged" if checkpoint.average_last else "best" if checkpoint.keep_best else "last"
+    return f"run/{weights}/model.safetensors", "run/config.yaml", *(f"run/{file}" for file in _VOCABULARIES)
 
 
 def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
-from ziggurat.backtranslation.lines import readable_lines
+from ziggurat.backtranslation.lines import Line, readable_lines
 from ziggurat.config.pipeline_corpora import MonolingualText
 from ziggurat.data.clean import HashSet
 from ziggurat.data.files import find_files
@@ -109,7 +108,7 @@ class _Lines:
         assert entry.fetch is not None
         return fetched_files(self._road, entry.fetch, [self._language], key)
 
-    def _kept(self, block: Sequence[tuple[str, str | None]]) -> list[str]:
+    def _kept(self, block: Sequence[Line]) -> list[str]:
         texts = []
         for text, reason in block:
             why = reason or ("held_out" if text in self._known else None)
@@ -126,7 +125,7 @@ class _Lines:
         return [text for text, again in zip(texts, repeated, strict=True) if not again]
 
 
-def _in_blocks(lines: Iterator[tuple[str, Any]]) -> Iterator[list[tuple[str, Any]]]:
+def _in_blocks(lines: Iterator[Line]) -> Iterator[list[Line]]:
     block = []
     for line in lines:
         block.append(line)

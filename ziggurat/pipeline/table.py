@@ -12,7 +12,7 @@ from ziggurat.pipeline.costs import Costs
 from ziggurat.pipeline.engine import TIMES, Pipeline
 from ziggurat.pipeline.evaluation import evaluate_step
 from ziggurat.pipeline.export import export_steps
-from ziggurat.pipeline.models import data_step, experiment_of, train_step
+from ziggurat.pipeline.models import data_step, experiment_of, quantise_step, train_step
 from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
@@ -60,6 +60,8 @@ def _steps(road: Road) -> Iterator[Step]:
     if config.alignment is not None:
         yield align_step(road, config.alignment)
     yield from model("student")
+    if config.quantisation is not None:
+        yield quantise_step(road, config.quantisation.updates, costs)
     yield from export_steps(road)
     if config.evaluation is not None:
         yield evaluate_step(road, config.evaluation)
