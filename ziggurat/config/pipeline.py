@@ -86,6 +86,9 @@ class PipelineConfig(Section):
     def _parts_fit(self) -> Self:
         if self.format != PIPELINE_FORMAT:
             raise ValueError(f"pipeline format {self.format} is not known here (this version reads {PIPELINE_FORMAT})")
+        if self.source_language == self.target_language:
+            both = f"`source_language` and `target_language` are both `{self.source_language}`"
+            raise ValueError(f"{both}: files go by these codes; give one a longer code, such as `sr-Latn`")
         held = self.bitext.hold_out or HoldOutConfig()
         names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
         if len(set(names)) < len(names):

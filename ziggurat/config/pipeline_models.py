@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import Count, Length, PathText, Real, Section, Seed, Size, Threads
+from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads
 from ziggurat.config.data import SubwordConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.load import change_section
@@ -143,6 +143,11 @@ class DistillationConfig(TranslationConfig):
 
     method: Literal["sample", "top-k", "beam", "noised-beam"] = "beam"
     """Search for the synthetic side."""
+    n_best: Beams = Field(default=8, ge=1)
+    """Candidates of each sentence of the bitext, of which the one nearest its reference is kept; the beam has at least
+    this size. 1: the model's best."""
+    nearest: Literal["chrf", "bleu"] = "chrf"
+    """Score of a candidate against its reference."""
     bitext: bool = True
     """Translate the source side of the bitext."""
     monolingual: bool = True

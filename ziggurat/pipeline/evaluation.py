@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ziggurat.config.pipeline import ModelName
 from ziggurat.config.pipeline_models import EvaluationConfig
 from ziggurat.data.files import write_atomically
+from ziggurat.decoding.lines import TranslationWarning, read_lines
 from ziggurat.errors import ConfigError
 from ziggurat.pipeline.export import final_model
 from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
@@ -34,6 +36,7 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate_step"]
 
+_INT8 = {"precision": "int8"}
 _ROUNDS = 2  # of a measurement of speed; the faster one counts
 
 
@@ -65,7 +68,7 @@ def _systems(road: Road, how: EvaluationConfig) -> list[_System]:
     if name == "student":
         found.append(_System("student", road.model("student"), of_model(road, "student")))
     if how.int8:
-        found.append(_System(f"{name}-int8", model, after, settings={"precision": "int8"}))
+        found.append(_System(f"{name}-int8", model, after, settings=_INT8))
     if road.config.export is not None and road.config.export.ctranslate2 is not None:
         folder = road.at("export-ctranslate2", "ctranslate2")
         found.append(_System(f"{name}-ctranslate2", folder, {"export-ctranslate2": ["ctranslate2/*"]}, served=True))
@@ -85,8 +88,13 @@ def evaluate_step(road: Road, how: EvaluationConfig) -> Step:
     existing: list[ModelName] = ["teacher"] if road.config.teacher is not None else []
 
     def work(folder: Path) -> None:
+        from ziggurat.nn.packed import available
+
+        usable = [system for system in systems if system.settings != _INT8 or available("int8")]
+        if len(usable) < len(systems):
+            road.say("this CPU has no products of bytes (VNNI): int8 by our own engine is left out")
         with in_fresh_state():
-            _Evaluation(road, how, folder).run(systems, names)
+            _Evaluation(road, how, folder).run(usable, names)
 
     return Step(
         "evaluate",
@@ -236,12 +244,12 @@ def _bytes_of(system: _System) -> int:
 
 
 def _lines(path: Path) -> list[str]:
-    from ziggurat.decoding.lines import read_lines
-
     with path.open("rb") as stream:
         return list(read_lines(stream, str(path)))
 
 
 def _translated(translator: Translator | ServedTranslator, texts: Sequence[str]) -> list[str]:
-    found = translator.translate_stream(texts, window=max(1, len(texts)))
-    return [translation.text for translation in found]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", TranslationWarning)  # of lines that were cut; scores tell
+        found = translator.translate_stream(texts, window=max(1, len(texts)))
+        return [translation.text for translation in found]

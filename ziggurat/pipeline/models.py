@@ -4,17 +4,28 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from ziggurat.config.experiment import Experiment
 from ziggurat.config.pipeline import ModelName
 from ziggurat.data.files import find_files
+from ziggurat.errors import ZigguratError
 from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate, expected_lines
 from ziggurat.pipeline.road import Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
 
-__all__ = ["data_step", "experiment_of", "in_fresh_state", "model_files", "of_model", "quantise_step", "train_step"]
+__all__ = [
+    "data_step",
+    "experiment_of",
+    "in_fresh_state",
+    "keys_of",
+    "model_files",
+    "of_model",
+    "quantise_step",
+    "train_step",
+]
 
 _VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
 _OF_STORE = {"subword", "unicode"}
@@ -37,7 +48,8 @@ def data_step(road: Road, name: ModelName) -> Step:
     def work(folder: Path) -> None:
         from ziggurat.data.prepare import prepare
 
-        report = prepare(experiment.data, progress=Progress(road.say, "pairs").phase)
+        with keys_of(name):
+            report = prepare(experiment.data, progress=Progress(road.say, "pairs").phase)
         for notice in report.notices:
             road.say(f"warning: {notice}")
         pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
@@ -86,7 +98,8 @@ def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
     chosen, experiment = getattr(road.config, name), experiment_of(road, name)
 
     def work(folder: Path) -> int | None:
-        return train_or_go_on(road, folder / "run", experiment)
+        with keys_of(name):
+            return train_or_go_on(road, folder / "run", experiment)
 
     model = chosen.model
     depth = f"{model.encoder.layers}-{model.decoder.layers}"
@@ -136,6 +149,23 @@ def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
 
     with in_fresh_state():
         return train(run, experiment, resume=(run / CHECKPOINTS).is_dir(), console=road.console).signal
+
+
+_KEYS = re.compile(r"`(?P<key>(?:model|training|decoding)\.)|\bdata\.(?P<data>(?:subword|unicode|stages|modifiers)\b)")
+
+
+@contextlib.contextmanager
+def keys_of(name: ModelName) -> Iterator[None]:
+    """Context in which errors name keys of an experiment as those of a model's section."""
+
+    def renamed(found: re.Match[str]) -> str:
+        return f"`{name}.{found['key']}" if found["key"] else f"{name}.{found['data']}"
+
+    try:
+        yield
+    except ZigguratError as error:
+        said = _KEYS.sub(renamed, str(error)).replace("data.filters", "cleaning")
+        raise type(error)(said) from None
 
 
 @contextlib.contextmanager

@@ -110,12 +110,12 @@ class _Lines:
 
     def _kept(self, block: Sequence[Line]) -> list[str]:
         texts = []
-        for text, reason in block:
-            why = reason or ("held_out" if text in self._known else None)
+        for line in block:
+            why = line.reason or ("held_out" if line.text in self._known else None)
             if why:
                 self.counts[why] = self.counts.get(why, 0) + 1
             else:
-                texts.append(text)
+                texts.append(line.text)
         if not texts:
             return []
         hashes = np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64, len(texts))

@@ -17,8 +17,10 @@ from ziggurat.data.files import atomic_file
 from ziggurat.data.readers import PairBlock
 from ziggurat.duration import duration
 
-__all__ = ["Corpora", "Progress", "Road", "Say", "slug", "write_side", "write_sides"]
+__all__ = ["DISTILLED", "Corpora", "Progress", "Road", "Say", "slug", "write_side", "write_sides"]
 
+DISTILLED = ("distil", "distil-monolingual")
+"""Steps that distil the bitext and text of the source language."""
 Say = Callable[[str], None]
 _MESSAGE_SECONDS = 20.0  # between two messages on the progress of a step
 
@@ -117,7 +119,7 @@ class Corpora:
         if BACK_TRANSLATION in kinds:
             found["backtranslate"] = ["corpus/*"]
         if DISTILLATION in kinds:
-            found[self.distilled] = ["corpus/*"]
+            found |= {step: ["corpus/*"] for step in self.distilled()}
         if self._config.bitext.dev:
             found["sets"] = ["dev/*"]
         held = self._config.bitext.hold_out
@@ -127,17 +129,20 @@ class Corpora:
             found["align"] = ["links/*"]
         return found
 
-    @property
-    def distilled(self) -> str:
-        """Name of the last step that makes the distilled corpus."""
-        return "distil"
+    def distilled(self) -> list[str]:
+        """Return the steps whose corpora are the distilled text."""
+        chosen = self._config.distillation
+        assert chosen is not None
+        of_text = chosen.monolingual and bool(self._config.monolingual.source)
+        return [step for step, made in zip(DISTILLED, (chosen.bitext, of_text), strict=True) if made]
 
     def _of_kind(self, kind: str, weight: float) -> list[CorpusConfig]:
         if kind == BACK_TRANSLATION:
             assert self._config.backtranslation is not None
             return [self._synthetic("backtranslate", kind, weight, self._config.backtranslation.tag)]
         if kind == DISTILLATION:
-            return [self._synthetic(self.distilled, kind, weight, None)]
+            names = {DISTILLED[0]: DISTILLATION, DISTILLED[1]: f"{DISTILLATION}-monolingual"}
+            return [self._synthetic(step, names.get(step, kind), weight, None) for step in self.distilled()]
         return [
             CorpusConfig(
                 name=name,

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat import __version__
-from ziggurat.config.pipeline import BACK_TRANSLATION, DISTILLATION, MODELS
+from ziggurat.config.pipeline import BACK_TRANSLATION, MODELS
 from ziggurat.data.files import write_atomically
 from ziggurat.pipeline.corpora import fetched_origins
-from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.road import DISTILLED, Road
 from ziggurat.pipeline.step import Step, read_document, read_manifest, write_document
 from ziggurat.pipeline.times import Times
 from ziggurat.report.pipeline import CorpusRow, ModelRow, PipelineSummary, SpeedRow, StepRow, pipeline_page
@@ -79,7 +79,8 @@ def _corpora(road: Road, steps: set[str]) -> list[CorpusRow]:
             for entry in entries:
                 licences |= _licences(road, entry.fetch)
             rows.append(_corpus(f"monolingual, {side}", texts[side], licences))
-    for step, name in (("backtranslate", BACK_TRANSLATION), ("distil", DISTILLATION)):
+    synthetic = (("backtranslate", BACK_TRANSLATION), *((step, step) for step in DISTILLED))
+    for step, name in synthetic:
         if step in steps and (made := read_document(road.at(step, "corpus", "manifest.json"))):
             rows.append(CorpusRow(name, made["read"], made["kept"], made["dropped"]))
     for test in road.config.test:

@@ -6,42 +6,42 @@ import os
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ziggurat.config.pipeline import ModelName
-from ziggurat.config.pipeline_models import TranslationConfig
+from ziggurat.config.pipeline_models import BackTranslationConfig, DistillationConfig, TranslationConfig
 from ziggurat.pipeline.costs import Costs, expected_lines
 from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
-from ziggurat.pipeline.road import Progress, Road
+from ziggurat.pipeline.road import DISTILLED, Progress, Road
 from ziggurat.pipeline.step import Step
 
-__all__ = ["backtranslate_step", "distil_step"]
+__all__ = ["backtranslate_step", "distil_steps"]
 
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
-_NOT_OF_RESULT = {"workers", "tag", "bitext", "monolingual"}
-"""Keys of a synthetic corpus that its text does not depend on, or that its inputs tell."""
+_OF_RESULT = set(TranslationConfig.model_fields) - {"workers"}
+"""Keys of a synthetic corpus that its text depends on."""
 
 
-def backtranslate_step(road: Road, costs: Costs) -> Step:
+def backtranslate_step(road: Road, config: BackTranslationConfig, costs: Costs) -> Step:
     """Return the step that translates text of the target language by the backward model."""
-    config = road.config.backtranslation
-    assert config is not None
     text = road.at("monolingual", "target.txt")
     after = {"monolingual": ["target.txt"], **of_model(road, "backward")}
     return _translation(road, "backtranslate", "backward", config, [text], after, costs)
 
 
-def distil_step(road: Road, costs: Costs) -> Step:
-    """Return the step that translates text of the source language by the teacher."""
-    config = road.config.distillation
-    assert config is not None
-    texts, after = [], of_model(road, "teacher")
+def distil_steps(road: Road, config: DistillationConfig, costs: Costs) -> list[Step]:
+    """Return the steps that translate by the teacher: the bitext's source side, and text of the source language."""
+    steps = []
     if config.bitext:
-        texts += [road.sides("clean", "train", name)[0] for name in road.bitext_names()]
-        after["clean"] = [f"train/*.{road.languages[0]}"]
+        sources, references = zip(*(road.sides("clean", "train", name) for name in road.bitext_names()), strict=True)
+        after = {"clean": ["train/*"], **of_model(road, "teacher")}
+        nearest = references if config.n_best > 1 else ()
+        steps.append(_translation(road, DISTILLED[0], "teacher", config, sources, after, costs, nearest))
     if config.monolingual and road.config.monolingual.source:
-        texts.append(road.at("monolingual", "source.txt"))
-        after["monolingual"] = ["source.txt"]
-    return _translation(road, "distil", "teacher", config, texts, after, costs)
+        text = road.at("monolingual", "source.txt")
+        after = {"monolingual": ["source.txt"], **of_model(road, "teacher")}
+        steps.append(_translation(road, DISTILLED[1], "teacher", config, [text], after, costs))
+    return steps
 
 
 def _translation(
@@ -52,8 +52,12 @@ def _translation(
     texts: Sequence[Path],
     after: dict[str, list[str]],
     costs: Costs,
+    references: Sequence[Path] = (),
 ) -> Step:
-    """Return a step that makes a synthetic corpus."""
+    """Return a step that makes a synthetic corpus; with `references` it takes the nearest of several candidates."""
+    candidates: dict[str, Any] = {}
+    if references and isinstance(config, DistillationConfig):
+        candidates = {"n_best": config.n_best, "nearest": config.nearest}
     workers = config.workers or _usual_workers(config)
 
     def work(folder: Path) -> int | None:
@@ -76,6 +80,8 @@ def _translation(
             shard_lines=config.shard_lines,
             filters=PairFilter(max_pieces=config.max_pieces, max_ratio=config.max_ratio),
             decoding=config.decoding,
+            references=tuple(map(str, references)),
+            **candidates,
         )
         with in_fresh_state():
             outcome = back_translate(job, Work(partial(processes, workers), progress=Progress(road.say).show))
@@ -85,10 +91,11 @@ def _translation(
 
     doing = "back-translates" if name == "backward" else "distils: translates"
     beam = config.decoding.get("beam_size", 4) if config.method in ("beam", "noised-beam") else 1
+    beam = max(beam, candidates.get("n_best", 1))
     return Step(
         step,
         f"{doing} text by the {name}",
-        config.model_dump(mode="json", exclude=_NOT_OF_RESULT, exclude_defaults=True),
+        {**config.model_dump(mode="json", include=_OF_RESULT, exclude_defaults=True), **candidates},
         work,
         after,
         lambda: model_files(road, name),

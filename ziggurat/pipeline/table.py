@@ -17,7 +17,7 @@ from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.summary import report_step
-from ziggurat.pipeline.synthesis import backtranslate_step, distil_step
+from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps
 
 __all__ = ["pipeline_of", "steps_of"]
 
@@ -53,10 +53,10 @@ def _steps(road: Road) -> Iterator[Step]:
         yield monolingual_step(road)
     yield from model("backward")
     if config.backtranslation is not None:
-        yield backtranslate_step(road, costs)
+        yield backtranslate_step(road, config.backtranslation, costs)
     yield from model("teacher")
     if config.distillation is not None:
-        yield distil_step(road, costs)
+        yield from distil_steps(road, config.distillation, costs)
     if config.alignment is not None:
         yield align_step(road, config.alignment)
     yield from model("student")
