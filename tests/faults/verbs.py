@@ -251,6 +251,13 @@ VERBS: dict[str, Verb] = {
         prepare="tests.faults.ground:in_one_process",
         preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.run", "ziggurat.jobs.launchers"),
     ),
+    "filter": Verb(
+        ("filter", "run", "--source", "text", "--target", "text", "-o", "out", "--shard-lines", "5", "--workers", "1"),
+        ground=("run", "text"),
+        parts=("out",),
+        prepare="tests.faults.ground:in_one_process",
+        preload=(*_HERE, *_TRANSLATE, "ziggurat.backtranslation.cross_entropy", "ziggurat.jobs.launchers"),
+    ),
     "shortlist": Verb(("shortlist", "store", "-o", "out"), ground=("store",)),
     "align": Verb(
         ("align", "corpus/train.qlo", "corpus/train.qhi", "-o", "out", "--save-model", "model"),

@@ -10,7 +10,7 @@ from ziggurat.data.lines import normalise
 
 __all__ = ["MAX_CHARACTERS", "PairFilter", "Reason", "readable"]
 
-Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy"]
+Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", "copy", "cross_entropy"]
 """Reason why a line gives no pair:
 
 - `encoding`: not valid UTF-8;
@@ -19,7 +19,8 @@ Reason = Literal["encoding", "nul", "empty", "too_long", "unfinished", "ratio", 
 - `too_long`: the line or its translation has too many pieces, or the line more than MAX_CHARACTERS;
 - `unfinished`: the translation was cut at the length limit;
 - `ratio`: the sides differ too much in length;
-- `copy`: the translation is the text itself.
+- `copy`: the translation is the text itself;
+- `cross_entropy`: the pair is among the least likely (ziggurat.backtranslation.cross_entropy).
 """
 
 MAX_CHARACTERS = FilterConfig().max_characters or 4000

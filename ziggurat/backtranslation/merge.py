@@ -1,12 +1,12 @@
-"""Merge of the filtered shards, in order, into a corpus for `prepare`."""
+"""Merge of shards of pairs, in order, into a corpus for `prepare`."""
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,10 @@ from ziggurat.data.files import atomic_file, write_atomically
 from ziggurat.errors import DataError
 from ziggurat.jobs.plan import Plan
 from ziggurat.jobs.run import complete_shards
+from ziggurat.jobs.shards import Manifest
 from ziggurat.small_files import built, parse_json, read_bounded
 
-__all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "dropped_text", "merge", "merged", "write_snippet"]
+__all__ = ["CORPUS_FILE", "MANIFEST_FILE", "Report", "dropped_text", "merge", "merged", "write_corpus", "write_snippet"]
 
 CORPUS_FILE = "corpus.yaml"
 MANIFEST_FILE = "manifest.json"
@@ -36,12 +37,14 @@ class Report:
         kept: Pairs of the corpus.
         dropped: Lines that gave no pair, by reason (ziggurat.backtranslation.filters.Reason).
         files: Size and checksum of each side, by file name.
+        scores: Threshold and median of the pairs' scores (ziggurat.backtranslation.cross_entropy); else nothing.
     """
 
     read: int
     kept: int
     dropped: Mapping[str, int]
     files: Mapping[str, Mapping[str, Any]]
+    scores: Mapping[str, float] = field(default_factory=dict)
 
 
 def merged(out: Path, plan: Plan) -> Report | None:
@@ -57,33 +60,52 @@ def merged(out: Path, plan: Plan) -> Report | None:
 
 
 def merge(out: Path, plan: Plan) -> Report:
+    """Write the filtered shards as a corpus; see write_corpus. Raises DataError for a shard that is missing."""
+    shards = filtered_files(out, plan.fingerprint)
+    return write_corpus(
+        out, plan, ((manifest, rows_of(shards.read(manifest)), {}) for manifest in complete_shards(plan, shards))
+    )
+
+
+def write_corpus(
+    out: Path,
+    plan: Plan,
+    shards: Iterable[tuple[Manifest, Sequence[Sequence[str]], Mapping[str, int]]],
+    *,
+    scores: Mapping[str, float] | None = None,
+) -> Report:
     """Write both sides of the corpus and then its manifest, in memory that does not grow with the corpus.
+
+    Args:
+        out: Folder.
+        plan: Plan of the job.
+        shards: The manifest of each shard, the pairs of it that stay, and how many were dropped just now, by reason.
+        scores: Of all pairs, for the report.
 
     Raises:
         DataError: a shard is incomplete or damaged, or no pair is left.
     """
-    shards = filtered_files(out, plan.fingerprint)
     read, kept, dropped = 0, 0, Counter[str]()
     # Hashed while it is written, so that the corpus is never in memory.
     digests = [xxhash.xxh3_128() for _ in _SIDES]
     sizes = [0 for _ in _SIDES]
     with ExitStack() as stack:
         files = [stack.enter_context(atomic_file(out / name)) for name in _SIDES]
-        for manifest in complete_shards(plan, shards):
-            rows = rows_of(shards.read(manifest))
+        for manifest, pairs, just_now in shards:
             for side, (file, digest) in enumerate(zip(files, digests, strict=True)):
-                content = "".join(row[side] + "\n" for row in rows).encode()
+                content = "".join(pair[side] + "\n" for pair in pairs).encode()
                 file.write(content)
                 digest.update(content)
                 sizes[side] += len(content)
-            read, kept = read + manifest.read, kept + manifest.kept
+            read, kept = read + manifest.read, kept + len(pairs)
             dropped.update(manifest.dropped)
+            dropped.update({reason: count for reason, count in just_now.items() if count})
         if not kept:
             raise DataError(f"{out}: no pair is left of {read:,} lines; dropped: {dropped_text(dropped)}")
     checksums = [digest.hexdigest() for digest in digests]
     names = zip(_SIDES, sizes, checksums, strict=True)
     described = {name: {"bytes": size, "xxh3_128": checksum} for name, size, checksum in names}
-    report = Report(read, kept, dict(sorted(dropped.items())), described)
+    report = Report(read, kept, dict(sorted(dropped.items())), described, scores or {})
     document = json.dumps({"plan": plan.fingerprint, **asdict(report)}, indent=1) + "\n"
     # Last: a corpus without a manifest is incomplete.
     write_atomically(out / MANIFEST_FILE, document.encode())

@@ -30,6 +30,7 @@ __all__ = [
     "REPLACE",
     "Stages",
     "add_noise",
+    "content_of",
     "filtered_files",
     "make_shard",
     "rows_of",
@@ -116,7 +117,7 @@ class Stages:
                 dropped["unfinished"] += 1
             elif text:
                 rows.append((str(shard.first + place), text, chosen or ""))
-        return self.translated.write(shard.index, _content(rows), read=len(texts), kept=len(rows), dropped=dropped)
+        return self.translated.write(shard.index, content_of(rows), read=len(texts), kept=len(rows), dropped=dropped)
 
     def _chosen(self, translation: Translation, reference: str) -> str | None:
         """Return the text of the best candidate, or of the one nearest the reference; None: it is not complete."""
@@ -145,7 +146,7 @@ class Stages:
             pairs.append((text, translation) if self.forward else (translation, text))
         return self.filtered.write(
             translated.shard,
-            _content(pairs),
+            content_of(pairs),
             read=translated.read,
             kept=len(pairs),
             dropped=dropped,
@@ -153,7 +154,7 @@ class Stages:
         )
 
 
-def _content(rows: Sequence[Sequence[str]]) -> bytes:
+def content_of(rows: Sequence[Sequence[str]]) -> bytes:
     """Return rows as the content of a file; no field has tabs or line ends."""
     return "".join("\t".join(row) + "\n" for row in rows).encode()
 

@@ -59,6 +59,7 @@ _VERBS: dict[str, dict[str, Callable[..., None]]] = {
         "serve": serving.serve,
         "score": evaluation.score,
         "backtranslate": backtranslation.backtranslate,
+        "filter": backtranslation.filter_corpus,
         "shortlist": preparation.shortlist,
     },
     "Judge": {"evaluate": evaluation.evaluate, "diagnose": reporting.diagnose, "report": reporting.report},

@@ -1,4 +1,4 @@
-"""The verb that makes a synthetic corpus: backtranslate."""
+"""The verbs that make synthetic corpora: backtranslate, filter."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 from ziggurat.cli.engine import warnings_shown
 from ziggurat.cli.jobs import JobOptions, JobWorkers, MergeOnly, RayAddress, ShardPart, finished
 from ziggurat.cli.options import Ensemble, Json, Which, decoding_settings, is_setting
-from ziggurat.cli.output import OUT, counted, print_json
+from ziggurat.cli.output import OUT, counted, print_json, say
 from ziggurat.config.data import CorpusConfig
 from ziggurat.config.load import change_section
 from ziggurat.errors import ConfigError, printable
@@ -18,7 +18,10 @@ from ziggurat.errors import ConfigError, printable
 if TYPE_CHECKING:
     from ziggurat.backtranslation.merge import Report
 
-__all__ = ["backtranslate"]
+__all__ = ["backtranslate", "filter_corpus"]
+
+_UNLIKELY = -4.0
+"""Median score, nats per token, below which the text is probably not what the model translates."""
 
 
 def backtranslate(
@@ -125,6 +128,68 @@ def backtranslate(
         _print(report, out, write_snippet(out, name=name, weight=weight, tag=tag), json)
 
 
+def filter_corpus(
+    model: Annotated[str, typer.Argument(help="Run or model directory that scores the pairs.")],
+    source: Annotated[
+        list[str] | None, typer.Option("--source", help="Source text, also .gz, .xz, .zst; file or glob.")
+    ] = None,
+    target: Annotated[list[str] | None, typer.Option("--target", help="Its translations, line by line.")] = None,
+    out: Annotated[Path | None, typer.Option(*OUT, help="Folder of the corpus that stays.")] = None,
+    keep: Annotated[float, typer.Option("--keep", help="Share of the pairs that stays: the likeliest.")] = 0.95,
+    reverse: Annotated[
+        bool, typer.Option("--reverse", help="The model translates targets into sources: a backward model.")
+    ] = False,
+    max_length: Annotated[int, typer.Option("--max-length", min=1, help="Most subword pieces of either side.")] = 250,
+    weight: Annotated[float, typer.Option("--weight", help="Weight of the corpus.")] = 1.0,
+    workers: JobWorkers = None,
+    threads: Annotated[int, typer.Option("--threads", min=1, max=1024, help="CPU threads of each worker.")] = 1,
+    shard: ShardPart = None,
+    merge: MergeOnly = False,
+    ray: RayAddress = None,
+    shard_lines: Annotated[int, typer.Option("--shard-lines", min=1, help="Lines per shard.")] = 2000,
+    ensemble: Ensemble = None,
+    which: Which = None,
+    device: Annotated[str, typer.Option("--device", help="auto, cpu, cuda, cuda:1, ...")] = "auto",
+    json: Json = False,
+) -> None:
+    """Drop the pairs of a corpus that a model finds least likely; the same command resumes one that was stopped.
+
+    Example: `ziggurat filter runs/en-de --reverse --source kd/source.txt --target kd/target.txt --out kd-filtered`
+    """
+    if not source or not target:
+        raise ConfigError(f"`--{'target' if source else 'source'} FILE` is missing: which pairs should be scored?")
+    if out is None:
+        raise ConfigError("`--out FOLDER` is missing: where should the corpus go?")
+    options = JobOptions(str(out), shard, merge, ray, workers, threads, device, noun="pair")
+    change_section(CorpusConfig(source="-", target="-"), {"weight": weight}, "data.train.0")
+
+    from ziggurat.backtranslation.cross_entropy import FilterJob, filter_pairs
+    from ziggurat.backtranslation.merge import write_snippet
+
+    job = FilterJob(
+        models=(model, *(ensemble or [])),
+        sources=tuple(source),
+        targets=tuple(target),
+        out=out,
+        keep=keep,
+        reverse=reverse,
+        which=which,
+        device=device,
+        threads=threads,
+        max_pieces=max_length,
+        shard_lines=shard_lines,
+    )
+    with warnings_shown():
+        report = finished(filter_pairs(job, options.work()), options)
+    if report is not None:
+        median, threshold = report.scores["median"], report.scores["threshold"]
+        say(f"mean log-probability of a token: threshold {threshold:.3f}, median {median:.3f}")
+        if median < _UNLIKELY:
+            other = "without" if reverse else "with"
+            say(f"warning: the model finds most pairs very unlikely; was it to be used {other} `--reverse`?")
+        _print(report, out, write_snippet(out, name="filtered", weight=weight, tag=None), json)
+
+
 def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str, ...], dict[str, Any]]:
     """Return the input files and the decoding settings.
 
@@ -139,7 +204,8 @@ def _inputs(named: list[str] | None, given: list[str] | None) -> tuple[tuple[str
 def _print(report: Report, out: Path, snippet: str, json: bool) -> None:
     """Print the result."""
     if json:
-        print_json({"out": str(out), "read": report.read, "kept": report.kept, "dropped": report.dropped})
+        figures = {"read": report.read, "kept": report.kept, "dropped": report.dropped, **report.scores}
+        print_json({"out": str(out), **figures})
         return
     from ziggurat.backtranslation.merge import CORPUS_FILE, dropped_text
 

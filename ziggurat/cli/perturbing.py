@@ -103,7 +103,7 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
                 test_set = scoring.test_set(references, sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, None)
                 disturbed = _disturbed(options, sources, references, _languages(path, translator.target_language))
-            outputs = disturbed.outputs(translated(translator, disturbed.texts, None))
+            outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
             warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
             found.append(outputs)
             origins.append(translator.origin)

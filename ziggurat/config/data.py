@@ -14,6 +14,7 @@ __all__ = ["AlignmentConfig", "CorpusConfig", "DataConfig", "FilterConfig", "Reg
 
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
+Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*$")]
 SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
 
 
@@ -28,6 +29,11 @@ class CorpusConfig(Section):
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
     """File format; `auto` goes by the file name."""
+    source_language: Language | None = None
+    """Code of its source language, where that is not `data.source_language`: the corpora of a multilingual model are of
+    several directions (docs/multilingual.md)."""
+    target_language: Language | None = None
+    """The same for the target."""
     alignment: PathText | None = None
     """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
     lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
@@ -36,7 +42,7 @@ class CorpusConfig(Section):
     lines are alignments."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
-    (default: the language codes of `data.source_language` and `data.target_language`)."""
+    (default: the codes of its languages)."""
     weight: Real = Field(default=1.0, gt=0)
     """Frequency of drawing a pair of this corpus, relative to its natural share."""
     tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
@@ -229,6 +235,10 @@ class DataConfig(Section):
         """Return the modifiers of a stage, from 0."""
         own = self.stages[stage].modifiers if self.stages else None
         return self.modifiers if own is None else own
+
+    def languages_of(self, corpus: CorpusConfig) -> tuple[str, str]:
+        """Return the codes of a corpus's source and target language."""
+        return corpus.source_language or self.source_language, corpus.target_language or self.target_language
 
     def aligned(self, split: str) -> bool:
         """Return whether the store is to have word alignments of a split, `train` or `dev`."""

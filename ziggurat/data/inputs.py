@@ -88,9 +88,8 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
     """
     if not config.train:
         raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
-    languages = (config.source_language, config.target_language)
     return [
-        _found(split, key, corpus, CorpusReader.of(corpus, key, languages))
+        _found(split, key, corpus, CorpusReader.of(corpus, key, config.languages_of(corpus)))
         for split, corpora in (("train", config.train), ("dev", config.dev))
         for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
     ]
@@ -157,15 +156,16 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
             )
             continue
         if _is_named_the_other_way(corpus.config, config):
+            source, target = config.languages_of(corpus.config)
             notices.append(
-                f"{corpus.key}: by their names {corpus.config.source} is in `{config.target_language}` and "
-                f"{corpus.config.target} in `{config.source_language}`: exchange `source` and `target`, or "
-                "`data.source_language` and `data.target_language`"
+                f"{corpus.key}: by their names {corpus.config.source} is in `{target}` and {corpus.config.target} in "
+                f"`{source}`: exchange `source` and `target`, or `source_language` and `target_language` (of this "
+                "corpus, or of all in `data`)"
             )
             continue
         # Only with larger ones: of two corpora that differ, the smaller one gets the notice.
         larger = training[: training.index(corpus)] if corpus in training else training
-        largest = next((c for c in larger if _same_direction(c.config.tag, corpus.config.tag)), None)
+        largest = next((c for c in larger if _same_direction(c.config, corpus.config, config)), None)
         if largest is not None and looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
             notices.append(
                 f"{corpus.key}: its source looks like the target of {largest.key}, its target like the source there: "
@@ -174,8 +174,9 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
     return notices
 
 
-def _same_direction(first: str | None, second: str | None) -> bool:
-    return first == second or None in (first, second)
+def _same_direction(first: CorpusConfig, second: CorpusConfig, config: DataConfig) -> bool:
+    tags = first.tag, second.tag
+    return (tags[0] == tags[1] or None in tags) and config.languages_of(first) == config.languages_of(second)
 
 
 def _is_named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
@@ -183,7 +184,7 @@ def _is_named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
     if corpus.source is None or corpus.target is None:
         return False
     endings = [named_language(path) for path in (corpus.source, corpus.target)]
-    wanted = [code.lower() for code in (config.source_language, config.target_language)]
+    wanted = [code.lower() for code in config.languages_of(corpus)]
     return endings == wanted[::-1] and endings[0] != endings[1]
 
 

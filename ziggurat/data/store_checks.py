@@ -165,6 +165,8 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
+_LANGUAGES = {"source_language", "target_language"}
+"""Keys of a corpus that stores of earlier versions do not know; where they are null, those of `data` hold."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 
@@ -246,7 +248,7 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
         kept[split] = [
-            {k: v for k, v in corpus.items() if k not in _PLACES}
+            {k: v for k, v in corpus.items() if k not in _PLACES and (k not in _LANGUAGES or v is not None)}
             | ({"alignment": True} if corpus.get("alignment") else {})
             for corpus in data[split]
         ]

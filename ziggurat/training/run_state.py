@@ -42,6 +42,7 @@ class Progress:
         validations_since_best: number of validations since the best one.
         validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.
+        direction_scores: the same of each direction of translation, where there are several.
         stage: present stage of growth, from 0 (training.growth).
         schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
         interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
@@ -76,6 +77,7 @@ class Progress:
     stage: int = 0
     schedule_update: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    direction_scores: dict[str, dict[str, float]] = field(default_factory=dict)
     interim: list[str] = field(default_factory=list)
     by_clock: bool = False
     window: dict[str, float] = field(default_factory=dict)

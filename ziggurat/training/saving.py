@@ -216,7 +216,7 @@ class Saver:
         # The first process writes the weights, whole. Moments are shared out: a sharded moment is written by all, each
         # its part; one that every process has, by one of them in turn, so that all write about as much.
         rank, count = self._processes.rank, self._processes.count
-        whole, moments = learner.parallel.weights(), learner.optimiser.state()
+        whole, moments = learner.kept_weights(), learner.optimiser.state()
         # Sorted, so that all processes deal them out alike.
         mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
