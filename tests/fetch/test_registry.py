@@ -71,8 +71,8 @@ def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
     folders = set()
     for recipe in [*plain_recipe_names(), *(name for key in paper_keys() for name in paper_recipes(key))]:
         data = load_named(recipe).data
-        if recipe == "demo":
-            continue  # its text is embedded
+        if recipe == "demo" or recipe.startswith("student-"):
+            continue  # its text is embedded, or what a teacher makes of the user's
         folder = Path(data.train[0].source or "").parent.name
         key = (folder, tuple(corpus.source for corpus in (*data.train, *data.dev)))
         if key in folders:
