@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.filters import FilterConfig, ScoreConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.opustrainer import read_opustrainer
 
@@ -50,6 +52,11 @@ class CorpusConfig(Section):
     `__fr__`); no text can produce it."""
     name: str | None = None
     """Name in reports; default: the file name."""
+    filters: dict[str, Any] = Field(default_factory=dict, max_length=100)
+    """Values of `data.filters` that are others for this corpus, such as `{max_length_ratio: 3, languages: {source:
+    0.2}}`; for training corpora."""
+    scores: list[ScoreConfig] = Field(default_factory=list, max_length=100)
+    """Scores that other tools gave its pairs, with limits (docs/cleaning.md); for training corpora."""
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -79,33 +86,6 @@ class AlignmentConfig(Section):
     """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
     """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""
-
-
-class FilterConfig(Section):
-    """Filters of sentence pairs; dropped pairs are counted by reason. `null` switches a filter off.
-
-    Pairs with an empty side are always dropped. Lengths are taken after Unicode and whitespace normalisation.
-    """
-
-    max_characters: Length | None = Field(default=4000, ge=1)
-    """Longest sentence on either side, in characters; applied before segmentation, whose time grows with length."""
-    max_pieces: Length | None = Field(default=250, ge=1)
-    """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
-    max_length_ratio: Real | None = Field(default=None, gt=1)
-    """Largest ratio of the sides' lengths, in whitespace-separated words (in characters where a side has no
-    blanks)."""
-    identical: bool = False
-    """Drop pairs whose sides are the same text (copied source)."""
-    duplicates: bool = False
-    """Drop pairs seen before, by 64-bit hash of both sides, over all training corpora."""
-    control_characters: bool = False
-    """Drop pairs with control characters (Unicode category Cc) other than tab. Pairs with NUL are always dropped."""
-    source_script: str | None = None
-    """Unicode script of the source, such as `Latin` or `Cyrillic`; null: any."""
-    target_script: str | None = None
-    """Unicode script of the target; null: any."""
-    min_script_share: float = Field(default=0.5, gt=0, le=1)
-    """Smallest share of a side's letters that must be in its script."""
 
 
 class RegularisationConfig(Section):
@@ -193,7 +173,10 @@ class DataConfig(Section):
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """Unicode normalisation, of training text and of all text translated later."""
     filters: FilterConfig = FilterConfig()
-    """Cleaning of the training corpora."""
+    """Cleaning of the training corpora (docs/cleaning.md)."""
+    held_out: list[PathText] = Field(default_factory=list, max_length=1000)
+    """Text files (or globs) of test sets, of either language, that training pairs are compared with, as they are with
+    the development corpora; pairs in common are named loudly, and `data.filters.held_out` drops them."""
     subword: SubwordConfig = SubwordConfig()
     """Segmentation."""
     alignment: AlignmentConfig = AlignmentConfig()
@@ -236,6 +219,35 @@ class DataConfig(Section):
         own = self.stages[stage].modifiers if self.stages else None
         return self.modifiers if own is None else own
 
+    @model_validator(mode="after")
+    def _filters_of_corpora(self) -> Self:
+        for number, corpus in enumerate(self.train):
+            try:
+                self.filters_of(corpus)
+            except ValidationError as error:
+                found = error.errors()[0]
+                place = ".".join(str(step) for step in ("train", number, "filters", *found["loc"]))
+                raise ValueError(f"`{place}`: {found['msg']}") from None
+        # What corpora share cannot be one for this and another for that.
+        shared = [(f.near_duplicates, f.pair_score and f.pair_score.pairs) for f in map(self.filters_of, self.train)]
+        for key, chosen in zip(("near_duplicates", "pair_score.pairs"), zip(*shared, strict=True), strict=False):
+            if len({value for value in chosen if value is not None}) > 1:
+                raise ValueError(f"`filters.{key}` is shared by all corpora: set it in `data.filters` alone")
+        for number, corpus in enumerate(self.dev):
+            for key in ("filters", "scores"):
+                if getattr(corpus, key):
+                    raise ValueError(f"`dev.{number}.{key}`: development corpora are not filtered; remove it")
+        return self
+
+    def filters_of(self, corpus: CorpusConfig) -> FilterConfig:
+        """Return the filters of a training corpus: `filters`, with its own values in their place.
+
+        Raises ValidationError for keys or values that `filters` cannot have.
+        """
+        if not corpus.filters:
+            return self.filters
+        return FilterConfig.model_validate(_overlaid(self.filters.model_dump(), corpus.filters))
+
     def languages_of(self, corpus: CorpusConfig) -> tuple[str, str]:
         """Return the codes of a corpus's source and target language."""
         return corpus.source_language or self.source_language, corpus.target_language or self.target_language
@@ -245,3 +257,12 @@ class DataConfig(Section):
         corpora = self.train if split == "train" else self.dev
         named = any(corpus.alignment is not None for corpus in corpora)
         return named or (bool(corpora) and self.alignment.compute != "none")
+
+
+def _overlaid(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` with the values of `above`, also in the sections inside."""
+    both = dict(below)
+    for key, value in above.items():
+        inner = both.get(key)
+        both[key] = _overlaid(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return both
