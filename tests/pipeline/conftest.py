@@ -67,6 +67,7 @@ def whole(**sections: Any) -> dict[str, Any]:
         "backtranslation": {"max_ratio": 1000.0, "shard_lines": 20, "device": "cpu", "workers": 1},
         "teacher": trained(2, growth={"stages": [{"layers": 1, "updates": 20}]}),
         "distillation": {"max_ratio": 1000.0, "shard_lines": 60, "n_best": 2, "device": "cpu", "workers": 1},
+        "filter": {"device": "cpu", "workers": 1},
         "alignment": {"hmm_iterations": 1, "model1_iterations": 1},
         "student": trained(loss={"alignment": {}}),
         "quantisation": {"updates": 2},

@@ -50,6 +50,9 @@ def test_errors_name_file_line_and_key() -> None:
         ("bitext.dev=[]", "`bitext.dev` is missing: models are chosen by it; or take pairs out of the"),
         ("test=[]", "`test` is missing: `evaluation` needs a test set"),
         ("teacher=null", "`teacher` is missing: `distillation` translates with it"),
+        ("distillation=null", "`distillation` is missing: `filter` is of its corpus"),
+        ("cleaning.max_length_ration=3", "unknown key `cleaning.max_length_ration`; did you mean `cleaning.max"),
+        ("bitext.train.0.source_language=de", "a pipeline has one direction"),
         ("student=null", "`student` is missing: `distillation` is for it"),
         ("backward=null", "`backward` is missing: `backtranslation` translates with it"),
         ("monolingual.target=[]", "`monolingual.target` is missing: `backtranslation` translates it"),
@@ -98,7 +101,14 @@ def names(config: PipelineConfig) -> list[str]:
 
 
 def test_sections_that_are_left_out_leave_their_steps_out() -> None:
-    small = {"distillation": None, "backtranslation": None, "backward": None, "alignment": None, "quantisation": None}
+    small = {
+        "distillation": None,
+        "filter": None,
+        "backtranslation": None,
+        "backward": None,
+        "alignment": None,
+        "quantisation": None,
+    }
     content = whole(**small, monolingual=None, teacher=None, export=None, evaluation=None, student=trained())
     assert names(parsed(content)) == ["sets", "clean", "student-data", "student", "report"]
     assert names(parsed(whole(student=None, **small))) == [
@@ -118,7 +128,11 @@ def test_corpora_of_the_models() -> None:
     ]
     assert [(corpus.name, corpus.alignment) for corpus in corpora.train("student")] == [
         ("distillation", "w/align/links/distillation.links"),
-        ("distillation-monolingual", "w/align/links/distillation-monolingual.links"),
+    ]
+    unfiltered = Corpora(Road(parsed(whole(filter=None)))).train("student")
+    assert [(corpus.name, corpus.source) for corpus in unfiltered] == [
+        ("distillation", "w/distil/corpus/source.txt"),
+        ("distillation-monolingual", "w/distil-monolingual/corpus/source.txt"),
     ]
     assert corpora.dev("backward")[0].source == "w/sets/dev/0.qhi"
 

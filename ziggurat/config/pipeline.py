@@ -11,11 +11,19 @@ from typing import Literal, Self
 from pydantic import Field, ValidationError, model_validator
 
 from ziggurat.config.base import Count, PathText, Section
-from ziggurat.config.data import CorpusConfig, DataConfig, FilterConfig
+from ziggurat.config.data import CorpusConfig, DataConfig
 from ziggurat.config.experiment import Experiment
+from ziggurat.config.filters import FilterConfig
 from ziggurat.config.lifecycle import StopConfig
 from ziggurat.config.load import change_section
-from ziggurat.config.pipeline_corpora import BitextConfig, FetchConfig, HoldOutConfig, MonolingualConfig, TestSetConfig
+from ziggurat.config.pipeline_corpora import (
+    BitextConfig,
+    CleaningConfig,
+    FetchConfig,
+    HoldOutConfig,
+    MonolingualConfig,
+    TestSetConfig,
+)
 from ziggurat.config.pipeline_models import (
     AlignmentStepConfig,
     BackTranslationConfig,
@@ -23,6 +31,7 @@ from ziggurat.config.pipeline_models import (
     DistillationConfig,
     EvaluationConfig,
     ExportConfig,
+    FilterStepConfig,
     QuantisationConfig,
     TrainedConfig,
 )
@@ -61,8 +70,8 @@ class PipelineConfig(Section):
     """Test sets, none of which is trained on."""
     monolingual: MonolingualConfig = MonolingualConfig()
     """Text of one language."""
-    cleaning: FilterConfig = FilterConfig(max_length_ratio=3, identical=True, duplicates=True, control_characters=True)
-    """Cleaning of the training corpora, as `data.filters`; `max_pieces` holds when a model's data are prepared."""
+    cleaning: CleaningConfig = CleaningConfig()
+    """Cleaning of the training corpora; `max_pieces` holds when a model's data are prepared."""
     backward: TrainedConfig | None = None
     """Model from target to source, for `backtranslation`."""
     backtranslation: BackTranslationConfig | None = None
@@ -71,6 +80,8 @@ class PipelineConfig(Section):
     """Teacher: the best model that can be trained, deep."""
     distillation: DistillationConfig | None = None
     """Distillation by the teacher."""
+    filter: FilterStepConfig | None = None
+    """Cross-entropy filter of the distilled corpus."""
     alignment: AlignmentStepConfig | None = None
     """Word alignments of the student's corpora."""
     student: TrainedConfig | None = None
@@ -130,6 +141,11 @@ class PipelineConfig(Section):
                 (self.teacher, "teacher", "`distillation` translates with it"),
                 (self.student, "student", "`distillation` is for it"),
                 (made, "monolingual.source", "`distillation` has no text without it: `bitext` is false"),
+            ]
+        if self.filter is not None:
+            wants += [
+                (self.distillation, "distillation", "`filter` is of its corpus"),
+                (self.backward, "backward", "`filter` goes by how likely it finds a source, given its translation"),
             ]
         if self.alignment is not None:
             wants.append((self.student, "student", "`alignment` is of its corpora"))

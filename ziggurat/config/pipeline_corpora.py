@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
-from ziggurat.config.base import PathText, Section, Size
+from ziggurat.config.base import PathText, Real, Section, Size
 from ziggurat.config.data import CorpusConfig
+from ziggurat.config.filters import FilterConfig
 
 __all__ = [
     "BitextConfig",
     "BitextCorpus",
+    "CleaningConfig",
     "FetchConfig",
     "HoldOutConfig",
     "MonolingualConfig",
@@ -51,6 +53,8 @@ class BitextCorpus(CorpusConfig):
     def _one_layout(self) -> Self:
         if self.alignment is not None:
             raise ValueError("`alignment` is of no use here: pairs are dropped and split up; add section `alignment`")
+        if self.source_language or self.target_language:
+            raise ValueError("a pipeline has one direction: leave out the languages of single corpora")
         if (self.fetch is None) == (self.path is None and self.source is None and self.target is None):
             raise ValueError("give `fetch`, or `source` and `target` (aligned text files), or `path` (one file)")
         if self.fetch is None and self.path is not None and (self.source or self.target):
@@ -60,6 +64,21 @@ class BitextCorpus(CorpusConfig):
         if self.columns and len(self.columns) != 2:
             raise ValueError("`columns` needs two entries: the source column and the target column")
         return self
+
+
+class CleaningConfig(FilterConfig):
+    """Cleaning of the training corpora, as `data.filters` (docs/cleaning.md); more of it is on."""
+
+    max_length_ratio: Real | None = Field(default=3.0, gt=1)
+    """As in `data.filters`."""
+    identical: bool = True
+    """As in `data.filters`."""
+    duplicates: bool = True
+    """As in `data.filters`."""
+    control_characters: bool = True
+    """As in `data.filters`."""
+    held_out: Literal["keep", "pairs", "sides"] = "pairs"
+    """Pairs that the development or test sets have, too; as in `data.filters`."""
 
 
 class HoldOutConfig(Section):

@@ -26,6 +26,7 @@ __all__ = [
     "EvaluationConfig",
     "ExportConfig",
     "ExportTarget",
+    "FilterStepConfig",
     "QuantisationConfig",
     "TrainedConfig",
     "TranslationConfig",
@@ -152,6 +153,19 @@ class DistillationConfig(TranslationConfig):
     """Translate the source side of the bitext."""
     monolingual: bool = True
     """Translate `monolingual.source`, too, where it is given."""
+
+
+class FilterStepConfig(Section):
+    """Cross-entropy filter (docs/students.md): pairs are dropped whose source the backward model finds least likely."""
+
+    keep: float = Field(default=0.95, gt=0, le=1)
+    """Share of the pairs that is kept."""
+    threads: Threads = Field(default=1, ge=1)
+    """CPU threads of each worker; the last digits of a score depend on them."""
+    workers: Threads | None = Field(default=None, ge=1)
+    """Processes; null: one for each core, one on a GPU."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, ..."""
 
 
 class QuantisationConfig(Section):

@@ -22,7 +22,7 @@ __all__ = [
     "fetched_names",
     "fetched_origins",
     "of_fetch",
-    "reader_of",
+    "resolved",
     "sets_step",
 ]
 
@@ -106,16 +106,16 @@ def _alike(files: dict[str, Path], code: str) -> Path | None:
     return found[0] if len(found) == 1 else None
 
 
-def reader_of(road: Road, corpus: CorpusConfig, key: str) -> CorpusReader:
-    """Return the reader of a corpus; one that was fetched is read from the folder of `fetch`.
+def resolved(road: Road, corpus: BitextCorpus, key: str) -> CorpusConfig:
+    """Return a corpus with its files: one that was fetched lies in the folder of `fetch`.
 
-    Raises ConfigError, DataError as CorpusReader.of.
+    Raises ConfigError where that is of other languages.
     """
-    name = corpus.fetch if isinstance(corpus, BitextCorpus) else None
-    if name is None:
-        return CorpusReader.of(corpus, key, road.languages)
-    source, target = fetched_files(road, name, road.languages, key)
-    return CorpusReader.of(CorpusConfig(source=str(source), target=str(target)), key, road.languages)
+    settings = {name: getattr(corpus, name) for name in CorpusConfig.model_fields}
+    if corpus.fetch is not None:
+        source, target = fetched_files(road, corpus.fetch, road.languages, key)
+        settings |= {"source": str(source), "target": str(target)}
+    return CorpusConfig(**settings)
 
 
 def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> list[Path]:
@@ -124,9 +124,15 @@ def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> list[
         path
         for number, corpus in enumerate(corpora)
         if corpus.fetch is None
-        for part in reader_of(road, corpus, f"{key}.{number}").files
-        for path in part
+        for path in _own_files(road, corpus, f"{key}.{number}")
     ]
+
+
+def _own_files(road: Road, corpus: BitextCorpus, key: str) -> list[Path]:
+    """Return the files that a corpus names, its scores among them."""
+    reader = CorpusReader.of(corpus, key, road.languages)
+    scores = [find_files(score.path, f"{key}.scores.{n}.path") for n, score in enumerate(corpus.scores) if score.path]
+    return [path for part in (*reader.files, *scores) for path in part]
 
 
 def sets_step(road: Road) -> Step:
@@ -143,7 +149,7 @@ def sets_step(road: Road) -> Step:
         named = [(f"bitext.dev.{n}", f"dev/{n}", corpus) for n, corpus in enumerate(dev)]
         named += [(f"test.{n}", f"test/{tests[n].name}", corpus) for n, corpus in enumerate(as_corpora)]
         for key, name, corpus in named:
-            reader = reader_of(road, corpus, key)
+            reader = CorpusReader.of(resolved(road, corpus, key), key, road.languages)
             if not write_sides(road.sides("sets", name), reader.blocks()):
                 raise DataError(f"{key}: no sentence pairs in {reader.described()}")
 

@@ -85,6 +85,15 @@ class Costs:
         speed = cost.time.flops / cost.time.seconds * _OF_TRAINING_SPEED
         return Expected(work / speed, said=f"about {lines:,} lines, {workers} workers; a rough estimate")
 
+    def scoring(self, name: ModelName, lines: int | None) -> Expected:
+        """Return what forward passes over so many pairs take; None: their number is not known."""
+        if lines is None or name not in self._experiments:
+            return Expected(said="the number of pairs is not known yet" if lines is None else "")
+        cost = self.of(name)
+        source, target = cost.length
+        work = lines * (source * cost.forward.source + target * cost.forward.target)
+        return Expected(work / (cost.time.flops / cost.time.seconds), said=f"about {lines:,} pairs; a rough estimate")
+
 
 def by_rate(lines: int | None, rate: float) -> Expected:
     """Return what so many pairs take at a rate of pairs a second."""

@@ -117,9 +117,9 @@ class Corpora:
         if "bitext" in kinds:
             found.setdefault("clean", []).append("train/*")
         if BACK_TRANSLATION in kinds:
-            found["backtranslate"] = ["corpus/*"]
+            found["backtranslate"] = ["corpus/*.txt"]
         if DISTILLATION in kinds:
-            found |= {step: ["corpus/*"] for step in self.distilled()}
+            found |= {step: ["corpus/*.txt"] for step in self.distilled()}
         if self._config.bitext.dev:
             found["sets"] = ["dev/*"]
         held = self._config.bitext.hold_out
@@ -130,7 +130,13 @@ class Corpora:
         return found
 
     def distilled(self) -> list[str]:
-        """Return the steps whose corpora are the distilled text."""
+        """Return the steps whose corpora are the distilled text that the student learns from."""
+        if self._config.filter is not None:
+            return ["filter"]
+        return self.translated()
+
+    def translated(self) -> list[str]:
+        """Return the steps in which the teacher translates."""
         chosen = self._config.distillation
         assert chosen is not None
         of_text = chosen.monolingual and bool(self._config.monolingual.source)
@@ -141,7 +147,7 @@ class Corpora:
             assert self._config.backtranslation is not None
             return [self._synthetic("backtranslate", kind, weight, self._config.backtranslation.tag)]
         if kind == DISTILLATION:
-            names = {DISTILLED[0]: DISTILLATION, DISTILLED[1]: f"{DISTILLATION}-monolingual"}
+            names = {DISTILLED[1]: f"{DISTILLATION}-monolingual"}
             return [self._synthetic(step, names.get(step, kind), weight, None) for step in self.distilled()]
         return [
             CorpusConfig(

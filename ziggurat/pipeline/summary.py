@@ -69,17 +69,20 @@ def _summary(road: Road, others: Sequence[Step], times: Times) -> PipelineSummar
 
 def _corpora(road: Road, steps: set[str]) -> list[CorpusRow]:
     rows = []
-    cleaned = read_document(road.at("clean", "report.json")) or {}
+    cleaned = (read_document(road.at("clean", "report.json")) or {"corpora": {}})["corpora"]
     for name, corpus in zip(road.bitext_names(), road.config.bitext.train, strict=True):
-        rows.append(_corpus(name, cleaned.get(name, {}), _licences(road, corpus.fetch)))
+        found = cleaned.get(name, {"read": 0, "kept": 0, "dropped": {}})
+        rows.append(CorpusRow(name, found["read"], found["kept"], found["dropped"], _licences(road, corpus.fetch)))
     texts = read_document(road.at("monolingual", "report.json")) or {} if "monolingual" in steps else {}
     for side, entries in (("source", road.config.monolingual.source), ("target", road.config.monolingual.target)):
         if side in texts:
             licences: dict[str, str] = {}
             for entry in entries:
                 licences |= _licences(road, entry.fetch)
-            rows.append(_corpus(f"monolingual, {side}", texts[side], licences))
-    synthetic = (("backtranslate", BACK_TRANSLATION), *((step, step) for step in DISTILLED))
+            dropped = {reason: count for reason, count in texts[side].items() if reason != "kept"}
+            kept = texts[side]["kept"]
+            rows.append(CorpusRow(f"monolingual, {side}", kept + sum(dropped.values()), kept, dropped, licences))
+    synthetic = (("backtranslate", BACK_TRANSLATION), *((step, step) for step in (*DISTILLED, "filter")))
     for step, name in synthetic:
         if step in steps and (made := read_document(road.at(step, "corpus", "manifest.json"))):
             rows.append(CorpusRow(name, made["read"], made["kept"], made["dropped"]))
@@ -88,13 +91,6 @@ def _corpora(road: Road, steps: set[str]) -> list[CorpusRow]:
             lines = road.test_set(test.name)[0].read_bytes().count(b"\n")
             rows.append(CorpusRow(f"test set {test.name}", lines, lines, {}, licences))
     return rows
-
-
-def _corpus(name: str, counts: dict[str, int], licences: dict[str, str]) -> CorpusRow:
-    """Return the row of a corpus from the counts of a step."""
-    dropped = {reason: count for reason, count in counts.items() if reason not in ("read", "kept") and count}
-    kept = counts.get("kept", 0)
-    return CorpusRow(name, counts.get("read", kept + sum(dropped.values())), kept, dropped, licences)
 
 
 def _licences(road: Road, name: str | None) -> dict[str, str]:

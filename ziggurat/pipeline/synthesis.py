@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config.pipeline import ModelName
-from ziggurat.config.pipeline_models import BackTranslationConfig, DistillationConfig, TranslationConfig
+from ziggurat.config.pipeline_models import (
+    BackTranslationConfig,
+    DistillationConfig,
+    FilterStepConfig,
+    TranslationConfig,
+)
 from ziggurat.pipeline.costs import Costs, expected_lines
 from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
-from ziggurat.pipeline.road import DISTILLED, Progress, Road
+from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
 from ziggurat.pipeline.step import Step
 
-__all__ = ["backtranslate_step", "distil_steps"]
+__all__ = ["backtranslate_step", "distil_steps", "filter_step"]
 
 _CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
 _OF_RESULT = set(TranslationConfig.model_fields) - {"workers"}
@@ -104,7 +109,7 @@ def _translation(
     )
 
 
-def _usual_workers(config: TranslationConfig) -> int:
+def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
     """Return one worker for each core, one on a GPU."""
     if config.device != "cpu":
         from ziggurat.models.tensors import usable_device
@@ -112,3 +117,43 @@ def _usual_workers(config: TranslationConfig) -> int:
         if usable_device(config.device, "device").type != "cpu":
             return 1
     return max(1, len(os.sched_getaffinity(0)) // config.threads)
+
+
+def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
+    """Return the step that drops the distilled pairs whose source the backward model finds least likely."""
+    made = Corpora(road).translated()
+    sources, targets = ([road.at(step, "corpus", f"{side}.txt") for step in made] for side in ("source", "target"))
+    workers = config.workers or _usual_workers(config)
+
+    def work(folder: Path) -> int | None:
+        from ziggurat.backtranslation.cross_entropy import FilterJob, filter_pairs
+        from ziggurat.backtranslation.merge import dropped_text
+        from ziggurat.jobs.launchers import processes
+        from ziggurat.jobs.run import Work
+
+        job = FilterJob(
+            models=(str(road.model("backward")),),
+            sources=tuple(map(str, sources)),
+            targets=tuple(map(str, targets)),
+            out=folder / "corpus",
+            keep=config.keep,
+            reverse=True,
+            device=config.device,
+            threads=config.threads,
+        )
+        with in_fresh_state():
+            outcome = filter_pairs(job, Work(partial(processes, workers), progress=Progress(road.say, "pairs").show))
+        if (report := outcome.report) is not None:
+            road.say(f"{report.kept:,} of {report.read:,} pairs; dropped: {dropped_text(report.dropped)}")
+        return outcome.signal
+
+    return Step(
+        "filter",
+        "drops distilled pairs that the backward model finds unlikely",
+        config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
+        work,
+        {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
+        partial(model_files, road, "backward"),
+        _CORPUS,
+        lambda: costs.scoring("backward", expected_lines(targets)),
+    )

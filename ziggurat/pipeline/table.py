@@ -17,7 +17,7 @@ from ziggurat.pipeline.monolingual import monolingual_step
 from ziggurat.pipeline.road import Road
 from ziggurat.pipeline.step import Step
 from ziggurat.pipeline.summary import report_step
-from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps
+from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps, filter_step
 
 __all__ = ["pipeline_of", "steps_of"]
 
@@ -57,6 +57,8 @@ def _steps(road: Road) -> Iterator[Step]:
     yield from model("teacher")
     if config.distillation is not None:
         yield from distil_steps(road, config.distillation, costs)
+    if config.filter is not None:
+        yield filter_step(road, config.filter, costs)
     if config.alignment is not None:
         yield align_step(road, config.alignment)
     yield from model("student")

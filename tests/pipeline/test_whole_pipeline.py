@@ -21,6 +21,7 @@ STEPS = (
     "teacher",
     "distil",
     "distil-monolingual",
+    "filter",
     "align",
     "student-data",
     "student",
@@ -50,9 +51,9 @@ def test_all_steps_and_then_only_what_depends_on_a_change(place: Path, road: Cal
     page = (place / "w/report/report.html").read_text("utf-8")
     assert "student-ctranslate2" in page
     assert "../evaluate/robustness.html" in page
-    # A test set concerns no model: text of one language is only looked through for its sentences, and is as before.
+    # A test set concerns no model: training text is looked through for its sentences, and is as before.
     (place / "data/test.qhi").write_text("a\n" * 8)
-    assert pipeline_of(road(whole())).run().done == ("sets", "monolingual", "evaluate", "report")
+    assert pipeline_of(road(whole())).run().done == ("sets", "clean", "monolingual", "evaluate", "report")
     changed = whole(quantisation=None)
     assert pipeline_of(road(changed)).run().done == ("export-ctranslate2", "evaluate", "report")
     assert pipeline_of(road(changed)).left_over() == ["quantise"]
