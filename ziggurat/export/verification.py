@@ -2,8 +2,8 @@
 
 Toolkits sum in another order than ours, and share out the probability of tokens that are never written, such as padding
 (ziggurat.decoding.rules does not); so two translations of nearly the same score may change places. Such ties are told
-from real differences by the model itself: by its scores in fp64, and by searches with weights moved in their last digits
-and with that probability shared out.
+from real differences by the model itself: by its scores in fp64, and by searches with weights moved in their last
+digits and with that probability shared out.
 """
 
 from __future__ import annotations
