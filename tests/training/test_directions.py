@@ -16,12 +16,13 @@ from tests.conftest import tiny_experiment
 from tests.docs.pages import blocks
 from tests.training.runs import QUIET, outcome, records
 from ziggurat.config import Experiment, parse_experiment
+from ziggurat.config.notices import language_notices
 from ziggurat.config.recipes import load_named
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import prepare
 from ziggurat.data.stages import CorpusMix
 from ziggurat.decoding.translator import load_translator
-from ziggurat.errors import CheckpointError
+from ziggurat.errors import CheckpointError, ConfigError
 from ziggurat.models.directory import open_model
 from ziggurat.models.run_folder import mend_links
 from ziggurat.training.checkpoint import Progress, checkpoint_folders, read_progress
@@ -231,3 +232,13 @@ def test_the_page_s_configuration_is_one() -> None:
     data = parse_experiment(text, "multilingual.md").data
     assert ["-".join(data.languages_of(corpus)) for corpus in data.dev] == ["en-de", "de-en", "en-fr", "fr-en", "de-fr"]
     assert {corpus.tag for corpus in data.dev} == {corpus.tag for corpus in data.train}
+
+
+def test_a_corpus_s_language_that_is_no_code_is_doubted() -> None:
+    page = (
+        "data: {source_language: mul, target_language: mul, store: s, train: [{path: a.tsv, target_language: german}]}"
+    )
+    (doubt,) = language_notices(parse_experiment(page, "x").data)
+    assert "`data.train.0.target_language: german` is not an ISO 639 language code; did you mean `de`" in doubt
+    with pytest.raises(ConfigError, match=r"`data\.train\.0\.target_language`"):
+        parse_experiment(page.replace("german", "d/e"), "x")
