@@ -44,6 +44,7 @@ def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
                 file.write(f"{line}\n")
     pipeline_of(road(text())).run(UNTIL_TEXT)
     found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]
+    print(found, said[-3:], planted)
     assert found["dropped"]["held_out"] == 1
     assert found["examples"]["held_out"] == [[planted["qlo"], planted["qhi"]]]
     assert (planted["qlo"], planted["qhi"]) not in pairs(place, "train/train")

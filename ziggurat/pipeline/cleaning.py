@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections import Counter
 from collections.abc import Iterator
 from heapq import heappush, heapreplace
@@ -83,10 +84,15 @@ def _keys() -> Iterator[None]:
     try:
         yield
     except ZigguratError as error:
-        said = str(error)
-        for key, ours in _KEYS.items():
-            said = said.replace(key, ours)
-        raise type(error)(said) from None
+        raise type(error)(_worded(str(error))) from None
+
+
+def _worded(text: str) -> str:
+    """Return a message of `prepare` with keys and names of a pipeline."""
+    text = re.sub(r"data\.dev\.\d+ \(([^()]*)\)", r"\1", text)
+    for key, ours in _KEYS.items():
+        text = text.replace(key, ours)
+    return text
 
 
 _KEYS = {"data.filters": "cleaning", "data.train": "bitext.train", "data.dev": "bitext.dev", "data.held_out": "test",
@@ -95,15 +101,15 @@ _KEYS = {"data.filters": "cleaning", "data.train": "bitext.train", "data.dev": "
 
 def _data(road: Road, train: list[CorpusConfig]) -> DataConfig:
     """Return the section `data` that these corpora are cleaned by."""
-    dev, tests = range(len(road.config.bitext.dev)), [test.name for test in road.config.test]
-    sides = [road.sides("sets", "dev", str(number)) for number in dev]
+    # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
+    sets = [(f"development set {n}", road.sides("sets", "dev", str(n))) for n in range(len(road.config.bitext.dev))]
+    sets += [(f"test set {test.name}", road.sides("sets", "test", test.name)) for test in road.config.test]
     return DataConfig(
         source_language=road.languages[0],
         target_language=road.languages[1],
         store="-",
         train=train,
-        dev=[CorpusConfig(source=str(source), target=str(target)) for source, target in sides],
-        held_out=[str(path) for name in tests for path in road.sides("sets", "test", name)],
+        dev=[CorpusConfig(name=name, source=str(source), target=str(target)) for name, (source, target) in sets],
         filters=road.config.cleaning,
     )
 
@@ -147,7 +153,7 @@ class _Cleaning:
                 for path in road.sides("clean", "cleaned", name):
                     path.unlink()
         # (4) Tell.
-        notices = [self._worded(notice) for notice in side_notices(corpora, data) + overlap_notices(training, data)]
+        notices = [_worded(notice) for notice in side_notices(corpora, data) + overlap_notices(training, data)]
         for notice in notices:
             road.say(f"warning: {notice}")
         reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
@@ -188,12 +194,6 @@ class _Cleaning:
             "dropped": dict(sorted(corpus.dropped.items())),
             "examples": corpus.examples.listed(),
         }
-
-    @staticmethod
-    def _worded(notice: str) -> str:
-        for key, ours in _KEYS.items():
-            notice = notice.replace(key, ours)
-        return notice
 
 
 def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
