@@ -28,21 +28,16 @@ from ziggurat.text.tokens import Token
 __all__ = ["GLOSSARY", "KEY", "REFUSED", "SOURCE", "TARGET", "DeepL", "DeepLAccount"]
 
 _SCHEME = "DeepL-Auth-Key "
-_UNLIMITED = 10**12  # characters that an account may have translated: clients of /v2/usage expect a number
+_UNLIMITED = 10**12
+"""Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
 
 _SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
 REFUSED = [
     Field(name, {"description": "refused"})
     for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 ]
-_IGNORED = (  # fields without effect
-    "formality",
-    "context",
-    "preserve_formatting",
-    "model_type",
-    "show_billed_characters",
-    "tag_handling_version",
-)
+_IGNORED = "formality context preserve_formatting model_type show_billed_characters tag_handling_version".split()
+"""Fields without effect."""
 
 KEY = Field("auth_key", text("an API key, where no header has it"))
 SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))

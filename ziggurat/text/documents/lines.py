@@ -55,13 +55,17 @@ def html_file(content: bytes, name: str, settings: Settings) -> Work[Outcome[byt
     """Return the work of translating a page in HTML, in the character set that it declares, or else UTF-8.
 
     Characters that the set lacks become references. A page that is UTF-8 though it declares another gets the right
-    declaration.
+    declaration; one that says that it is in the source language then says the target's.
     """
     labels = [found["label"] for found in _DECLARED.finditer(content[:_HEAD].decode("latin-1")) if found["label"]]
     text, charset = decoded(content, name, labels[0] if labels else "")
     if not charset.declared:
         text = _DECLARED.sub(_utf8_declared, text[:_HEAD]) + text[_HEAD:]
-    rules = replace(HTML, attributes=HTML_ATTRIBUTES) if settings.attributes else HTML
+    rules = replace(
+        HTML,
+        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
+        languages=(settings.source, settings.target),
+    )
     outcome = yield from html(text, settings.options, rules)
     errors = "replace" if charset.codec.startswith("utf") else "xmlcharrefreplace"
     return Outcome(charset.encoded(outcome.value, errors), outcome.notices)

@@ -103,7 +103,12 @@ def epub(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
     archive = Archive(content, name, settings.limits)
     package = _package(archive, name)
     book = read_xml(archive.markup(package), f"{name}: {package}")
-    rules = replace(HTML, xml=True, attributes=HTML_ATTRIBUTES if settings.attributes else frozenset())
+    rules = replace(
+        HTML,
+        xml=True,
+        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
+        languages=(settings.source, settings.target),
+    )
     documents: dict[str, Xml] = {}
     templates: dict[str, Template] = {}
     for token in book.tokens:
