@@ -1,4 +1,7 @@
-"""Identification of languages, by py3langid: how probable it is that a text is in the language it should be in."""
+"""Identification of languages, by py3langid: how probable it is that a text is in the language it should be in.
+
+And of scripts, by the Unicode property of the letters.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,42 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
+import regex
 from numpy.typing import NDArray
 
 from ziggurat.config.languages import main_language
 from ziggurat.errors import ConfigError
 
-__all__ = ["MOST_CHARACTERS", "confidences", "identifier", "known_language", "likeliest"]
+__all__ = ["MOST_CHARACTERS", "OTHER_SCRIPT", "confidences", "identifier", "known_language", "likeliest", "scripts"]
 
 MOST_CHARACTERS = 2000
 """Characters of a text that are looked at."""
+
+
+OTHER_SCRIPT = "other"
+_SCRIPTS = (
+    "Latin", "Cyrillic", "Greek", "Arabic", "Hebrew", "Han", "Hiragana", "Katakana", "Hangul", "Devanagari", "Bengali",
+    "Gurmukhi", "Gujarati", "Oriya", "Tamil", "Telugu", "Kannada", "Malayalam", "Sinhala", "Thai", "Lao", "Khmer",
+    "Myanmar", "Tibetan", "Georgian", "Armenian", "Ethiopic", "Mongolian", "Cherokee", "Tifinagh",
+)  # fmt: skip
+
+
+def scripts(texts: Sequence[str]) -> dict[str, int]:
+    """Return how many letters of the texts are in each script, the most frequent first; OTHER_SCRIPT is all others.
+
+    A letter without a script of its own, such as U+30FC (which lengthens vowels), is among the others.
+    """
+    joined = "".join(texts)
+    letters = len(_script("").findall(joined))
+    counts = {name: len(_script(name).findall(joined)) for name in _SCRIPTS}
+    counts[OTHER_SCRIPT] = letters - sum(counts.values())
+    return {name: count for name, count in sorted(counts.items(), key=lambda item: -item[1]) if count}
+
+
+@lru_cache(maxsize=64)
+def _script(name: str) -> regex.Pattern[str]:
+    """Return the pattern of a letter of a script; of any letter where it has no name."""
+    return regex.compile(rf"[\p{{L}}&&\p{{Script={name}}}]" if name else r"\p{L}", flags=regex.V1)
 
 
 def known_language(code: str, side: str) -> str:

@@ -23,7 +23,18 @@ from ziggurat.data.inputs import Corpus
 from ziggurat.data.lines import LineStream, UnicodeForm, normalise
 from ziggurat.data.readers import PairBlock
 
-__all__ = ["Comparisons", "TraceMaker", "Traces", "overlap_notices", "total_overlap"]
+__all__ = [
+    "CONTAMINATION",
+    "Comparisons",
+    "TraceMaker",
+    "Traces",
+    "overlap_notice",
+    "overlap_notices",
+    "total_overlap",
+]
+
+CONTAMINATION = "CONTAMINATION:"
+"""Beginning of a notice on held-out sentences in training pairs."""
 
 _MANY = 0.01
 """Share of a held-out set's sentences in training pairs from which that is worth a notice."""
@@ -157,10 +168,16 @@ def total_overlap(corpora: Sequence[Corpus]) -> dict[str, Overlap]:
 def overlap_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
     """Return a notice for each held-out set that training pairs contain, unless they are dropped for it."""
     stay = [config.filters_of(corpus.config).held_out == "keep" for corpus in corpora]
-    return [
-        f"CONTAMINATION: {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs; "
+    found = total_overlap(list(compress(corpora, stay)))
+    return [notice for name, overlap in found.items() if (notice := overlap_notice(name, overlap))]
+
+
+def overlap_notice(name: str, found: Overlap) -> str | None:
+    """Return a notice on what training pairs share with the set `name`; None where it is next to nothing."""
+    if not found.pairs and found.found < max(1, _MANY * found.sentences):
+        return None
+    return (
+        f"{CONTAMINATION} {found.found:,} of {found.sentences:,} sentences of {name} are in training pairs; "
         f"{found.pairs:,} pairs have both sides there, {found.sides:,} one at least. Scores on it tell less than they "
         "seem to: `data.filters.held_out: pairs` (or `sides`) drops such pairs"
-        for name, found in total_overlap(list(compress(corpora, stay))).items()
-        if found.pairs or found.found >= max(1, _MANY * found.sentences)
-    ]
+    )
