@@ -80,7 +80,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         (["my.yaml", "student.model.heads=3"], "my.yaml"),
         (["my.yaml", "student.subword.vocabulary_size=20"], "raise student.subword.vocabulary_size"),
     ):
-        status, out, err = ziggurat("pipeline", *arguments)
+        status, _, err = ziggurat("pipeline", *arguments)
         assert status == 2, arguments
         assert said in err, arguments
         assert "Traceback" not in err

@@ -36,8 +36,10 @@ REFUSED = [
     Field(name, {"description": "refused"})
     for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 ]
-_IGNORED = "formality context preserve_formatting model_type show_billed_characters tag_handling_version".split()
-"""Fields without effect."""
+_IGNORED = (  # fields without effect
+    *("formality", "context", "preserve_formatting", "model_type"),
+    *("show_billed_characters", "tag_handling_version"),
+)
 
 KEY = Field("auth_key", text("an API key, where no header has it"))
 SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))
