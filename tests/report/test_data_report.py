@@ -17,7 +17,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.prepare import CLEANING, prepare
 from ziggurat.errors import DataError
-from ziggurat.report import data_content
+from ziggurat.report import data_content, data_facts
 from ziggurat.report.data_content import data_record, gather_data
 from ziggurat.report.data_figures import LengthCurve, length_figures
 from ziggurat.report.data_page import REASONS, data_page
@@ -165,7 +165,8 @@ def test_without_py3langid_languages_are_missing(store: Store, monkeypatch: pyte
     def absent(names: Any) -> Any:
         raise ModuleNotFoundError("py3langid")
 
-    monkeypatch.setattr(data_content, "identifier", absent)
+    for module in (data_content, data_facts):
+        monkeypatch.setattr(module, "identifier", absent)
     content = gather_data(store)
     assert content.missing == ("Languages: py3langid is not installed. `pip install 'ziggurat-mt[clean]'`.",)
     assert content.corpora[0].sides is not None

@@ -74,8 +74,8 @@ class TrainedConfig(Section):
         except ConfigError as error:
             raise ValueError(str(error)) from None
         data = below.get("data", {})
-        taken = {key: below[key] for key in ("model", "training", "decoding") if key in below}
-        taken |= {key: data[key] for key in ("subword", "unicode") if key in data}
+        taken: dict[str, Any] = {key: below[key] for key in ("model", "training", "decoding") if key in below}
+        taken |= dict((key, data[key]) for key in ("subword", "unicode") if key in data)
         return _overlaid(taken, content)
 
     @model_validator(mode="after")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import Counter
 
-from ziggurat.report.data_content import CorpusFacts, DataContent
+from ziggurat.report.data_content import DataContent
+from ziggurat.report.data_facts import CorpusFacts
 from ziggurat.report.figure import numbers
 from ziggurat.report.template import page_templates, table_link
 
