@@ -64,7 +64,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert "the report, to open in a browser: w/report/report.html" in out
     assert "5/5 report: up to date" in err
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
-    assert "settings changed (there -> now): training.seed: 1 -> 2" in out
+    assert "settings changed (there -> now): training.seed: (not given) -> 2" in out
     assert "depends on what student will hand on" in out
 
 
@@ -77,7 +77,10 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
         (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
         (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
         (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
-        (["my.yaml", "student.model.heads=3"], "my.yaml"),
+        (
+            ["my.yaml", "student.model.heads=3"],
+            "command line: `student.model`: `d_model` (16) is not a multiple of `heads`",
+        ),
         (["my.yaml", "student.subword.vocabulary_size=20"], "raise student.subword.vocabulary_size"),
     ):
         status, _, err = ziggurat("pipeline", *arguments)

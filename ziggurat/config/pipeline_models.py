@@ -75,7 +75,9 @@ class TrainedConfig(Section):
             raise ValueError(str(error)) from None
         data = below.get("data", {})
         taken: dict[str, Any] = {key: below[key] for key in ("model", "training", "decoding") if key in below}
-        taken |= dict((key, data[key]) for key in ("subword", "unicode") if key in data)
+        for key in ("subword", "unicode"):
+            if key in data:
+                taken[key] = data[key]
         return _overlaid(taken, content)
 
     @model_validator(mode="after")
