@@ -36,7 +36,10 @@ REFUSED = [
     Field(name, {"description": "refused"})
     for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
 ]
-_IGNORED = "formality context preserve_formatting model_type show_billed_characters tag_handling_version".split()
+_IGNORED = (
+    *("formality", "context", "preserve_formatting", "model_type"),
+    *("show_billed_characters", "tag_handling_version"),
+)
 """Fields without effect."""
 
 KEY = Field("auth_key", text("an API key, where no header has it"))
