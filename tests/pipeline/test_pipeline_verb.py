@@ -64,7 +64,7 @@ def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
     assert "the report, to open in a browser: w/report/report.html" in out
     assert "5/5 report: up to date" in err
     status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
-    assert "settings changed (there -> now): training.seed: (not given) -> 2" in out
+    assert "settings changed (there -> now): training.seed: (default) -> 2" in out
     assert "depends on what student will hand on" in out
 
 

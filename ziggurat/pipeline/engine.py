@@ -218,7 +218,8 @@ class Pipeline:
         if before.get("format") != _FORMAT:
             return "done by another version of ziggurat"
         if changes := changed(before.get("settings"), now["settings"]):
-            return f"settings changed (there -> now): {shown(changes, 3)}"
+            # Settings are kept without those that are the default.
+            return f"settings changed (there -> now): {shown(changes, 3).replace('(not given)', '(default)')}"
         files = step.files()
         if len(before.get("files", ())) != len(files):
             return f"{len(before.get('files', ()))} input files before, {len(files)} now"
