@@ -38,6 +38,23 @@ ALLOWED = {
     "report": BASE
     | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
     "serving": BASE | {"config", "cleaning", "data", "decoding", "models", "text"},
+    "pipeline": BASE
+    | {
+        "config",
+        "alignment",
+        "data",
+        "fetch",
+        "nn",
+        "evaluation",
+        "models",
+        "decoding",
+        "training",
+        "cost",
+        "jobs",
+        "backtranslation",
+        "export",
+        "report",
+    },
     "cli": BASE
     | {
         "config",
@@ -54,7 +71,7 @@ ALLOWED = {
         "serving",
         "trainability",
     }
-    | {"report", "diagnosis", "cost", "text"},
+    | {"report", "diagnosis", "cost", "text", "pipeline"},
     "errors": set(),
     "small_files": {"errors"},
     "duration": set(),

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -20,10 +21,12 @@ from torch import Tensor
 from tests.export.conftest import Written
 from tests.export.examples import SENTENCES
 from tests.small import small_config
+from ziggurat.data.shortlist import ShortlistTable, _fingerprint, write_shortlist
+from ziggurat.data.subword import SentencePieceTokenizer
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.errors import ConfigError, DataError, ExportError
+from ziggurat.errors import CheckpointError, ConfigError, DataError, ExportError
 from ziggurat.export.anatomy import Affine, compose, dissect
 from ziggurat.export.exporter import Gate, export_model
 from ziggurat.export.plain import ExportedModel, with_epsilon
@@ -234,6 +237,30 @@ def test_ties_are_told_from_differences(written: Written) -> None:
         assert getattr(found, kind) == 1, kind
 
 
+def test_a_toolkit_may_share_out_the_probability_of_what_is_never_written(written: Written) -> None:
+    """The model gives padding much of it, as label smoothing does in a small vocabulary, so that long texts lose."""
+    opened = load_translator(path := written())
+    options = search_settings(100, 20)
+
+    def translator(padding: float) -> Translator:
+        model = open_model(path, device="cpu").model
+        with torch.no_grad():
+            model.output.bias[opened.target_tokenizer.pad] = padding
+            model.output.bias[opened.target_tokenizer.eos] += 5.0  # so that most of them end
+        return Translator(model, opened.source_tokenizer, opened.target_tokenizer, opened.decoding)
+
+    ours, theirs = translator(20.0), translator(-1e9)
+    texts = [list(one.translate_stream(SENTENCES, **options)) for one in (ours, theirs)]
+    unlike = [
+        n
+        for n, (a, b) in enumerate(zip(*texts, strict=True))
+        if a.text != b.text and a.hypotheses[0].finished and b.hypotheses[0].finished
+    ]
+    assert unlike
+    lines, others = [SENTENCES[n] for n in unlike], [texts[1][n] for n in unlike]
+    assert compare(ours, Other(others), lines, options).ties == len(unlike)
+
+
 def test_what_takes_long_is_said_before(written: Written, text: Path, tmp_path: Path) -> None:
     said: list[str] = []
     export_model(written(), "plain", tmp_path / "out", verify=text, lines=2, say=said.append)
@@ -308,3 +335,35 @@ def test_a_bias_scales_with_its_map_or_not() -> None:
     affine = Affine(torch.ones(2, 2), torch.ones(2))
     assert torch.equal(affine.times(2.0).bias, torch.full((2,), 2.0))  # type: ignore[arg-type]
     assert torch.equal(affine.times(2.0, bias=False).bias, torch.ones(2))  # type: ignore[arg-type]
+
+
+def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
+    written: Written, text: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer
+) -> None:
+    """One sentence at a time, when both engines allow the same pieces, both find the same."""
+    vocabulary = np.arange(tokenizer.size, dtype=np.int32)
+    candidates = np.stack([(vocabulary * 7 + n * 31) % tokenizer.size for n in range(8)], 1).astype(np.int32)
+    candidates[::3, 4:] = tokenizer.size  # rows have unlike lengths
+    always = np.array([tokenizer.eos, tokenizer.unk, 40, 50], np.int32)
+    vocabularies = (_fingerprint(tokenizer),) * 2
+    write_shortlist(tmp_path / "list", ShortlistTable(candidates, always, vocabularies))
+    decoding = {"endings": "beam", "beam_size": 2, "length_penalty": {"kind": "none", "alpha": 0.0}}
+    path, listed = written(decoding=decoding), str(tmp_path / "list")
+    with pytest.raises(ConfigError, match="`--shortlist` is for `--to ctranslate2`"):
+        export_model(path, "onnx", tmp_path / "out", shortlist=listed)
+    report = export_model(path, "ctranslate2", tmp_path / "out", verify=text, shortlist=listed)
+    assert f"--shortlist {listed}" in (tmp_path / "out" / "checksums.json").read_text()
+    assert "search_without" not in report
+    assert report["verification"]["different"] == 0  # without the list, so that batches do not matter
+    theirs, ours = ServedTranslator(tmp_path / "out"), load_translator(path, shortlist=listed)
+    found = [t.text for t in theirs.translate_stream(SENTENCES, window=1)]
+    assert found == [t.text for t in ours.translate_stream(SENTENCES, window=1)]
+    free = [t.text for t in ServedTranslator(tmp_path / "out", shortlist=None).translate_stream(SENTENCES)]
+    assert free == [t.text for t in load_translator(path).translate_stream(SENTENCES)]
+    assert free != found
+    for asked in ({"shortlist": listed}, {"shortlist": "other"}):
+        with pytest.raises(ConfigError, match="export the model with it"):
+            ServedTranslator(tmp_path / "out", **asked)
+    (tmp_path / "out" / "vmap.txt").unlink()
+    with pytest.raises(CheckpointError, match=r"vmap\.txt"):
+        ServedTranslator(tmp_path / "out")

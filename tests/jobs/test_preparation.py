@@ -59,7 +59,7 @@ def config(tmp_path: Path) -> DataConfig:
         for number, side in enumerate(("qlo", "qhi")):
             text = "".join(pair[number] + "\n" for pair in found)
             (tmp_path / f"{name}.{side}").write_text(text, encoding="utf-8")
-        (tmp_path / f"{name}.align").write_text("".join("0-0\n" if pair[0] else "\n" for pair in found))
+        (tmp_path / f"{name}.align").write_text("".join("note\t0-0\n" if pair[0] else "note\t\n" for pair in found))
         return {side: str(tmp_path / f"{name}.{code}") for side, code in (("source", "qlo"), ("target", "qhi"))}
 
     for number in range(3):
@@ -83,6 +83,7 @@ def config(tmp_path: Path) -> DataConfig:
             "train": [
                 {
                     **{**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align")},
+                    "alignment_column": 1,
                     "scores": [{"path": str(tmp_path / "part-*.score"), "min": 2}],
                 },
                 {
@@ -249,6 +250,19 @@ def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, 
     with pytest.raises(ConfigError, match="eflomal"):
         do(other, tmp_path)
     assert not (tmp_path / "job").exists()
+
+
+def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:
+    """By the call for a part, too: no later one could know."""
+
+    def changed(before: int, now: int, total: int) -> None:
+        with (tmp_path / "dev.qhi").open("r+b") as file:
+            file.write(b"X")
+
+    with pytest.raises(DataError, match=r"dev\.qhi: changed while being read; begin again in another folder than"):
+        do(config, tmp_path, part=(0, 2), progress=changed)
+    with pytest.raises(DataError, match="was begun with other settings or files"):
+        do(config, tmp_path)
 
 
 def test_a_damaged_shard_is_refused_by_name(config: DataConfig, tmp_path: Path) -> None:

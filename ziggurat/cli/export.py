@@ -52,6 +52,14 @@ def export(
             "--splitter", metavar="FOLDER", help="argos: sentence splitter of MiniSBD, Stanza or spaCy to put into it."
         ),
     ] = None,
+    shortlist: Annotated[
+        str | None,
+        typer.Option(
+            "--shortlist",
+            metavar="FILE",
+            help="ctranslate2: search with this file of `ziggurat shortlist` from now on.",
+        ),
+    ] = None,
     verify: Annotated[
         Path | None, typer.Option("--verify", help="Text to verify with; default: the store's development set.")
     ] = None,
@@ -102,6 +110,7 @@ def export(
         gate=gate,
         force=force,
         package=package,
+        shortlist=shortlist,
         say=say,
     )
     if json:

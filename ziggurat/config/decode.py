@@ -99,7 +99,8 @@ class DecodingConfig(Section):
     may share, needs one by name."""
     shortlist: PathText | None = Field(default=None, min_length=1)
     """File of `ziggurat shortlist`, read when a model is loaded for translation: only target pieces that the source
-    sentence allows get a score. Cannot be combined with prefixes or words that must appear; not used in validation."""
+    sentence allows get a score. Cannot be combined with prefixes or words that must appear; not used in validation. An
+    export for CTranslate2 contains it, under the name `vmap.txt`."""
     endings: Literal["candidates", "beam", "fairseq"] = "candidates"
     """Rule for the extensions of a step that may end a hypothesis, and for the end of a search. `candidates`: the 2
     `beam_size` best; it stops when no better hypothesis can come. `beam`: only the `beam_size` best, as in CTranslate2

@@ -35,12 +35,30 @@ from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
-__all__ = ["CLEANING", "CorpusReport", "PrepareReport", "prepare", "reusable_store"]
+__all__ = ["CLEANING", "CorpusReport", "Inputs", "PrepareReport", "prepare", "reusable_store"]
 
 
 CLEANING = "cleaning.json"
 """Name of the file of a store with examples of the pairs that were dropped."""
 _MANY_CORPORA = 100  # from here on there is only one example for each reason
+
+
+class Inputs:
+    """The corpora of a configuration, and all that a store of them depends on; the files are watched from now on.
+
+    Args:
+        config: The `data` section.
+        progress: Called with (phase, done, total or None).
+
+    Raises as `find_corpora` and `provenance` do.
+    """
+
+    def __init__(self, config: DataConfig, progress: Progress) -> None:
+        self.corpora, self.watch = find_corpora(config), InputWatch()
+        # Fingerprints are taken before the passes and compared after them: the files are read several times.
+        self.settings = provenance(config, self.corpora, progress, self.watch.fingerprint)
+        """Settings, and files by their content."""
+        note_origins(self.corpora, self.settings)
 
 
 def prepare(
@@ -49,7 +67,7 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
     threads: int | None = None,
-    corpora: list[Corpus] | None = None,
+    inputs: Inputs | None = None,
     parts: Parts | None = None,
 ) -> PrepareReport:
     """Clean, segment and store the corpora of `config`.
@@ -62,7 +80,7 @@ def prepare(
         force: Replace a store of other settings or inputs, or a damaged one.
         progress: Called with (phase, done, total or None).
         threads: Threads for segmentation, without influence on the result; default: all available processors.
-        corpora: Those of `config`, where they are known already.
+        inputs: Those of `config`, where they are known already.
         parts: Parts of the store; None: all is done here.
 
     Raises:
@@ -70,28 +88,18 @@ def prepare(
         DataError: unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
-    progress, threads = progress or _silent, threads or len(os.sched_getaffinity(0))
-    corpora = corpora or find_corpora(config)
-    # Fingerprints are taken before the passes and compared after them: the files are read several times.
-    inputs = InputWatch()
-    settings = provenance(config, corpora, progress, inputs.fingerprint)
-    note_origins(corpora, settings)
+    threads, progress = threads or len(os.sched_getaffinity(0)), progress or (lambda phase, done, total: None)
+    inputs = inputs or Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
-    manifest = reusable_store(store, settings, force)
+    manifest = reusable_store(store, inputs.settings, force)
     if manifest is not None:
-        manifest = _with_labels(store, manifest, config, corpora)
+        manifest = _with_labels(store, manifest, config, inputs.corpora)
         return report_of(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
-        manifest = _build(
-            config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress, parts
-        )
-        inputs.check()
+        manifest = _build(config, inputs, directory, threads, progress, parts)
+        inputs.watch.check()
     return report_of(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
-
-
-def _silent(phase: str, done: int, total: int | None) -> None:
-    """Ignore progress."""
 
 
 def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
@@ -132,14 +140,14 @@ _STORE_FILES = re.compile(_OURS + TEMPORARY.pattern)
 
 def _build(
     config: DataConfig,
-    corpora: list[Corpus],
-    settings: dict[str, Any],
+    inputs: Inputs,
     directory: Path,
     threads: int,
     progress: Progress,
     parts: Parts | None,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
+    corpora = inputs.corpora
     learnt = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
     tokenizers, comparisons = learnt.tokenizers, Comparisons.of_all(config, corpora)
     training = [corpus for corpus in corpora if corpus.split == "train"]
@@ -167,7 +175,7 @@ def _build(
     manifest = {
         "format": ALIGNED_STORE_FORMAT if any(map(config.aligned, ("train", "dev"))) else STORE_FORMAT,
         "config": config.model_dump(mode="json"),
-        "prepared_from": settings,
+        "prepared_from": inputs.settings,
         "corpora": {
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")

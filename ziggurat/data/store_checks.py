@@ -126,9 +126,9 @@ class StoreWatch:
 
 
 class InputWatch:
-    """Watch over the input files of a store: `check` compares them with their state when fingerprints were taken.
+    """Watch over input files: `check` compares them with their state when fingerprints were taken.
 
-    `prepare` reads them several times, and records the fingerprints of the first time.
+    `prepare` reads them several times, and records the fingerprints of the first time; a job reads them for hours.
     """
 
     def __init__(self) -> None:
@@ -144,8 +144,8 @@ class InputWatch:
         self._seen.setdefault(path, (_identity(status), status.st_ctime_ns, found))
         return found
 
-    def check(self) -> None:
-        """Raise DataError if a file may have had other content at any time since."""
+    def check(self, way_out: str = "run `ziggurat prepare` again") -> None:
+        """Raise DataError, which ends in `way_out`, if a file may have had other content at any time since."""
         for path, (identity, changed, content) in self._seen.items():
             try:
                 now = os.stat(path)
@@ -155,7 +155,7 @@ class InputWatch:
             # ctime as well, so then the content decides.
             other = now is None or _identity(now) != identity
             if other or (now and now.st_ctime_ns != changed and fingerprint(path) != content):
-                raise DataError(f"{path}: changed while being read; run `ziggurat prepare` again")
+                raise DataError(f"{path}: changed while being read; {way_out}")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

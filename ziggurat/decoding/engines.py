@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ENGINES",
     "SERVED_FILE",
+    "SERVED_SHORTLIST",
     "TRIAL_LINES",
     "WORTH_LINES",
     "Engine",
@@ -55,12 +56,16 @@ _CLEARLY = 0.95
 
 SERVED_FILE = "model.bin"
 """The weights in a CTranslate2 directory."""
+SERVED_SHORTLIST = "vmap.txt"
+"""A lexical shortlist in there, which `decoding.shortlist` names without a folder."""
 
 _SUPPORTED = {
     *("beam_size", "n_best", "length_penalty", "max_length", "min_length", "batch_tokens", "max_source_pieces"),
-    "alignments",
+    *("alignments", "shortlist"),
 }
 _IGNORED = {"endings", "batch_sentences", "seed", "precision"}  # without effect on the results of CTranslate2
+
+_EXPORT_SHORTLIST = "export the model with it: its `decoding.shortlist` then goes into the folder"
 
 _EXPORT_INSIDE = "ctranslate2"
 """Folder of a run or model directory where its own export is looked for."""
@@ -96,6 +101,8 @@ def unserved(decoding: DecodingConfig) -> list[str]:
     ]
     if decoding.endings == "fairseq":
         found.append("`decoding.endings: fairseq` (take `beam`)")
+    if decoding.shortlist not in (None, SERVED_SHORTLIST):
+        found.append(f"`decoding.shortlist: {decoding.shortlist}` ({_EXPORT_SHORTLIST})")
     penalty = decoding.length_penalty
     if penalty.kind in ("gnmt", "lingvo") and (penalty.alpha or penalty.coverage) and decoding.beam_size > 1:
         found.append(f"`decoding.length_penalty.kind: {penalty.kind}` (take `power`, or `alpha=0`)")
@@ -108,6 +115,8 @@ def refuse_unserved(asked: Mapping[str, Any]) -> None:
     Called before these settings are joined to the saved ones: a conflict with a saved one that the user never set would
     hide this reason.
     """
+    if asked.get("shortlist") not in (None, SERVED_SHORTLIST):
+        raise ConfigError(f"CTranslate2 cannot read `decoding.shortlist: {asked['shortlist']}`; {_EXPORT_SHORTLIST}")
     defaults, ours = DecodingConfig(), DecodingConfig.model_fields.keys() - _SUPPORTED - _IGNORED
     if missing := [f"`decoding.{key}: {v}`" for key, v in asked.items() if key in ours and v != getattr(defaults, key)]:
         raise ConfigError(f"CTranslate2 has no {', '.join(missing)}; translate with the model that was exported")
@@ -166,9 +175,10 @@ def equal_export(path: str | Path, weights: str, asked: dict[str, Any]) -> Path 
     try:
         made = read_report(inside)
         decoding = change_section(load_experiment(Path(path) / "config.yaml").decoding, asked, "decoding")
+        shortlisted = load_experiment(inside / "config.yaml").decoding.shortlist is not None
     except (CheckpointError, ConfigError):
         return None  # whatever is wrong is told by the engine that comes to open it
-    same = made.precision == decoding.precision and _searches_alike(decoding)
+    same = made.precision == decoding.precision and not shortlisted and _searches_alike(decoding)
     return inside if same and made.weights == weights else None
 
 

@@ -90,7 +90,7 @@ class ServedTranslator:
         self.origin = f"{path}: exported model, by CTranslate2 {ctranslate2.__version__} ({self._model.compute_type})"
         tokenizer = self.target_tokenizer
         never = sorted({tokenizer.pad, tokenizer.bos, *tokenizer.tags.values()} - {tokenizer.eos})
-        self._never = [[piece] for piece in tokenizer.pieces(never)]
+        self._never, self._begin = [[piece] for piece in tokenizer.pieces(never)], [tokenizer.pieces([tokenizer.bos])]
         self._eos = tokenizer.pieces([tokenizer.eos])[0]
         self._ids = {piece: number for number, piece in enumerate(tokenizer.pieces(range(tokenizer.size)))}
         self._settings(None)  # refuses settings before any text is read
@@ -141,7 +141,7 @@ class ServedTranslator:
 
     def _settings(self, tag: str | None, **changes: Any) -> Call:
         """Return the settings of a call. Raises ConfigError."""
-        asked = {key: value for key, value in changes.items() if value is not None}
+        asked = {key: value for key, value in changes.items() if value is not None or key == "shortlist"}
         refuse_unserved(asked)
         decoding = change_section(self.decoding, asked, "decoding")
         if missing := unserved(decoding):
@@ -231,15 +231,14 @@ class ServedTranslator:
 
         Each begins with its head, or all with the prefix. `alternatives` differ in the piece after that.
         """
-        decoding, beam = call.decoding, call.decoding.beam_size
-        penalty = decoding.length_penalty
+        decoding, beam, penalty = call.decoding, call.decoding.beam_size, call.decoding.length_penalty
+        listed = decoding.shortlist is not None and not (heads or call.forced or alternatives)
         results = self._model.translate_batch(
             sources,
             target_prefix=heads or ([call.forced] * len(sources) if call.forced else None),
             max_batch_size=decoding.batch_tokens,
             batch_type="tokens",
-            # No limit: it would cut sources without a word; long lines are split before.
-            max_input_length=0,
+            max_input_length=0,  # no limit: it would cut sources without a word; long lines are split before
             beam_size=beam,
             # CTranslate2 stops after `patience` times the beam has ended: enough to find `count`.
             patience=max(_PATIENCE, count / beam),
@@ -247,7 +246,9 @@ class ServedTranslator:
             length_penalty=penalty.alpha if penalty.kind != "none" else 0,
             max_decoding_length=max(1, steps),
             min_decoding_length=min(decoding.min_length, max(1, steps) - 1),
-            suppress_sequences=self._never,
+            use_vmap=listed,
+            # CTranslate2 (4.8.5) crashes where it is to suppress what the shortlist leaves out.
+            suppress_sequences=self._begin if listed else self._never,
             return_alternatives=alternatives,
             return_scores=True,
             return_end_token=True,
@@ -256,8 +257,7 @@ class ServedTranslator:
 
     def _hypotheses(self, sources: list[list[str]], found: list[list[Found]], call: Call) -> list[list[Hypothesis]]:
         """Return the results as hypotheses, with scores of tokens where they are asked for."""
-        penalty = call.decoding.length_penalty
-        alpha = penalty.alpha if penalty.kind != "none" else 0.0
+        alpha = call.decoding.length_penalty.alpha if call.decoding.length_penalty.kind != "none" else 0.0
         pairs = [(s, result.pieces) for s, results in zip(sources, found, strict=True) for result in results]
         scores: Iterator[list[float]] = repeat([])
         if call.scored or call.forced:

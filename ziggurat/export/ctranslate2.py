@@ -10,16 +10,19 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from ziggurat.config.model import ModelConfig
+from ziggurat.data.files import write_atomically
+from ziggurat.data.shortlist import ShortlistTable
 from ziggurat.data.subword import Tokenizer
 from ziggurat.errors import ConfigError
 from ziggurat.export.anatomy import Affine, Anatomy, AttentionMatrices, LayerMatrices, StackMatrices
 from ziggurat.export.plain import with_epsilon
 from ziggurat.models.seq2seq import AlignmentHead
 
-__all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2"]
+__all__ = ["QUANTIZATIONS", "ctranslate2_reasons", "write_ctranslate2", "write_shortlist_map"]
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16")
 """Types besides fp32 in which CTranslate2 can store matrices."""
@@ -99,6 +102,27 @@ def write_ctranslate2(
     spec.validate()
     spec.optimize(quantization=quantization)
     spec.save(str(folder))
+
+
+def write_shortlist_map(path: Path, table: ShortlistTable, tokenizers: Sequence[Tokenizer]) -> None:
+    """Write a shortlist in CTranslate2's form: a source piece, a tab, the target pieces that it allows; first `always`.
+
+    CTranslate2 looks at a whole batch at a time: a piece that one sentence allows is allowed in all of them.
+    """
+    source, target = tokenizers
+    # Pieces that no translation has: CTranslate2 cannot forbid them beside a list, but they need not be on it.
+    never = [target.pad, target.bos, *target.tags.values(), target.size]
+
+    def allowed(row: NDArray[np.int32]) -> str:
+        return " ".join(target.pieces(row[~np.isin(row, never)].tolist()))
+
+    # It does not look up the end-of-sentence that it puts behind every source itself.
+    lines = [f"\t{allowed(np.union1d(table.always, table.candidates[source.eos]))}"]
+    lines += [
+        f"{piece}\t{allowed(row)}"
+        for piece, row in zip(source.pieces(range(source.size)), table.candidates, strict=True)
+    ]
+    write_atomically(path, "".join(line + "\n" for line in lines).encode())
 
 
 def _with_head_first(stack: StackMatrices, aligned: AlignmentHead) -> StackMatrices:

@@ -10,12 +10,13 @@ import json
 import os
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ziggurat import __version__
 from ziggurat.config import Experiment
+from ziggurat.config.load import change_section
 from ziggurat.data.babel import generate
 from ziggurat.data.checksums import made_by, write_checksums
 from ziggurat.data.compressed import byte_stream
@@ -76,6 +77,7 @@ def export_model(
     gate: Gate | None = None,
     force: bool = False,
     package: PackageChoices | None = None,
+    shortlist: str | None = None,
     say: Callable[[str], object] = lambda text: None,
 ) -> dict[str, Any]:
     """Export a model; return the report, which is also `export.json` of the result.
@@ -93,6 +95,7 @@ def export_model(
         gate: a test set that can refuse the result.
         force: replace an earlier export, of whichever model, and nothing else.
         package: metadata and sentence splitter of a package (`argos`).
+        shortlist: a lexical shortlist in place of the model's own (`ctranslate2`).
         say: receives a message before each step that takes long.
 
     Raises ExportError: the target cannot be reached (with all reasons), the result is not the same model, or it is
@@ -105,9 +108,14 @@ def export_model(
         known = ", ".join(target.quantizations) or "none"
         raise ConfigError(f"`--quantization {stored}`: `--to {to}` has: {known}")
     stored = None if stored == "float32" else stored
+    if shortlist is not None and to != "ctranslate2":
+        raise ConfigError(f"`--shortlist` is for `--to ctranslate2`; for `--to {to}` leave it out")
     # The folder first: opening a model takes seconds.
     _refuse_other_folder(out, force)
     opened = open_model(path, which=which, without_layers=without_layers)
+    if shortlist is not None:
+        decoding = change_section(opened.experiment.decoding, {"shortlist": shortlist}, "decoding")
+        opened = replace(opened, experiment=opened.experiment.model_copy(update={"decoding": decoding}))
     if reasons := target.reasons(opened.experiment):
         raise ExportError(f"`{to}` cannot be reached: {'; '.join(reasons)}")
     # (2) Prepare the comparison: the model, searching as the target's toolkit does, and text.
@@ -140,6 +148,7 @@ def export_model(
         chosen = ["--which", which] if which is not None else []
         chosen += ["--without-layers", without_layers] if without_layers is not None else []
         chosen += ["--quantization", stored or "float32"] if stored != target.usual else []
+        chosen += ["--shortlist", shortlist] if shortlist is not None else []
         chosen += package.words() if package is not None else []
         write_checksums(folder, made_by("export", path, "--to", to, *chosen, "--out", out, "--force"))
     return report
@@ -157,7 +166,7 @@ def _report_head(opened: OpenedModel, model: ExportedModel, to: str, quantizatio
         "quantization": quantization,
         "alignments": to == "ctranslate2",
     }
-    if TARGETS[to].own_search and (left_out := model.unlike_others()):
+    if TARGETS[to].own_search and (left_out := model.unlike_others(shortlist=to == "ctranslate2")):
         report["search_without"] = left_out
     return report
 
@@ -226,7 +235,6 @@ def _verified(
     ours: Translator, target: ExportTarget, folder: Path, model: ExportedModel, texts: Sequence[str]
 ) -> dict[str, Any]:
     """Return the figures of the comparison, without lines too long for it. Raises ExportError: not the same model."""
-    # All toolkits must have room for the same lengths.
     settings = search_settings(model.positions, ours.decoding.max_length.limit)
     # Longer lines than these are translated in parts by ours, but not by every other toolkit.
     longest = min(MAX_NEW_TOKENS - 1, model.positions - 1, ours.decoding.max_source_pieces + 1)

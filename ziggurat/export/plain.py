@@ -152,11 +152,14 @@ class ExportedModel:
         decoding = change_section(self.experiment.decoding, changes, "decoding")
         return self.experiment.model_copy(update={"decoding": decoding})
 
-    def unlike_others(self) -> list[str]:
-        """Return the model's own search settings that `searching_as_others` leaves out, for messages."""
+    def unlike_others(self, *, shortlist: bool = False) -> list[str]:
+        """Return the model's own search settings that `searching_as_others` leaves out, for messages.
+
+        `shortlist`: the target has one all the same.
+        """
         decoding = self.experiment.decoding
         penalty = decoding.length_penalty
-        rules = {key: getattr(decoding, key) for key in ("prune", "eos_margin", "shortlist")}
+        rules = {key: getattr(decoding, key) for key in ("prune", "eos_margin", *([] if shortlist else ["shortlist"]))}
         found = [f"`decoding.{key}: {value}`" for key, value in rules.items() if value is not None]
         if decoding.endings == "fairseq":
             found.append("`decoding.endings: fairseq` (the export stops by its toolkit's own rule)")

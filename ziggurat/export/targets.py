@@ -10,15 +10,18 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from ziggurat.config import Experiment, dump
+from ziggurat.config.load import change_section
 from ziggurat.data.files import write_atomically
+from ziggurat.data.shortlist import read_shortlist
 from ziggurat.data.subword import copy_tokenizers
+from ziggurat.decoding.engines import SERVED_SHORTLIST
 from ziggurat.decoding.results import Translation
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import load_translator
 from ziggurat.errors import ConfigError
 from ziggurat.export.argos import argos_reasons, write_argos
 from ziggurat.export.argos_translator import ArgosTranslator
-from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2
+from ziggurat.export.ctranslate2 import QUANTIZATIONS, ctranslate2_reasons, write_ctranslate2, write_shortlist_map
 from ziggurat.export.huggingface import huggingface_reasons, write_huggingface
 from ziggurat.export.huggingface_translator import HuggingFaceTranslator
 from ziggurat.export.onnx import write_onnx
@@ -84,8 +87,14 @@ def _write_plain(folder: Path, model: ExportedModel, quantization: str | None) -
 
 def _write_ctranslate2(folder: Path, model: ExportedModel, quantization: str | None) -> None:
     copy_tokenizers(model.directory, folder)
-    write_atomically(folder / CONFIG_FILE, dump(model.searching_as_others()).encode())
-    tokenizers = model.source, model.target
+    experiment, tokenizers = model.searching_as_others(), (model.source, model.target)
+    if (listed := model.experiment.decoding.shortlist) is not None:
+        write_shortlist_map(
+            folder / SERVED_SHORTLIST, read_shortlist(Path(listed).expanduser(), *tokenizers), tokenizers
+        )
+        decoding = change_section(experiment.decoding, {"shortlist": SERVED_SHORTLIST}, "decoding")
+        experiment = experiment.model_copy(update={"decoding": decoding})
+    write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
     write_ctranslate2(folder, model.anatomy(), tokenizers, model.positions, quantization, aligned=model.aligned)
 
 

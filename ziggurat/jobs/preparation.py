@@ -23,11 +23,10 @@ from ziggurat.data.comparisons import Comparisons
 from ziggurat.data.encoded import EncodedBlock, pack, unpack
 from ziggurat.data.encoding import Encoder, block_text, compared
 from ziggurat.data.files import write_atomically
-from ziggurat.data.inputs import Corpus, Progress, find_corpora
+from ziggurat.data.inputs import Corpus, Progress
 from ziggurat.data.passes import Learnt, learn
-from ziggurat.data.prepare import PrepareReport, prepare, reusable_store
+from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
-from ziggurat.data.store_checks import provenance
 from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.word_links import HmmLinks, words_of
 from ziggurat.data.workspace import building, tidy
@@ -80,21 +79,22 @@ def prepare_job(
         raise ConfigError(
             "`data.alignment.compute: eflomal` aligns all pairs at once; leave out `--job`, or take `hmm`"
         )
-    corpora = find_corpora(config)
-    settings = provenance(config, corpora, progress)
+    inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
-    if reusable_store(store, settings, force) is not None:  # or there is something in the way, which is told now
-        return JobOutcome(None, prepare(config, progress=progress, corpora=corpora))
-    plan = fix_plan(folder, "prepare", {"verb": "prepare", "shard_pairs": shard_pairs, "data": settings}, 1, lambda: 0)
+    if reusable_store(store, inputs.settings, force) is not None:  # or something is in the way, which is told now
+        return JobOutcome(None, prepare(config, progress=progress, inputs=inputs))
+    settings = {"verb": "prepare", "shard_pairs": shard_pairs, "data": inputs.settings}
+    plan = fix_plan(folder, "prepare", settings, inputs.watch, 1, lambda: 0)
     with at_work(plan, alone=work.part[1] == 1):
-        parts = _Parts(config, corpora, plan, StageFiles(folder, "encoded", plan.fingerprint, "arrow"))
+        parts = _Parts(config, inputs.corpora, plan, StageFiles(folder, "encoded", plan.fingerprint, "arrow"))
         parts.learn(progress, missing_allowed=not work.only_merge)
         stopped_by = None if work.only_merge else parts.encode(work, shard_pairs)
+        plan.check_inputs()
         if stopped_by is not None or work.part[1] > 1:
             return JobOutcome(None, None, stopped_by)
         parts.refuse_missing()
-        return JobOutcome(None, prepare(config, force=force, progress=progress, corpora=corpora, parts=parts))
+        return JobOutcome(None, prepare(config, force=force, progress=progress, inputs=inputs, parts=parts))
 
 
 @dataclass

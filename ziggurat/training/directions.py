@@ -135,14 +135,9 @@ class Validation:
             p.validations_since_best += 1
         if math.isfinite(value):
             p.scores[checkpoint_name(p.update)] = value
-            p.direction_scores = {
-                # Only of checkpoints that are kept, as `scores` is.
-                direction: {
-                    **{n: s for n, s in p.direction_scores.get(direction, {}).items() if n in p.scores},
-                    **({checkpoint_name(p.update): its} if math.isfinite(its := scores.metric(name)) else {}),
-                }
-                for direction, scores in self.directions.items()
-            }
+            for direction, scores in self.directions.items():
+                if math.isfinite(its := scores.metric(name)):
+                    p.direction_scores.setdefault(direction, {})[checkpoint_name(p.update)] = its
         return better
 
     def record(self) -> dict[str, float | int | None]:

@@ -21,7 +21,7 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     The newest always stays, and so does the one to roll back to. Checkpoints that the clock asked for do not take the
     place of others: which updates they are of is chance, and the checkpoints of an average must not depend on it.
 
-    The names of deleted checkpoints are removed from `progress.scores` and `progress.interim`.
+    What `progress` notes of deleted checkpoints is removed.
     """
     folders = checkpoint_folders(run)
     regular = [folder for folder in folders if folder.name not in progress.interim]
@@ -30,7 +30,7 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     counted = [folder for folder in regular if not _by_clock(folder)]
     staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
     for direction, scores in progress.direction_scores.items() if kept.keep_best_per_direction else ():
-        known = {name: score for name, score in scores.items() if name in progress.scores and name in names}
+        known = {name: score for name, score in scores.items() if name in names}
         its_best = ranked(known, smaller_is_better=smaller_is_better)[: kept.keep_best_per_direction]
         staying |= {folder for folder in folders if folder.name in its_best}
         if its_best:
@@ -49,9 +49,7 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     for folder in folders:
         if folder not in staying:
             discard(folder)
-    names = {folder.name for folder in staying}
-    progress.scores = {name: score for name, score in progress.scores.items() if name in names}
-    progress.interim = [name for name in progress.interim if name in names]
+    progress.keep({folder.name for folder in staying})
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:

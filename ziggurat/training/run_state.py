@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,6 +86,15 @@ class Progress:
     def position(self) -> LoaderState:
         """Position in the data."""
         return LoaderState(self.epoch, self.batch, tuple(self.data_stages))
+
+    def keep(self, checkpoints: Collection[str]) -> None:
+        """Forget all that is noted of checkpoints with other names than these."""
+        self.scores = {name: score for name, score in self.scores.items() if name in checkpoints}
+        self.interim = [name for name in self.interim if name in checkpoints]
+        self.direction_scores = {
+            direction: {name: score for name, score in scores.items() if name in checkpoints}
+            for direction, scores in self.direction_scores.items()
+        }
 
     def advance(self, target_tokens: int, position: LoaderState, stages: Sequence[StageConfig] = ()) -> None:
         """Count one update, taken or not, and move on to `position` in the data, which `stages` may divide."""

@@ -1,0 +1,286 @@
+"""Students with deep encoders and shallow decoders: quality against speed in int8, beside their teacher.
+
+    python experiments/students/run.py WORK --data TATOEBA          # everything, one thing after the other: three hours
+    python experiments/students/run.py WORK --data TATOEBA --tiny   # the same with 300 pairs, some minutes
+    python experiments/students/run.py WORK --measure               # speed and scores again, on an idle machine
+    python experiments/students/run.py WORK --table                 # tables and pareto.svg
+
+TATOEBA has train, dev and test as `train.de.gz`, `train.en.gz` and so on. WORK takes stores, runs, exports. What is
+there already is not repeated, so a run that was cut off goes on. The length of a training is a number of updates: core
+seconds over the CPU seconds of an update, so that it does not matter what else the machine does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+HERE = Path(__file__).resolve().parent
+sys.path[:0] = [str(HERE), str(HERE.parent)]
+
+from measuring import commit, processor, seconds_in_turns  # noqa: E402
+from results import draw, print_tables  # noqa: E402
+from speed import measure  # noqa: E402
+from systems import FULL, TINY, Plan  # noqa: E402
+
+from ziggurat.config import load_experiment  # noqa: E402
+from ziggurat.data.corpus import Store  # noqa: E402
+from ziggurat.data.files import write_atomically  # noqa: E402
+from ziggurat.export.exporter import reachable  # noqa: E402
+
+SEED = 1
+UPDATE_TOKENS = 2048
+
+
+def ziggurat(*arguments: str | Path) -> None:
+    """Run a verb; a failure ends the experiment."""
+    print("ziggurat", *arguments, flush=True)
+    subprocess.run([sys.executable, "-m", "ziggurat", *map(str, arguments)], check=True)
+
+
+@dataclass(frozen=True)
+class Study:
+    """The folders of the experiment.
+
+    Attributes:
+        work: of everything that is made.
+        data: the corpus; None: it has been read already.
+        results: of the figures.
+        plan: sizes.
+    """
+
+    work: Path
+    data: Path | None
+    results: Path
+    plan: Plan
+
+    def text(self, name: str) -> Path:
+        """Return a file of text, which is cut to the plan's number of lines when it is first asked for."""
+        path = self.work / "text" / name
+        if not path.exists():
+            if self.data is None:
+                raise SystemExit(f"{path} is missing: say --data TATOEBA")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            most = {"test": self.plan.test_lines, "dev": self.plan.test_lines}.get(name.split(".")[0], self.plan.lines)
+            with gzip.open(self.data / f"{name}.gz", "rt", encoding="utf-8", newline="\n") as file:
+                write_atomically(path, "".join(islice(file, most)).encode())
+        return path
+
+    def run(self, name: str) -> Path:
+        """Return the folder of a training."""
+        return self.work / "runs" / name
+
+    def store(self, name: str) -> Path:
+        """Return a store: of the teacher, the backward model, or all students."""
+        return self.work / "stores" / (name if name in ("teacher", "backward") else "students")
+
+    def config(self, name: str) -> Path:
+        """Return the configuration of a system."""
+        return self.work / f"{name}.yaml"
+
+    def served(self, name: str) -> Path:
+        """Return the folder of an export."""
+        return self.work / "served" / name
+
+
+def write_config(study: Study, name: str, updates: int) -> Path:
+    """Write the configuration of a system; only its length is not known from the start."""
+    plan, system = study.plan, study.plan.systems[name]
+    source, target = ("en", "de") if name == "backward" else ("de", "en")
+    pairs = {"source": str(study.text(f"train.{source}")), "target": str(study.text(f"train.{target}"))}
+    subword: dict[str, Any] = {"kind": "bpe", "vocabulary_size": plan.pieces, "joint": True}
+    if name == "backward":
+        subword = {"kind": "existing", "source_model": str(study.store("teacher") / "joint.spm")}
+    if name in plan.students:
+        corpus = yaml.safe_load((study.work / "filtered" / "corpus.yaml").read_text("utf-8"))["data"]["train"]
+        pairs = corpus[0]
+    every = max(1, updates // 20)
+    config = {
+        "data": {
+            "source_language": source,
+            "target_language": target,
+            "store": str(study.store(name)),
+            "train": [pairs],
+            "dev": [{"source": str(study.text(f"dev.{source}")), "target": str(study.text(f"dev.{target}"))}],
+            "subword": subword,
+        },
+        "model": system.model(plan.width),
+        "training": {
+            "seed": SEED,
+            "batch": {"max_tokens": UPDATE_TOKENS},
+            # A teacher's translations are already smooth.
+            "loss": {"label_smoothing": 0.0 if name in plan.students else 0.1},
+            "schedule": {"kind": "cosine", "peak": plan.peak, "warmup_updates": max(1, updates // 20), "floor": 1e-5},
+            "optimiser": {"betas": [0.9, 0.98], "epsilon": 1e-8},
+            "clip_norm": 1.0,
+            "log_every_updates": every,
+            "validation": {"every_updates": 2 * every, "decode": False},
+            "checkpoint": {"every_updates": every, "keep_last": 3},
+            "stop": {"updates": updates},
+            "diagnostics": {"every_updates": None},
+            "tensorboard": False,
+        },
+        "decoding": {"beam_size": 4, "endings": "beam", "length_penalty": {"kind": "none", "alpha": 0.0}},
+    }
+    write_atomically(study.config(name), yaml.safe_dump(config, sort_keys=False).encode())
+    return study.config(name)
+
+
+def updates_of(study: Study, name: str) -> int:
+    """Return the updates that a system's core seconds are worth; its cost is measured once."""
+    if study.plan.updates is not None:
+        return study.plan.updates
+    file = study.results / "cost.json"
+    cost: dict[str, float] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+    if name not in cost:
+        experiment = load_experiment(study.config(name))
+        seconds = seconds_in_turns({name: experiment}, Store.open(study.store(name)), 10, clock=time.process_time)
+        cost[name] = statistics.median(seconds[name])
+        write_atomically(file, (json.dumps(cost, indent=1) + "\n").encode())
+    return max(20, round(study.plan.systems[name].core_seconds / cost[name]))
+
+
+def train(study: Study, name: str) -> None:
+    """Prepare the data of a system and train it."""
+    if (study.run(name) / "finished").exists():
+        return
+    write_config(study, name, 20)
+    if not study.store(name).exists():
+        ziggurat("prepare", study.config(name))
+    write_config(study, name, updates_of(study, name))
+    _train(study.run(name), study.config(name))
+
+
+def _train(run: Path, config: Path, *more: str) -> None:
+    if (run / "checkpoints").exists():
+        ziggurat("train", "--run", run, "--resume")
+    else:
+        ziggurat("train", config, "--run", run, *more)
+    (run / "finished").touch()
+
+
+def distil(study: Study) -> None:
+    """Translate the corpus by the teacher; keep the candidates nearest the references that go back well."""
+    plan, teacher = study.plan, study.run("teacher")
+    text = ("--input", study.text("train.de"), "--reference", study.text("train.en"), "--n-best", str(plan.n_best))
+    ziggurat(
+        "backtranslate",
+        teacher,
+        "--forward",
+        *text,
+        "--max-ratio",
+        str(plan.max_ratio),
+        "--out",
+        study.work / "distilled",
+    )
+    sides = [study.work / "distilled" / f"{side}.txt" for side in ("source", "target")]
+    backward = (study.run("backward"), "--reverse", "--keep", str(plan.keep))
+    ziggurat("filter", *backward, "--source", sides[0], "--target", sides[1], "--out", study.work / "filtered")
+
+
+def fine_tune(study: Study, name: str) -> None:
+    """Train a student on for some updates, in int8."""
+    run = study.run(f"{name}-int8")
+    if (run / "finished").exists():
+        return
+    updates = max(2, round(study.plan.tune_share * updates_of(study, name)))
+    every = max(1, updates // 4)
+    changes = [
+        f"training.start_from={study.run(name)}",
+        "training.quantise=int8",
+        f"training.schedule={{kind: linear, peak: 2e-4, warmup_updates: 0, decay_updates: {updates}, floor: 1e-6}}",
+        f"training.stop.updates={updates}",
+        f"training.checkpoint={{every_updates: {every}, keep_last: 1}}",
+        f"training.validation={{every_updates: {every}, decode: false}}",
+    ]
+    _train(run, study.config(name), *changes)
+
+
+def export(study: Study, name: str) -> None:
+    """Write a model for CTranslate2 in int8, with a shortlist; nothing for one that it does not run."""
+    run, out, store = study.run(name), study.served(name), study.store(name.removesuffix("-int8"))
+    if reachable(load_experiment(run / "config.yaml"))["ctranslate2"] or out.exists():
+        return
+    listed = study.work / f"{store.name}.shortlist"
+    if not listed.exists():
+        ziggurat("shortlist", store, "-o", listed)
+    ziggurat(
+        *("export", run, "--to", "ctranslate2", "--quantization", "int8", "--which", "last"),
+        *("--shortlist", listed, "--lines", "200", "--out", out),
+    )
+
+
+def everything(study: Study) -> None:
+    """Bring each part about, unless it is there."""
+    train(study, "teacher")
+    train(study, "backward")
+    distil(study)
+    models = ["teacher"]
+    for name in study.plan.students:
+        train(study, name)
+        fine_tune(study, name)
+        models += [name, f"{name}-int8"]
+    for name in models:
+        export(study, name)
+    measure_all(study)
+
+
+def measure_all(study: Study) -> None:
+    """Translate the test set by every model and engine, in turns; write the figures."""
+    models = ["teacher", *(name for student in study.plan.students for name in (student, f"{student}-int8"))]
+    figures = measure(
+        {name: (study.run(name), study.served(name)) for name in models},
+        {name: study.work / f"{study.store(name.removesuffix('-int8')).name}.shortlist" for name in models},
+        [study.text(f"test.{language}").read_text("utf-8").splitlines() for language in ("de", "en")],
+        study.plan.rounds,
+    )
+    record = {
+        "plan": study.plan.name,
+        "seed": SEED,
+        "commit": commit(),
+        "processor": processor(),
+        "configs": {name: yaml.safe_load((study.run(name) / "config.yaml").read_text("utf-8")) for name in models},
+        "figures": figures,
+    }
+    study.results.mkdir(parents=True, exist_ok=True)
+    write_atomically(study.results / "results.json", (json.dumps(record, indent=1) + "\n").encode())
+    print_tables(record)
+    draw(record, study.results / "pareto.svg")
+
+
+def main() -> None:
+    """Run the experiment, or a part of it."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("work", type=Path)
+    parser.add_argument("--data", type=Path, help="folder of Tatoeba de-en")
+    parser.add_argument("--tiny", action="store_true", help="300 pairs; results go to WORK/results")
+    parser.add_argument("--measure", action="store_true", help="only measure, again")
+    parser.add_argument("--table", action="store_true", help="only print the tables and draw the figure")
+    options = parser.parse_args()
+    work = options.work.absolute()
+    results = work / "results" if options.tiny else HERE / "results"
+    results.mkdir(parents=True, exist_ok=True)
+    study = Study(work, options.data and options.data.absolute(), results, TINY if options.tiny else FULL)
+    if options.table:
+        record = json.loads((results / "results.json").read_text("utf-8"))
+        print_tables(record)
+        draw(record, results / "pareto.svg")
+    elif options.measure:
+        measure_all(study)
+    else:
+        everything(study)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,109 @@
+"""The models of the experiment, at full length and at a length that only shows that everything runs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+__all__ = ["FULL", "TINY", "Plan", "System"]
+
+
+@dataclass(frozen=True)
+class System:
+    """A model by its depth and inner width; all have one width.
+
+    Attributes:
+        encoder, decoder: layers.
+        d_ff: inner width; that of the students makes their numbers of parameters equal (0.3 % apart).
+        core_seconds: CPU seconds of its training.
+    """
+
+    encoder: int
+    decoder: int
+    d_ff: int
+    core_seconds: float
+
+    def model(self, width: int) -> dict[str, Any]:
+        """Return the section `model`."""
+        return {
+            "d_model": width,
+            "d_ff": self.d_ff,
+            "heads": 4,
+            "residual": "pre",
+            "encoder": {"layers": self.encoder},
+            "decoder": {"layers": self.decoder},
+            "dropout": {"residual": 0.1, "attention": 0.0, "embedding": 0.1},
+        }
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The sizes of the experiment.
+
+    Attributes:
+        name: of the plan.
+        width: of all models.
+        pieces: of either vocabulary.
+        systems: by name; `teacher` and `backward` first.
+        tune_share: share of a student's updates that it is fine-tuned in int8 for afterwards.
+        n_best: candidates of the teacher for each sentence.
+        keep: share of the distilled pairs that the backward model lets pass.
+        lines: of the corpus that are used; None: all.
+        test_lines: of the test set; None: all.
+        updates: of every training; None: as many as its core seconds are worth.
+        peak: learning rate.
+        max_ratio: of the lengths of a distilled pair.
+        rounds: of the measurements in turns.
+    """
+
+    name: str
+    width: int
+    pieces: int
+    systems: dict[str, System]
+    tune_share: float = 0.1
+    n_best: int = 4
+    keep: float = 0.95
+    lines: int | None = None
+    test_lines: int | None = None
+    updates: int | None = None
+    peak: float = 2e-3
+    max_ratio: float = 4.0
+    rounds: int = 3
+
+    @property
+    def students(self) -> list[str]:
+        """Names of the students."""
+        return [name for name in self.systems if name not in ("teacher", "backward")]
+
+
+def _systems(width: int) -> dict[str, System]:
+    # Without biases and norms, stacks have 72 d^2 + 24 d f parameters for 6-6, which is 168 d^2 with f = 4 d; 40 d^2 +
+    # 16 d f for 6-2, 56 d^2 + 26 d f for 12-1 and 80 d^2 + 38 d f for 18-1. Inner widths are multiples of 16.
+    def inner(attention: int, networks: int) -> int:
+        return round((168 - attention) * width / networks / 16) * 16
+
+    return {
+        "teacher": System(12, 6, 4 * width, 7200),
+        "backward": System(3, 3, 4 * width, 1200),
+        "6-6": System(6, 6, 4 * width, 2400),
+        "6-2": System(6, 2, inner(40, 16), 2400),
+        "12-1": System(12, 1, inner(56, 26), 2400),
+        "18-1": System(18, 1, inner(80, 38), 2400),
+    }
+
+
+FULL = Plan("full", width=256, pieces=8000, systems=_systems(256))
+"""About three hours on two cores."""
+TINY = Plan(
+    "tiny",
+    width=32,
+    pieces=400,
+    systems=_systems(32),
+    lines=300,
+    test_lines=40,
+    updates=80,
+    peak=1e-2,
+    max_ratio=99,
+    rounds=1,
+)
+"""Some minutes: whether everything runs."""
