@@ -114,7 +114,7 @@ def test_limits_by_corpus_also_after_segmentation(corpora: Corpora) -> None:
     pairs = [(long, "x"), (GERMAN[0], ENGLISH[0])]
     corpora.add("train", pairs)
     corpora.add("train", pairs, filters={"max_pieces": 250})
-    corpora.settings["filters"] = {"max_pieces": 40}
+    corpora.settings["filters"] = {"max_pieces": 30}
     assert [corpus.dropped for corpus in corpora.prepare().corpora] == [{"too_many_pieces": 1}, {}]
     assert corpora.examples()[0] == {"too_many_pieces": [[long, "x"]]}
 
