@@ -69,7 +69,10 @@ def config(tmp_path: Path) -> DataConfig:
     lines = near.read_text().splitlines()
     lines[20:23] = [line + "!" for line in lines[20:23]]
     near.write_text("".join(line + "\n" for line in lines))
-    (tmp_path / "again.score").write_text("".join(f"{n % 10}\n" for n in range(34)))
+    for number, name in enumerate(("part-0", "part-1", "part-2", "again")):
+        (tmp_path / f"{name}.score").write_text(
+            "".join(f"{(n + number) % 10}\n" for n in range(34 if number == 3 else 23))
+        )
     (tmp_path / "test.qhi").write_text("".join(pair[1] + "\n" for pair in [*generate(31, seed=1)][27:]))
     globbed = {"source": str(tmp_path / "part-*.qlo"), "target": str(tmp_path / "part-*.qhi")}
     return DataConfig.model_validate(
@@ -78,7 +81,11 @@ def config(tmp_path: Path) -> DataConfig:
             "target_language": "qhi",
             "store": str(tmp_path / "store"),
             "train": [
-                {**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align"), "alignment_column": 1},
+                {
+                    **{**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align")},
+                    "alignment_column": 1,
+                    "scores": [{"path": str(tmp_path / "part-*.score"), "min": 2}],
+                },
                 {
                     **again,
                     "weight": 2.0,
