@@ -22,7 +22,14 @@ UNTIL_TEXT = Selection(last="monolingual")
 
 def text(**sections: Any) -> dict[str, Any]:
     """Sections of which nothing is trained in these tests."""
-    rest = {"teacher": None, "quantisation": None, "export": None, "evaluation": None, "student": trained()}
+    rest = {
+        "teacher": None,
+        "quantisation": None,
+        "shortlist": None,
+        "export": None,
+        "evaluation": None,
+        "student": trained(),
+    }
     return whole(**{**NOTHING, **rest, **sections})
 
 

@@ -53,6 +53,7 @@ def test_errors_name_file_line_and_key() -> None:
         ("distillation=null", "`distillation` is missing: `filter` is of its corpus"),
         ("cleaning.max_length_ration=3", "unknown key `cleaning.max_length_ration`; did you mean `cleaning.max"),
         ("bitext.train.0.source_language=de", "a pipeline has one direction"),
+        ("export=null", "`export.ctranslate2` is missing: `shortlist` is for it"),
         ("student=null", "`student` is missing: `distillation` is for it"),
         ("backward=null", "`backward` is missing: `backtranslation` translates with it"),
         ("monolingual.target=[]", "`monolingual.target` is missing: `backtranslation` translates it"),
@@ -108,6 +109,7 @@ def test_sections_that_are_left_out_leave_their_steps_out() -> None:
         "backward": None,
         "alignment": None,
         "quantisation": None,
+        "shortlist": None,
     }
     content = whole(**small, monolingual=None, teacher=None, export=None, evaluation=None, student=trained())
     assert names(parsed(content)) == ["sets", "clean", "student-data", "student", "report"]
