@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from tests.pipeline.conftest import parsed, trained, whole
 from ziggurat.config.load import parse_as
 from ziggurat.config.pipeline import PipelineConfig
 from ziggurat.config.recipes import load_named
-from ziggurat.errors import ConfigError, ExportError, ZigguratError
+from ziggurat.errors import ConfigError, DataError, ExportError, ZigguratError
 from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
+from ziggurat.pipeline.models import in_fresh_state, keys_of
 from ziggurat.pipeline.road import Corpora, Road
 from ziggurat.pipeline.table import pipeline_of, steps_of
 
@@ -167,3 +170,19 @@ def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road:
     with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
         pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
     assert not list((place / "w").glob("*/begun.json"))
+
+
+def test_a_step_leaves_the_process_as_it_found_it() -> None:
+    """A step that goes on after a kill runs in a new process: the others must compute with as many threads."""
+    before = torch.get_num_threads()
+    with contextlib.suppress(KeyboardInterrupt), in_fresh_state():
+        torch.set_num_threads(before + 1)
+        raise KeyboardInterrupt
+    assert torch.get_num_threads() == before
+
+
+def test_errors_name_the_keys_of_the_model() -> None:
+    with pytest.raises(DataError) as error, keys_of("teacher"):
+        raise DataError("data.subword: no model; raise data.subword.vocabulary_size or set `model.embedding.sharing`")
+    said = "teacher.subword: no model; raise teacher.subword.vocabulary_size or set `teacher.model.embedding.sharing`"
+    assert str(error.value) == said
