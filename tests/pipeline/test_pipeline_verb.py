@@ -33,7 +33,7 @@ def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
 def small(**sections: Any) -> str:
     """A file with a student alone, in YAML."""
     left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter", "alignment")
-    more = ("quantisation", "export", "evaluation")
+    more = ("quantisation", "shortlist", "export", "evaluation")
     content = whole(**dict.fromkeys((*left_out, *more)), student=trained(stop={"updates": 4}))
     return yaml.safe_dump({**content, **sections})
 

@@ -26,6 +26,7 @@ STEPS = (
     "student-data",
     "student",
     "quantise",
+    "shortlist",
     "export-ctranslate2",
     "evaluate",
     "report",

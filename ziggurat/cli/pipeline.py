@@ -168,7 +168,7 @@ def _time(state: StepState, expected: Expected | None) -> str:
         return f"{duration(state.spent.seconds)}"
     if expected is None:
         return "to do"
-    return "about ?" if expected.seconds is None else f"about {duration(expected.seconds)}"
+    return "?" if expected.seconds is None else f"about {duration(expected.seconds)}"
 
 
 def _total(expected: dict[str, Expected]) -> str:

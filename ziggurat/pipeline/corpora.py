@@ -67,7 +67,7 @@ def fetch_step(road: Road) -> Step:
     # How a corpus is fetched, and from where, does not change it.
     return Step(
         "fetch",
-        f"fetches {len(fetched_names(road))} public corpora",
+        f"fetches public corpora: {len(fetched_names(road))}",
         {"names": fetched_names(road)},
         work,
         files=lambda: [path for n, one in enumerate(how.registry) for path in find_files(one, f"fetch.registry.{n}")],
