@@ -18,7 +18,8 @@ BASE = {"errors", "small_files", "duration", "terminal", "threads"}
 ALLOWED = {
     "config": BASE,
     "alignment": BASE,
-    "data": BASE | {"config", "alignment"},
+    "cleaning": BASE | {"config", "alignment"},
+    "data": BASE | {"config", "alignment", "cleaning"},
     "fetch": BASE | {"config", "data", "__init__"},
     "nn": BASE,
     "evaluation": BASE | {"config"},
@@ -31,11 +32,29 @@ ALLOWED = {
     "training": BASE | {"config", "data", "nn", "evaluation", "init", "models", "decoding", "diagnosis", "tracking"},
     "cost": BASE | {"config", "data", "nn", "models", "training"},
     "trainability": BASE | {"config", "data", "init", "models", "diagnosis", "training"},
-    "jobs": BASE | {"config", "alignment", "data", "models", "decoding"},
+    "jobs": BASE | {"cleaning", "config", "alignment", "data", "models", "decoding"},
     "backtranslation": BASE | {"config", "data", "evaluation", "decoding", "jobs"},
     "text": BASE | {"data", "decoding"},
-    "report": BASE | {"config", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
-    "serving": BASE | {"config", "data", "decoding", "models", "text"},
+    "report": BASE
+    | {"config", "cleaning", "data", "evaluation", "models", "decoding", "diagnosis", "trainability", "__init__"},
+    "serving": BASE | {"config", "cleaning", "data", "decoding", "models", "text"},
+    "pipeline": BASE
+    | {
+        "config",
+        "alignment",
+        "data",
+        "fetch",
+        "nn",
+        "evaluation",
+        "models",
+        "decoding",
+        "training",
+        "cost",
+        "jobs",
+        "backtranslation",
+        "export",
+        "report",
+    },
     "cli": BASE
     | {
         "config",
@@ -52,7 +71,7 @@ ALLOWED = {
         "serving",
         "trainability",
     }
-    | {"report", "diagnosis", "cost", "text"},
+    | {"report", "diagnosis", "cost", "text", "pipeline"},
     "errors": set(),
     "small_files": {"errors"},
     "duration": set(),

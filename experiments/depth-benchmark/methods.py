@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
-__all__ = ["BEYOND", "DEPTHS", "METHODS", "PRECISION", "RATES", "SLOWER", "SWEEP", "SWEPT_AT", "UPDATES", "common"]
+__all__ = [
+    "BEYOND",
+    "DEPTHS",
+    "LONG",
+    "METHODS",
+    "PRECISION",
+    "RATES",
+    "SLOWER",
+    "SWEEP",
+    "SWEPT_AT",
+    "UPDATES",
+    "common",
+]
 
 _BOTH = "model.encoder.history={0} model.decoder.history={0}"
 
@@ -79,8 +91,8 @@ RATES = (7e-4, 2e-3, 4e-3)
 """Peaks that are tried for each method at 18-18."""
 BEYOND = (2.5e-4, 8e-3, 1.6e-2)
 """Peaks that are tried where the best so far is the smallest or the largest tried: an optimum at the edge is none."""
-SWEEP, UPDATES = 200, 600
-"""Length of a trial of a rate, and of a run of the table."""
+SWEEP, UPDATES, LONG = 200, 600, 1500
+"""Length of a trial of a rate, of a run of the table, and of one on the second corpus."""
 PRECISION = "fp32"
 """Of all runs from 2026-11-24 on. The trials of rates before were in bf16, which a processor without AVX-512 emulates
 twelve times slower; a result says which it had."""

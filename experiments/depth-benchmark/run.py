@@ -2,8 +2,10 @@
 
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER [--jobs 2]    # all, in the order of worth
     python experiments/depth-benchmark/run.py --store STORE --work FOLDER --cost        # seconds and memory, in turns
+    python experiments/depth-benchmark/run.py --store STORE --work FOLDER --long        # best eight, Tatoeba fr-en
 
-STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en`; FOLDER keeps the runs, for `ziggurat report`.
+STORE is Multi30k prepared by `ziggurat prepare multi30k-de-en` (for --long, Tatoeba fr-en: README.md); FOLDER keeps the
+runs, for `ziggurat report`.
 A run is one file of results/, and its translations another; those that are there are not repeated, so that a run that
 was stopped goes on, and methods that are added are made up for. --method, --depth and --seed choose some. table.py
 prints the figures so far.
@@ -30,7 +32,7 @@ HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 from measuring import commit, processor, seconds_in_turns  # noqa: E402
-from methods import BEYOND, DEPTHS, METHODS, PRECISION, RATES, SLOWER, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
+from methods import BEYOND, DEPTHS, LONG, METHODS, PRECISION, RATES, SLOWER, SWEEP, SWEPT_AT, UPDATES, common  # noqa: E402
 
 import ziggurat  # noqa: E402
 from ziggurat.config.recipes import load_named  # noqa: E402
@@ -44,6 +46,9 @@ from ziggurat.training.loop import train  # noqa: E402
 
 MAIN = "18-18"
 TEST = Path("../shared/data/multi30k/test_2016_flickr")
+LONG_TEST = Path("../shared/data/tatoeba-fr-en/test")
+BEST = 8
+"""Methods that are tried on the second corpus: those of the lowest mean dev loss of three seeds at 18-18."""
 
 
 class Run(NamedTuple):
@@ -59,7 +64,18 @@ class Run(NamedTuple):
     def name(self) -> str:
         """Name of its file and folder."""
         swept = f"-rate-{self.rate:g}" if self.rate is not None else ""
-        return f"{self.depth}-{self.method}-{self.seed}{swept}"
+        return f"{'fr-en-' if self.long else ''}{self.depth}-{self.method}-{self.seed}{swept}"
+
+    @property
+    def long(self) -> bool:
+        """Whether it is one of those on the second corpus."""
+        return self.updates == LONG
+
+    @property
+    def test(self) -> tuple[list[str], list[str]]:
+        """Source and reference of its test set."""
+        test, source = (LONG_TEST, "fr") if self.long else (TEST, "de")
+        return lines_of(test, source), lines_of(test, "en")
 
 
 def trial(method: str, rate: float) -> Run:
@@ -80,6 +96,17 @@ def all_runs() -> list[Run]:
     ]
     others = [Run(method, depth, 1, UPDATES, None) for depth in DEPTHS if depth != MAIN for method in first]
     return [*sweep, *seeds, *others]
+
+
+def long_runs() -> list[Run]:
+    """Return the runs on the second corpus, of the best methods that have three seeds at 18-18."""
+    losses = {}
+    for method in METHODS:
+        files = [result_of(Run(method, MAIN, seed, UPDATES, None)) for seed in (1, 2, 3)]
+        if all(file.exists() for file in files):
+            runs = [json.loads(file.read_text("utf-8")) for file in files]
+            losses[method] = statistics.mean(math.inf if run["failure"] else run["dev"][-1][1] for run in runs)
+    return [Run(method, MAIN, 1, LONG, None) for method in sorted(losses, key=lambda m: losses[m])[:BEST]]
 
 
 def result_of(run: Run) -> Path:
@@ -148,7 +175,7 @@ def one_run(run: Run, store: str, work: Path) -> None:
     if run.rate is None:
         figures["measures"] = {"first": kept(measured[0]), "last": kept(measured[-1])} if measured else None
         if failure is None:
-            figures |= scored(folder, out.with_suffix(".en.gz"))
+            figures |= scored(folder, *run.test, out.with_suffix(".en.gz"))
     shutil.rmtree(folder / "checkpoints", ignore_errors=True)
     if run.rate is not None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -157,9 +184,9 @@ def one_run(run: Run, store: str, work: Path) -> None:
     print(f"{run.name}: {said}, BLEU {figures.get('bleu', 0):.1f}, {seconds:.0f} s", flush=True)
 
 
-def lines_of(language: str) -> list[str]:
-    """Return the lines of one side of the test set."""
-    with gzip.open(f"{TEST}.{language}.gz", "rt", encoding="utf-8") as file:
+def lines_of(test: Path, language: str) -> list[str]:
+    """Return the lines of one side of a test set."""
+    with gzip.open(f"{test}.{language}.gz", "rt", encoding="utf-8") as file:
         return file.read().splitlines()
 
 
@@ -176,15 +203,15 @@ def kept(measured: dict[str, Any]) -> Any:
     return rounded({k: v for k, v in measured["values"].items() if k not in ("residual_dependency", "similarity")})
 
 
-def scored(folder: Path, out: Path) -> dict[str, float]:
-    """Translate the test set by the averaged weights into `out`; return BLEU and chrF."""
+def scored(folder: Path, source: list[str], reference: list[str], out: Path) -> dict[str, float]:
+    """Translate the source by the averaged weights into `out`; return BLEU and chrF."""
     try:
         translator = ziggurat.load(folder, which="averaged", device="cpu")
     except ZigguratError:  # nothing was averaged: the run was too short
         translator = ziggurat.load(folder, device="cpu")
-    found = [t.text for t in translator.translate(lines_of("de"), beam_size=4)]
+    found = [t.text for t in translator.translate(source, beam_size=4)]
     write_atomically(out, gzip.compress("".join(line + "\n" for line in found).encode(), mtime=0))
-    bleu, chrf = evaluate(found, [lines_of("en")], metrics=("bleu", "chrf"))
+    bleu, chrf = evaluate(found, [reference], metrics=("bleu", "chrf"))
     return {"bleu": bleu.value, "chrf": chrf.value}
 
 
@@ -223,6 +250,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, nargs="*", default=[1, 2, 3])
     parser.add_argument("--jobs", type=int, default=2, help="runs side by side, each of one thread")
     parser.add_argument("--cost", action="store_true")
+    parser.add_argument("--long", action="store_true", help="the runs on the second corpus")
     o = parser.parse_args()
     if o.store is None or o.work is None:
         parser.error("--store and --work say where the data is and where runs go")
@@ -230,7 +258,8 @@ def main() -> None:
         cost(o.store, MAIN)
         return
     o.work.mkdir(parents=True, exist_ok=True)
-    wanted = [run for run in all_runs() if run.method in o.method and run.depth in o.depth and run.seed in o.seed]
+    runs = long_runs() if o.long else all_runs()
+    wanted = [run for run in runs if run.method in o.method and run.depth in o.depth and run.seed in o.seed]
     with multiprocessing.get_context("spawn").Pool(o.jobs, maxtasksperchild=1) as pool:
         # In stages: the rates beyond an edge follow from the sweep, the runs' rates from both.
         for stage in (RATES, BEYOND, BEYOND, (None,)):

@@ -20,8 +20,8 @@ import matplotlib as mpl
 HERE = Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE), str(HERE.parent)]
 
-from methods import DEPTHS, METHODS, UPDATES  # noqa: E402
-from run import MAIN, Run, lines_of, result_of  # noqa: E402
+from methods import DEPTHS, LONG, METHODS, UPDATES  # noqa: E402
+from run import MAIN, TEST, Run, lines_of, result_of  # noqa: E402
 
 from ziggurat.evaluation.metrics import TestSet  # noqa: E402
 from ziggurat.evaluation.significance import compare_scores, holm  # noqa: E402
@@ -64,7 +64,7 @@ def translations(method: str, seeds: list[int]) -> list[list[str]]:
 
 def signs(everything: dict[str, Found], name: str) -> dict[str, str]:
     """Return `+` or `-` for each method that is significantly better or worse than pre-norm by metric `name`."""
-    test_set = TestSet([lines_of("en")], None, "en", None, False)
+    test_set = TestSet([lines_of(TEST, "en")], None, "en", None, False)
     metric = test_set.metric(name, None)
     compared = [method for method, of in everything.items() if of.runs]
     tables = {
@@ -127,6 +127,21 @@ def draw(everything: dict[str, Found], cost: dict[str, Any]) -> None:
         figure.savefig(FIGURE, metadata={"Date": None, "Title": "What depth is worth, method by method"})
 
 
+def second_corpus() -> None:
+    """Print the runs on Tatoeba fr-en, the best first."""
+    files = [result_of(Run(method, MAIN, 1, LONG, None)) for method in METHODS]
+    runs = [json.loads(file.read_text("utf-8")) for file in files if file.exists()]
+    if runs:
+        print(f"\n| method, Tatoeba fr-en, {LONG} updates | dev loss | BLEU | chrF |\n" + "|---" * 4 + "|")
+    for run in sorted(runs, key=lambda run: float("inf") if run["failure"] else run["dev"][-1][1]):
+        row = (
+            ["failed", "", ""]
+            if run["failure"]
+            else [f"{run['dev'][-1][1]:.3f}", f"{run['bleu']:.1f}", f"{run['chrf']:.1f}"]
+        )
+        print("| " + " | ".join([run["method"], *row]) + " |")
+
+
 def main() -> None:
     """Print the table, and draw the figure."""
     of = {depth: {method: found(method, depth) for method in METHODS} for depth in DEPTHS}
@@ -154,6 +169,7 @@ def main() -> None:
             f"{more['memory']:.2f}" if more else "",
         ]
         print("| " + " | ".join(row) + " |")
+    second_corpus()
     if any(here.runs for here in main_depth.values()):
         draw(main_depth, cost)
 

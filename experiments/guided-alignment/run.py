@@ -2,6 +2,7 @@
 
     python experiments/guided-alignment/run.py WORK babel --out JSON                      # alignment known
     python experiments/guided-alignment/run.py WORK multi30k --out JSON --data DATA       # alignment not known
+    python experiments/guided-alignment/run.py WORK tatoeba --out JSON --data DATA        # for experiments/markup
     python experiments/guided-alignment/run.py WORK speed --out JSON                      # after babel: its cost
 
 WORK takes texts, stores and runs. What is there already is not repeated, so a run that was cut off goes on.
@@ -64,16 +65,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("work", type=Path)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--data", type=Path, help="folder with `multi30k`")
+    parser.add_argument("--data", type=Path, help="folder with `multi30k` and `tatoeba-fr-en`")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
     parser.add_argument("--systems", nargs="+", help="only these")
-    parser.add_argument("task", choices=["babel", "multi30k", "speed"])
+    parser.add_argument("task", choices=["babel", "multi30k", "tatoeba", "speed"])
     asked = parser.parse_args()
     asked.work.mkdir(parents=True, exist_ok=True)
     if asked.task == "speed":
         asked.out.write_text(json.dumps(speed(asked.work), indent=1) + "\n")
         return
-    task = babel(asked.work) if asked.task == "babel" else multi30k(asked.work, asked.data)
+    task = babel(asked.work) if asked.task == "babel" else TEXTS[asked.task](asked.work, asked.data)
     found: dict[str, Any] = json.loads(asked.out.read_text()) if asked.out.exists() else {"runs": {}}
     for seed, system in itertools.product(asked.seeds, asked.systems or task.systems):
         name = f"{task.name}-{system}-{seed}"
@@ -109,13 +110,30 @@ def babel(work: Path) -> Task:
 
 def multi30k(work: Path, data: Path) -> Task:
     """Unpack Multi30k, English to German."""
-    for split, name in (("train", "train"), ("dev", "val"), ("test", "test_2016_flickr")):
-        for language in ("en", "de"):
-            with gzip.open(data / "multi30k" / f"{name}.{language}.gz", "rt", encoding="utf-8") as file:
-                (work / f"multi30k-{split}.{language}").write_text(file.read(), encoding="utf-8")
-    sides = ((work / f"multi30k-test.{language}").read_text().splitlines() for language in ("en", "de"))
+    names = {"train": "train", "dev": "val", "test": "test_2016_flickr"}
+    return unpacked(work, data / "multi30k", "multi30k", ("en", "de"), names, 600)
+
+
+def tatoeba(work: Path, data: Path) -> Task:
+    """Unpack Tatoeba, English to French."""
+    names = {split: split for split in SPLITS}
+    return unpacked(work, data / "tatoeba-fr-en", "tatoeba", ("en", "fr"), names, 2000)
+
+
+def unpacked(
+    work: Path, folder: Path, task: str, languages: tuple[str, str], names: dict[str, str], updates: int
+) -> Task:
+    """Unpack a corpus whose alignment is not known; `names` are those of its files by split."""
+    for split, name in names.items():
+        for language in languages:
+            with gzip.open(folder / f"{name}.{language}.gz", "rt", encoding="utf-8") as file:
+                (work / f"{task}-{split}.{language}").write_text(file.read(), encoding="utf-8")
+    sides = ((work / f"{task}-test.{language}").read_text().splitlines() for language in languages)
     test = [AlignedPair(source, target, set(), set()) for source, target in zip(*sides, strict=True)]
-    return Task("multi30k", ("en", "de"), {"none": {}, "hmm": {"compute": "hmm"}}, 600, test)
+    return Task(task, languages, {"none": {}, "hmm": {"compute": "hmm"}}, updates, test)
+
+
+TEXTS = {"multi30k": multi30k, "tatoeba": tatoeba}
 
 
 def one(task: Task, system: str, seed: int, work: Path) -> dict[str, Any]:

@@ -77,7 +77,8 @@ def test_what_breaks_or_does_not_fit_is_a_row_of_its_own(
     assert ended.value.code == 0
     found = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert {row["candidate"].split()[1] for row in found["translation"]} >= {"CTranslate2", "float32", "bfloat16"}
-    assert all(row["tokens_per_second"] > 0 for row in found["translation"])
+    for row in found["translation"]:
+        assert row.get("tokens_per_second", 0) > 0 or "bfloat16` needs a CPU with AVX-512" in row["skipped"]
     rows = {row["candidate"]: row for row in found["rows"]}
     assert rows["eager"]["tokens_per_second"] > 0
     assert "out of memory: 2.0 GiB more wanted" in rows["plain loop"]["skipped"]

@@ -65,7 +65,9 @@ def test_mistakes_are_named(ziggurat: Ziggurat, trained: Path, text: Path) -> No
     assert "nowhere: no such run or model directory" in errors
     status, _, errors = ziggurat("evaluate", "--hypothesis", text, "--reference", text, "--ensemble", trained)
     assert status == 2
-    assert "`--hypothesis` takes no decoding settings, `--output`, `--ensemble` or `--without-layers`" in errors
+    assert (
+        "`--hypothesis` takes no decoding settings, `--output`, `--ensemble`, `--without-layers` or `--tag`" in errors
+    )
 
 
 @pytest.mark.parametrize("verb", ["translate", "score", "evaluate"])

@@ -22,6 +22,8 @@ GIVEN = {
     "data.stages": [{"mix": {"a": 1}, "until": {"corpus": "a"}}],
     "data.train": [{"path": "a.tsv"}],
     "data.dev": [{"path": "a.tsv"}],
+    "data.train.0.scores": [{"path": "scores", "min": 0}],
+    "data.dev.0.scores": [{"path": "scores", "min": 0}],
 }
 
 

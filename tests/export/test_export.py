@@ -237,6 +237,30 @@ def test_ties_are_told_from_differences(written: Written) -> None:
         assert getattr(found, kind) == 1, kind
 
 
+def test_a_toolkit_may_share_out_the_probability_of_what_is_never_written(written: Written) -> None:
+    """The model gives padding much of it, as label smoothing does in a small vocabulary, so that long texts lose."""
+    opened = load_translator(path := written())
+    options = search_settings(100, 20)
+
+    def translator(padding: float) -> Translator:
+        model = open_model(path, device="cpu").model
+        with torch.no_grad():
+            model.output.bias[opened.target_tokenizer.pad] = padding
+            model.output.bias[opened.target_tokenizer.eos] += 5.0  # so that most of them end
+        return Translator(model, opened.source_tokenizer, opened.target_tokenizer, opened.decoding)
+
+    ours, theirs = translator(20.0), translator(-1e9)
+    texts = [list(one.translate_stream(SENTENCES, **options)) for one in (ours, theirs)]
+    unlike = [
+        n
+        for n, (a, b) in enumerate(zip(*texts, strict=True))
+        if a.text != b.text and a.hypotheses[0].finished and b.hypotheses[0].finished
+    ]
+    assert unlike
+    lines, others = [SENTENCES[n] for n in unlike], [texts[1][n] for n in unlike]
+    assert compare(ours, Other(others), lines, options).ties == len(unlike)
+
+
 def test_what_takes_long_is_said_before(written: Written, text: Path, tmp_path: Path) -> None:
     said: list[str] = []
     export_model(written(), "plain", tmp_path / "out", verify=text, lines=2, say=said.append)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,8 @@ from tests.cli.conftest import Ziggurat
 from tests.killing import tree
 from ziggurat.cli import alignment
 from ziggurat.cli import jobs as bulk
+from ziggurat.errors import CheckpointError
+from ziggurat.jobs.models import ModelChoice, opened
 from ziggurat.jobs.shards import StageFiles
 
 SHORT = ("max_length.limit=6", "min_length=0")
@@ -164,6 +167,32 @@ def test_mistakes_are_told_before_anything_is_done(
     told = ziggurat("translate", trained, *text, "-o", "out", *more)
     assert (told.status, said in " ".join(told.err.split())) == (2, True), told.err
     assert tree(tmp_path) == before
+
+
+@pytest.mark.usefixtures("in_process")
+def test_what_changes_while_a_job_runs_is_told(
+    ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A text that grows, and a run whose best checkpoint is another one when a worker opens it."""
+    text = tmp_path / "text"
+    text.write_bytes(pairs[0].read_bytes())
+    command = ("translate", trained, *SHORT, "-i", text, "--window", 7, "-o", tmp_path / "out")
+    write = StageFiles.write
+
+    def grows(self: StageFiles, index: int, *arguments: Any, **counts: Any) -> Any:
+        with text.open("a") as file:
+            file.write("Ne gokun.\n")
+        return write(self, index, *arguments, **counts)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(StageFiles, "write", grows)
+        told = ziggurat(*command, "--job", tmp_path / "job")
+    assert (told.status, "text: changed while being read; begin again in" in " ".join(told.err.split())) == (2, True)
+    assert not (tmp_path / "out").exists()
+    choice = ModelChoice((str(trained),), device="cpu").identified().choice
+    assert opened(choice).decoding.beam_size == 4
+    with pytest.raises(CheckpointError, match="its weights changed after the job had begun"):
+        opened(replace(choice, weights=(choice.weights[0][::-1],)))
 
 
 @pytest.mark.parametrize(

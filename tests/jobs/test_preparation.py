@@ -25,9 +25,10 @@ from tests.killing import tree
 from ziggurat.config import Experiment, dump
 from ziggurat.config.data import DataConfig
 from ziggurat.data.babel import generate
-from ziggurat.data.clean import HashSet
+from ziggurat.data.cleaner import Examples
+from ziggurat.data.comparisons import Comparisons, Traces
 from ziggurat.data.encoded import EncodedBlock, Lists, pack, unpack
-from ziggurat.data.encoding import without_duplicates
+from ziggurat.data.encoding import compared
 from ziggurat.data.inputs import Corpus
 from ziggurat.data.prepare import prepare
 from ziggurat.errors import ConfigError, DataError
@@ -45,6 +46,7 @@ class Killed(BaseException):
 @pytest.fixture(autouse=True)
 def small_blocks(monkeypatch: pytest.MonkeyPatch, in_process: None) -> None:
     monkeypatch.setattr("ziggurat.data.readers.BLOCK_PAIRS", BLOCK)
+    monkeypatch.setattr("ziggurat.cleaning.pair_score.LEAST_PAIRS", 50)
 
 
 @pytest.fixture
@@ -57,11 +59,18 @@ def config(tmp_path: Path) -> DataConfig:
         for number, side in enumerate(("qlo", "qhi")):
             text = "".join(pair[number] + "\n" for pair in found)
             (tmp_path / f"{name}.{side}").write_text(text, encoding="utf-8")
-        (tmp_path / f"{name}.align").write_text("".join("0-0\n" if pair[0] else "\n" for pair in found))
+        (tmp_path / f"{name}.align").write_text("".join("note\t0-0\n" if pair[0] else "note\t\n" for pair in found))
         return {side: str(tmp_path / f"{name}.{code}") for side, code in (("source", "qlo"), ("target", "qhi"))}
 
     for number in range(3):
         written(f"part-{number}", number, 20)
+    again = written("again", 1, 31)
+    near = Path(again["target"])
+    lines = near.read_text().splitlines()
+    lines[20:23] = [line + "!" for line in lines[20:23]]
+    near.write_text("".join(line + "\n" for line in lines))
+    (tmp_path / "again.score").write_text("".join(f"{n % 10}\n" for n in range(34)))
+    (tmp_path / "test.qhi").write_text("".join(pair[1] + "\n" for pair in [*generate(31, seed=1)][27:]))
     globbed = {"source": str(tmp_path / "part-*.qlo"), "target": str(tmp_path / "part-*.qhi")}
     return DataConfig.model_validate(
         {
@@ -69,11 +78,20 @@ def config(tmp_path: Path) -> DataConfig:
             "target_language": "qhi",
             "store": str(tmp_path / "store"),
             "train": [
-                {**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align")},
-                {**written("again", 1, 31), "weight": 2.0},
+                {**globbed, "tag": "<t>", "alignment": str(tmp_path / "part-*.align"), "alignment_column": 1},
+                {
+                    **again,
+                    "weight": 2.0,
+                    "filters": {"repair": True, "pair_score": {"min": 0.6}, "max_pieces": 60, "held_out": "sides"},
+                    "scores": [{"path": str(tmp_path / "again.score"), "min": 1}],
+                },
             ],
             "dev": [written("dev", 9, 7)],
-            "filters": {"duplicates": True, "max_length_ratio": 3.0, "max_pieces": 40},
+            "held_out": [str(tmp_path / "test.qhi")],
+            "filters": {
+                **{"duplicates": True, "max_length_ratio": 3.0, "max_pieces": 40},
+                **{"near_duplicates": {"memory": 1}, "pair_score": {"min": 0.001, "pairs": 200}},
+            },
             "subword": {"vocabulary_size": 400, "regularisation": {}},
             "alignment": {"compute": "hmm"},
         }
@@ -104,7 +122,8 @@ def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict
     assert len(seen) == 1 + 3 * 2 + 3 + 1
     first, again, _ = report.corpora
     assert {"empty", "length_ratio", "duplicate"} <= set(first.dropped)
-    assert again.dropped["duplicate"] >= 20  # it repeats a file of the first
+    assert again.dropped["duplicate"] >= 5  # it repeats a file of the first
+    assert {"near_duplicate", "score", "held_out", "pair_score"} <= set(again.dropped)
     assert (first.aligned, again.aligned) == (first.kept, again.kept)
     assert do(config, tmp_path).reused
 
@@ -173,9 +192,11 @@ def test_killed_at_any_shard_it_goes_on_to_the_same_store(
 
 PROGRAM = """
 import sys
+from ziggurat.cleaning import pair_score
 from ziggurat.cli import main
 from ziggurat.data import readers
 from ziggurat.jobs import preparation
+pair_score.LEAST_PAIRS = 50
 readers.BLOCK_PAIRS = 5
 preparation.prepare_job.__kwdefaults__["shard_pairs"] = 12
 main(sys.argv[1:])
@@ -224,6 +245,19 @@ def test_a_store_in_the_way_is_told_before_anything_is_done(config: DataConfig, 
     assert not (tmp_path / "job").exists()
 
 
+def test_a_file_that_changes_while_it_is_encoded_is_told(config: DataConfig, tmp_path: Path) -> None:
+    """By the call for a part, too: no later one could know."""
+
+    def changed(before: int, now: int, total: int) -> None:
+        with (tmp_path / "dev.qhi").open("r+b") as file:
+            file.write(b"X")
+
+    with pytest.raises(DataError, match=r"dev\.qhi: changed while being read; begin again in another folder than"):
+        do(config, tmp_path, part=(0, 2), progress=changed)
+    with pytest.raises(DataError, match="was begun with other settings or files"):
+        do(config, tmp_path)
+
+
 def test_a_damaged_shard_is_refused_by_name(config: DataConfig, tmp_path: Path) -> None:
     do(config, tmp_path, part=(0, 1), only_merge=False)
     for path in (tmp_path / "store").iterdir():
@@ -268,45 +302,59 @@ def rows_of(lists: Lists) -> list[list[int]]:
     return [lists[0][end - length : end].tolist() for end, length in zip(ends, lists[1], strict=True)]
 
 
-@given(st.lists(numbers, min_size=1, max_size=3), st.booleans(), st.data())
+@given(st.lists(numbers, min_size=1, max_size=3), st.booleans(), st.booleans(), st.data())
 def test_blocks_are_packed_and_selected_as_they_are(
-    blocks: list[list[list[int]]], full: bool, data: st.DataObject
+    blocks: list[list[list[int]]], full: bool, sketched: bool, data: st.DataObject
 ) -> None:
     text = st.text("aé字\U0001f600\0\t", max_size=3)
 
     def made(corpus: int, rows: list[list[int]]) -> EncodedBlock:
         texts = data.draw(st.lists(text, min_size=len(rows), max_size=len(rows)))
         keys = np.array(data.draw(st.lists(st.integers(0, 3), min_size=len(rows), max_size=len(rows))), np.uint64)
+        bands = np.arange(8 * len(rows), dtype=np.uint64).reshape(-1, 8) << np.uint64(50)
+        traces = Traces(keys, bands if sketched else None, bands[:, 2:4])
         more: dict[str, Any] = {"texts": (texts, texts[::-1]), "links": listed(rows[::-1])} if full else {}
-        counts = Counter({"empty": corpus})
+        counts, examples = Counter({"empty": corpus}), Examples({"empty": [(2**64 - 1, "é", "\ufffd")]})
         return EncodedBlock(
-            corpus, len(rows) + corpus, counts, keys if full else None, listed(rows), listed(rows), **more
-        )
+            corpus, len(rows) + corpus, counts, corpus, examples, traces if full else None, listed(rows), listed(rows),
+            **more,
+        )  # fmt: skip
+
+    def spelt(block: EncodedBlock, place: int) -> tuple[str, str]:
+        return str(rows_of(block.source)[place]), "x"
 
     before = [made(corpus, rows) for corpus, rows in enumerate(blocks)]
-    seen, known, keys = HashSet(), set[int](), 0
+    corpora = [{"source": "a", "target": "b"}] * 3
+    settings = {"source_language": "a", "target_language": "b", "store": "s", "train": corpora}
+    seen = Comparisons(DataConfig.model_validate({**settings, "filters": {"duplicates": True}}))
+    known = set[int]()
     for block, again, rows in zip(before, unpack(pack(before)), blocks, strict=True):
         assert (again.corpus, again.read, again.dropped) == (block.corpus, block.read, block.dropped)
+        assert (again.repaired, again.examples.record()) == (block.repaired, block.examples.record())
         assert rows_of(again.source) == rows_of(again.target) == rows
         if not full:
-            assert (again.keys, again.texts, again.links) == (None, None, None)
-            assert without_duplicates(again, seen) is again
+            assert (again.traces, again.texts, again.links) == (None, None, None)
+            assert compared(again, seen, spelt) is again
             continue
-        assert again.keys is not None
+        assert again.traces is not None
         assert again.links is not None
-        assert block.keys is not None
+        assert block.traces is not None
+        for one, other in zip(block.traces, again.traces, strict=True):
+            assert (one is None) == (other is None)
+            assert one is None or (one.dtype == other.dtype and one.tolist() == other.tolist())
         assert again.texts == block.texts
         assert rows_of(again.links) == rows[::-1]
         stay: list[bool] = []
-        for key in block.keys.tolist():
+        for key in block.traces.keys.tolist():
             stay.append(key not in known)
             known.add(key)
-        left = without_duplicates(again, seen)
+        left = compared(again, seen, spelt)
         assert rows_of(left.source) == [row for row, kept in zip(rows, stay, strict=True) if kept]
         assert left.dropped["duplicate"] == stay.count(False)
+        gone = {(int(k), str(row), "x") for k, row, kept in zip(block.traces.keys, rows, stay, strict=True) if not kept}
+        assert gone.issuperset(left.examples.record().get("duplicate", []))
         assert left.texts == tuple(
             [t for t, kept in zip(side, stay, strict=True) if kept] for side in block.texts or ()
         )
-        keys += len(stay)
     mask: NDArray[np.bool_] = np.ones(len(blocks[0]), np.bool_)
     assert before[0].select(mask) is before[0]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from pydantic import ValidationError
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.nn.stepping import causal, draw, linear, randomised, weights_of, whole
 from ziggurat.config import ModelConfig
@@ -30,6 +30,7 @@ from ziggurat.nn.attention import (
 )
 from ziggurat.nn.attention.average import causal_average
 from ziggurat.nn.dropout import Dropout
+from ziggurat.nn.linear import Linear
 from ziggurat.nn.residual import ShiftedLinear
 
 D_MODEL, HEADS, D_HEAD = 6, 2, 3
@@ -37,7 +38,7 @@ TOLERANCE = {"atol": 1e-10, "rtol": 0.0}
 
 
 def cross_attention(d_memory: int = D_MODEL, *, shifted: bool = False, **more: Any) -> CrossAttention:
-    make = ShiftedLinear if shifted else nn.Linear
+    make = ShiftedLinear if shifted else Linear
     dropout = more.pop("dropout", Dropout(0.0))
     return CrossAttention(D_MODEL, d_memory, HEADS, dropout, linear=make, **more)
 
@@ -46,7 +47,7 @@ def merged(
     *, share: bool = True, shifted: bool = False, d_memory: int = D_MODEL, p: float = 0
 ) -> MergedAverageAttention:
     cross = cross_attention(d_memory, shifted=shifted, project_out=False, dropout=Dropout(p))
-    make = ShiftedLinear if shifted else nn.Linear
+    make = ShiftedLinear if shifted else Linear
     return randomised(MergedAverageAttention(cross, share_value=share, linear=make))
 
 

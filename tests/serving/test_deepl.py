@@ -169,6 +169,9 @@ def test_documents(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
     assert (bad.status_code, bad.json()) == (400, {"message": "Invalid file data."})
     pdf = client.post("/v2/document", files={"file": ("a.txt", b"a")}, data={**EN_DE, "output_format": "pdf"})
     assert pdf.status_code == 400
+    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions"):
+        refused = client.post("/v2/document", files={"file": ("a.txt", b"a")}, data={**EN_DE, name: "x"})
+        assert (refused.status_code, refused.json()) == (400, {"message": f"Value for '{name}' not supported."})
 
 
 def asked(text: str, **settings: Any) -> tuple[list[str], str]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from starlette.testclient import TestClient
@@ -16,8 +19,13 @@ from starlette.testclient import TestClient
 from tests.serving.conftest import Serve
 from tests.vocabulary import SENTENCES
 from ziggurat.decoding.translator import load_translator
-from ziggurat.serving.access import new_key
+from ziggurat.serving.access import Access, Places, new_key
+from ziggurat.serving.config import LimitsConfig
+from ziggurat.serving.document_translation import Document
+from ziggurat.serving.documents import Documents
 from ziggurat.serving.pool import ModelSource
+from ziggurat.serving.requests import Refused
+from ziggurat.small_files import read_bounded
 
 LINES = [SENTENCES[0], SENTENCES[1]]
 DE_EN = {"source": "de", "target": "en"}
@@ -95,23 +103,32 @@ def test_a_file_as_libretranslate_translates_it(serve: Serve, wanted: bytes, tmp
             "German (de) is not available as a target language from Qlo (qlo)",
         ),
         ({"files": {"file": ("f.exe", b"a")}, "data": DE_EN}, 400, "Invalid request: file format not supported"),
-        ({"files": {"file": ("f.txt", b"a" * 3000)}, "data": DE_EN}, 413, "larger than 2,000 bytes"),
-        ({"files": {"file": ("f.txt", b"a" * 9000)}, "data": DE_EN}, 413, "larger than 6,000 bytes"),
+        ({"files": {"file": ("f.txt", b"a" * 3600)}, "data": DE_EN}, 413, "larger than 3,500 bytes"),
+        ({"files": {"file": ("f.txt", b"a" * 9000)}, "data": DE_EN}, 413, "larger than 7,500 bytes"),
         ({"files": {"file": ("f.txt", b"\xff\xff")}, "data": DE_EN}, 400, "UTF-8"),
         ({"files": {"file": ("f.docx", b"PK")}, "data": DE_EN}, 400, "zip"),
-        ({"files": {"file": ("f.txt", b"ab cd " * 60)}, "data": DE_EN}, 400, "characters, more than 300"),
+        ({"files": {"file": ("f.txt", b"ab cd " * 60)}, "data": DE_EN}, 400, "f.txt: more than 300 characters"),
         (
             {"files": {"file": ("f.txt", b"ab cd " * 210)}, "data": DE_EN},
             400,
             "1,260 bytes are more than 300 characters",
         ),
+        ({"files": {"file": ("f.html", b"<p>ab" * 5)}, "data": DE_EN}, 400, "f.html: more than 4 paragraphs"),
+        (
+            {"files": {"file": ("f.json", b'["a","b","c","d","e"]')}, "data": DE_EN},
+            400,
+            "f.json: more than 4 paragraphs",
+        ),
+        ({"files": {"file": ("f.txt", b"a\n\n" * 5)}, "data": DE_EN}, 400, "f.txt: more than 4 paragraphs"),
+        ({"files": {"file": ("f.html", b"<i>" * 1001)}, "data": DE_EN}, 400, "f.html: more than 1,000 tags"),
         ({"content": UNNAMED, "headers": MULTIPART}, 400, "Invalid request: missing file parameter"),
         ({"content": b"--x--", "headers": MULTIPART}, 400, "understand"),
     ],
 )
 def test_files_that_are_refused(serve: Serve, form: dict[str, Any], status: int, said: str, tmp_path: Path) -> None:
-    limits = {"file_bytes": 2000, "body_bytes": 4000}
-    client = serve(limits=limits, documents={"folder": str(tmp_path), "characters": 300})
+    limits = {"file_bytes": 3500, "body_bytes": 4000}
+    documents = {"folder": str(tmp_path), "characters": 300, "paragraphs": 4, "pieces": 1000}
+    client = serve(limits=limits, documents=documents)
     answer = client.post("/translate_file", **form)
     assert answer.status_code == status, answer.text
     assert said in answer.json()["error"]
@@ -135,6 +152,79 @@ def test_progress(serve: Serve, wanted: bytes, gate: threading.Event) -> None:
     assert client.delete(f"/v1/documents/{name}").status_code == 204
     assert client.get(f"/v1/documents/{name}").status_code == 404
     assert client.get(f"/v1/documents/{name}/file").status_code == 404
+
+
+def test_a_place_is_taken_until_the_thread_of_a_document_that_was_given_up_ends(
+    serve: Serve, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A thread cannot be cancelled: what it reads is in memory, and it computes, until it ends."""
+    ended, threads = threading.Event(), list[str]()
+
+    def slow(path: Path, most: int) -> bytes:
+        threads.append(threading.current_thread().name)
+        content = read_bounded(path, most)
+        assert b"first" not in content or ended.wait(30)
+        return content
+
+    monkeypatch.setattr("ziggurat.serving.documents.read_bounded", slow)
+    client = serve(documents={"at_once": 1})
+    first = client.post("/v1/documents", files={"file": ("f.txt", b"first")}, data=DE_EN).json()["id"]
+    until(client, first, "translating")
+    while not threads:
+        time.sleep(0.01)
+    assert client.delete(f"/v1/documents/{first}").status_code == 204
+    second = client.post("/v1/documents", files={"file": ("g.txt", b"dog")}, data=DE_EN).json()["id"]
+    time.sleep(0.2)
+    assert client.get(f"/v1/documents/{second}").json()["status"] == "waiting"
+    assert threads == ["document"]
+    ended.set()
+    assert until(client, second, "done", "failed")["status"] == "done"
+
+
+def test_places_for_uploads_are_shared(serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strangers hold at most their part of them, so that whoever has a key still has a place."""
+    key = new_key(tmp_path / "keys", "a")
+    many = [("", "a"), ("x", "b"), ("", "c")]  # keys that are none, from anywhere
+    places, access = Places(4, 2), Access(LimitsConfig(), tmp_path / "keys")
+    with ExitStack() as held:
+        for wrong, address in many[:2]:
+            held.enter_context(places.held(access.holder(wrong, address), "full"))
+        with pytest.raises(Refused, match="full"), places.held(access.holder(*many[2]), "full"):
+            pass
+        for _ in range(2):
+            held.enter_context(places.held(access.holder(key, "a"), "full"))
+        with pytest.raises(Refused), places.held("somebody", "full"):
+            pass
+    with places.held(access.holder("", "a"), "full"):
+        pass
+    assert {Access(LimitsConfig()).holder(None, address) for address in "abc"} == {f"address {a}" for a in "abc"}
+
+    client = serve(documents={"uploads_of_client": 1})
+    begun, sent, submit = threading.Event(), threading.Event(), Documents.submit
+
+    async def slowly(self: Documents, given: Document, file: BinaryIO) -> Document:
+        begun.set()
+        await asyncio.to_thread(sent.wait, 30)
+        return await submit(self, given, file)
+
+    monkeypatch.setattr(Documents, "submit", slowly)
+
+    def send() -> int:
+        return client.post("/v1/documents", files={"file": ("f.txt", b"17")}, data=DE_EN).status_code
+
+    with ThreadPoolExecutor(1) as pool:
+        slow = pool.submit(send)
+        assert begun.wait(30)
+        assert send() == 429
+        sent.set()
+        assert slow.result() == 202
+    assert send() == 202
+
+
+def test_a_document_has_its_time(serve: Serve, gate: threading.Event) -> None:
+    client = serve(documents={"seconds": 0.3})
+    name = client.post("/v1/documents", files={"file": ("f.txt", TEXT)}, data=DE_EN).json()["id"]
+    assert until(client, name, "done", "failed")["error"] == "the deadline passed"
 
 
 def test_what_is_deleted_leaves_the_queue(serve: Serve, gate: threading.Event) -> None:
@@ -243,7 +333,9 @@ def test_results_expire(serve: Serve, tmp_path: Path) -> None:
     while client.get(f"/v1/documents/{name}").status_code == 200:
         assert time.monotonic() < end
         time.sleep(0.1)
-    assert files(tmp_path) == []
+    while files(tmp_path):  # a thread removes them
+        assert time.monotonic() < end
+        time.sleep(0.1)
 
 
 def test_a_glossary_and_the_language_of_a_document(serve: Serve) -> None:

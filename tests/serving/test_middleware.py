@@ -107,7 +107,22 @@ def test_pages_of_other_origins_have_no_part_in_glossaries_without_keys(start: S
         assert "need an API key" in refused[0].json()["message"]
     assert client.post("/translate", json=ASKED, headers=other).status_code == 200  # translations are for everybody
     assert client.get(path, headers=own).status_code == 200
+    hosts = {
+        "evil.example:5000": 403,
+        "testserver.evil.example": 403,
+        "1.2.3.4.evil.example": 403,
+        "a.localhost:1": 200,
+    }
+    hosts |= {"127.0.0.1:5000": 200, "[::1]:5000": 200, "localhost:5000": 200, "translator": 200}
+    for host, status in hosts.items():  # DNS rebinding: the page's own name leads to this machine
+        for origin in ({}, {"Origin": f"http://{host}"}):
+            assert client.get(path, headers={"Host": host, **origin}).status_code == status, host
+        assert client.post("/translate", json=ASKED, headers={"Host": host}).status_code == 200
     assert client.delete(path, headers=own).status_code == 204
+    proxied, _ = start(proxies=["127.0.0.1"])  # which sees to it
+    assert proxied.get("/v2/glossaries", headers={"Host": "translate.example"}).status_code == 200
+    named, _ = start(host="translate.example")
+    assert named.get("/v2/glossaries", headers={"Host": "Translate.example:80"}).status_code == 200
     key = {"Authorization": f"DeepL-Auth-Key {new_key(tmp_path / 'keys', 'a')}"}
     client, _ = start(keys=str(tmp_path / "keys"))
     assert client.post("/v2/glossaries", json=TERMS, headers={**key, **other}).status_code == 201

@@ -106,6 +106,21 @@ def test_openai(serve: Serve, wanted: list[str]) -> None:
         assert answer.json()["error"]["type"] == "invalid_request_error"
 
 
+def test_openai_s_model_is_the_one_that_translates(serve: Serve, folders: dict[tuple[str, str], Path]) -> None:
+    """Two models of a pair: other interfaces have the first, here each has its name."""
+    path = str(folders["en", "de"])
+    models = [{"path": path, "name": "live"}, {"path": path, "name": "slow", "decoding": {"beam_size": 1}}]
+    client = serve(models=[*models, {"path": str(folders["de", "en"])}])
+    for name in ("slow", "live", "en-de"):
+        asked = {"model": name, "messages": [{"role": "user", "content": LINES[0]}]}
+        assert client.post("/v1/chat/completions", json=asked).json()["model"] == name
+        found = {key: model["status"] for key, model in client.get("/health").json()["models"].items()}
+        assert found == {"live": "cold" if name == "slow" else "ready", "slow": "ready", "de-en": "cold"}
+    said = client.get("/metrics").text
+    assert 'ziggurat_lines_total{model="slow"} 1.0' in said
+    assert 'ziggurat_lines_total{model="live"} 2.0' in said
+
+
 @pytest.mark.parametrize(
     ("method", "path", "status", "known"),
     [

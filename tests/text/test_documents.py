@@ -145,6 +145,25 @@ def test_runs_of_any_kind_come_back_whole(parts: list[tuple[str, str]], seed: in
     assert letters("".join(text for text, _ in runs)) == letters("".join(text for text, _ in parts))
 
 
+@pytest.mark.parametrize(
+    ("tag", "said"),
+    [
+        ('<html lang="en">', '<html lang="de">'),
+        ("<HTML class=x lang=en-GB>", "<HTML class=x lang=de>"),
+        ("<html xmlns='x' xml:lang='en-US' lang='EN'>", "<html xmlns='x' xml:lang='de' lang='de'>"),
+        ('<html lang="fr" data-lang="en">', '<html lang="fr" data-lang="en">'),
+        ("<html>", "<html>"),
+        ('<p lang="en">', '<p lang="en">'),
+    ],
+)
+def test_the_language_of_a_page_becomes_the_targets_where_it_is_the_sources(tag: str, said: str) -> None:
+    page = f"<!-- {tag} -->{tag}<body>One</body>"
+    found = run(document(page.encode(), "a.html", Settings(Options(None), "en", "de")), upper).value
+    assert found.decode() == f"<!-- {tag} -->{said}<body>ONE</body>"
+    unknown = run(document(page.encode(), "a.html", Settings(Options(None))), identity).value
+    assert unknown.decode() == page
+
+
 def test_the_language_of_a_book_becomes_the_targets() -> None:
     book = members(translated("a.epub", identity))
     assert b"<dc:language>de</dc:language>" in book["OPS/book.opf"]

@@ -7,6 +7,7 @@ import json
 import random
 import struct
 import zipfile
+from collections.abc import Sequence
 
 import pytest
 
@@ -17,6 +18,7 @@ from ziggurat.text.documents.kinds import Limits, Settings, document
 from ziggurat.text.sentences import Options
 from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import run
+from ziggurat.text.xml import read_xml
 
 OPTIONS = Options(sentencex_splitter("en"))
 
@@ -102,6 +104,71 @@ def test_bombs_are_refused_unopened() -> None:
         read("a.docx", archive(*(f"n{n}" for n in range(20))), Limits(members=20))
     with pytest.raises(DataError, match="more than 100"):
         read("a.docx", FILES["a.docx"], Limits(size=100))
+
+
+@pytest.mark.parametrize(
+    ("name", "piece"),
+    [("a.html", "<"), ("a.html", "&"), ("a.xlf", "<"), ("a.tmx", "&"), ("a.json", '"')]
+    + [(f"a.{kind}", "\n") for kind in ("txt", "md", "srt", "vtt", "po")],
+)
+def test_pieces_are_counted_before_a_file_is_read(name: str, piece: str) -> None:
+    content = b"\xff" + piece.encode() * 11  # which no reader gets past
+    with pytest.raises(DataError, match=f"^{name}: more than 10 tags, lines or strings"):
+        read(name, content, Limits(pieces=10))
+    with pytest.raises(DataError, match=f"^{name}: (?!more than)"):
+        read(name, content, Limits(pieces=11))
+
+
+def test_pieces_of_all_members_count_together() -> None:
+    body = f"<w:p>{'<w:r/>' * 40}</w:p>"
+    content = members(docx(body))
+    content["word/header1.xml"] = content["word/document.xml"]
+    pieces = content["word/header1.xml"].count(b"<")
+    with pytest.raises(DataError, match=f"^a.docx: more than {2 * pieces - 1} tags"):
+        read("a.docx", packed(content), Limits(pieces=2 * pieces - 1))
+    both = pieces + sum(c.count(b"<") for n, c in content.items() if n in ("word/document.xml", "word/footnotes.xml"))
+    read("a.docx", packed(content), Limits(pieces=both))
+
+
+@pytest.mark.parametrize("name", sorted(FILES))
+def test_paragraphs_are_told_before_any_is_cut(name: str) -> None:
+    told, cut = list[str](), list[str]()
+
+    def split(text: str) -> list[str]:
+        assert text in told
+        cut.append(text)
+        return [text]
+
+    options = Options(split, admit=told.extend)
+    assert run(document(FILES[name], name, Settings(options, "en", "de")), identity).value
+    assert cut
+    assert all(text.strip() for text in told)
+
+    def refuse(texts: Sequence[str]) -> None:
+        raise DataError("enough")
+
+    cut.clear()
+    with pytest.raises(DataError, match="enough"):
+        run(document(FILES[name], name, Settings(Options(split, admit=refuse), "en", "de")), identity)
+    assert cut == []
+
+
+def test_text_of_xml_in_many_lines_is_one_token() -> None:
+    """expat tells each line by itself, and so each entity; put together one by one that took time by the square."""
+    lines = "one &amp; two\n" * 5000
+    (_, text, _) = read_xml(f"<a>{lines}</a>".encode(), "a.xml").tokens
+    assert (text.raw, text.text) == (lines, lines.replace("&amp;", "&"))
+    tokens = read_xml(b"<a>x<![CDATA[\ny]]>z<b/>\n</a>", "a.xml").tokens
+    assert "".join(token.raw for token in tokens) == "<a>x<![CDATA[\ny]]>z<b/>\n</a>"
+    assert [(token.kind, token.text) for token in tokens] == [
+        ("open", ""), ("text", "x\nyz"), ("empty", ""), ("text", "\n"), ("close", ""),
+    ]  # fmt: skip
+
+
+def test_a_message_of_many_lines_is_read_in_one_pass() -> None:
+    text = "".join(f'"line {n}\\n"\n' for n in range(3000))
+    said = read("a.po", f'msgid ""\n{text}msgstr ""\n'.encode()).decode()
+    assert said == f'#, fuzzy\nmsgid ""\n{text}msgstr ""\n{text}'
 
 
 def test_a_directory_that_lies_about_sizes_does_not_unpack_more() -> None:

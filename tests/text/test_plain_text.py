@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
+from typing import Any
 
 import pytest
+import sentencex
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -162,6 +164,29 @@ def test_a_panic_of_the_splitter_leaves_a_paragraph_whole(monkeypatch: pytest.Mo
     monkeypatch.setattr("sentencex.segment", panics)
     sentencex_splitter.cache_clear()
     assert asked_for("One. Two.", Options(sentencex_splitter("en"))) == ["One. Two."]
+    sentencex_splitter.cache_clear()
+
+
+def test_a_long_paragraph_is_split_in_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """sentencex takes time by the square of quotes that nobody closes, and holds the interpreter meanwhile."""
+    segment, given_ = sentencex.segment, list[int]()
+
+    def watched(language: str, text: str) -> Any:
+        given_.append(len(text))
+        return segment(language, text)
+
+    monkeypatch.setattr("sentencex.segment", watched)
+    sentencex_splitter.cache_clear()
+    split = sentencex_splitter("en")
+    ordinary = "".join(f"Mr. Word no. {n} says {'so ' * (n % 9)}again! " for n in range(1500))
+    assert split(ordinary) == list(segment("en", ordinary))
+    for hostile in ("“a " * 20_000, "a" * 30_000, " " * 30_000, "a. " + "b" * 30_000, "a. " * 15_000):
+        given_.clear()
+        assert "".join(split(hostile)) == hostile
+        assert max(given_) <= 10_000
+        assert sum(given_) < 2 * len(hostile) + 10_000
+    words = [sentence.split() for sentence in split("“word " * 20_000)]
+    assert {word for each in words for word in each} == {"“word"}  # none is cut
     sentencex_splitter.cache_clear()
 
 

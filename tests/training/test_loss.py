@@ -271,3 +271,30 @@ def test_tokens_that_the_bias_rules_out_have_no_part_in_the_loss(smoothing: str,
         assert mine is not None
         assert bool((mine[ruled_out] == 0).all())
         torch.testing.assert_close(mine[rest], other.grad)
+
+
+@pytest.mark.parametrize("frozen", [("weight",), ("weight", "bias"), ("bias",)])
+def test_a_frozen_projection_has_no_gradient_and_the_rest_is_the_same(frozen: tuple[str, ...]) -> None:
+    """Of low-rank adaptation: the product for the matrix's gradient, a third of the arithmetic, is not computed."""
+    generator = torch.Generator().manual_seed(2)
+    smoothing = smoothing_of(LossConfig(), 9)
+    target, row_weight = torch.tensor([1, 4, 8, 4]), torch.full((4,), 0.25, dtype=torch.float64)
+
+    def gradients(*without: str) -> dict[str, Tensor | None]:
+        generator.manual_seed(2)
+        shapes = {"hidden": (4, 3), "weight": (9, 3), "bias": (9,)}
+        parts = {
+            name: torch.randn(shape, generator=generator, dtype=torch.float64).requires_grad_(name not in without)
+            for name, shape in shapes.items()
+        }
+        smoothed, _ = linear_cross_entropy(
+            parts["hidden"], parts["weight"], target, row_weight, smoothing, 3, parts["bias"], torch.tensor([2, 5])
+        )
+        smoothed.backward()
+        return {name: part.grad for name, part in parts.items()}
+
+    whole, found = gradients(), gradients(*frozen)
+    for name in whole:
+        assert (found[name] is None) == (name in frozen)
+        if name not in frozen:
+            assert torch.equal(found[name], whole[name])  # type: ignore[arg-type]

@@ -19,12 +19,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ziggurat.backtranslation.filters import Reason
 from ziggurat.backtranslation.lines import Line, count_lines, readable_lines
 from ziggurat.backtranslation.merge import Report, merged, write_corpus
 from ziggurat.backtranslation.stages import content_of, rows_of
 from ziggurat.config.data import FilterConfig
-from ziggurat.data.files import find_files, fingerprint
+from ziggurat.data.files import find_files
+from ziggurat.data.store_checks import InputWatch
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.jobs.models import ModelChoice, opened
@@ -106,7 +106,7 @@ def filter_pairs(job: FilterJob, work: Work) -> JobOutcome[Report]:
 def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
     if not 0 < job.keep <= 1:
         raise ConfigError(f"`--keep {job.keep:g}`: give a share above 0, at most 1, such as 0.95")
-    sources, targets = job.files
+    (sources, targets), watch = job.files, InputWatch()
     choice = ModelChoice(job.models, which=job.which, device=job.device, threads=job.threads, engine="torch")
     found = choice.identified()
     settings = {
@@ -115,8 +115,8 @@ def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
         "max_pieces": job.max_pieces,
         "shard_lines": job.shard_lines,
         **found.settings,
-        "sources": [{"files": fingerprint(path)} for path in sources],
-        "targets": [{"files": fingerprint(path)} for path in targets],
+        "sources": [{"files": watch.fingerprint(path)} for path in sources],
+        "targets": [{"files": watch.fingerprint(path)} for path in targets],
     }
 
     def count() -> int:
@@ -128,7 +128,7 @@ def _make_plan(job: FilterJob) -> tuple[Plan, ModelChoice]:
             )
         return lines
 
-    return fix_plan(job.out, "filter", settings, job.shard_lines, count), found.choice
+    return fix_plan(job.out, "filter", settings, watch, job.shard_lines, count), found.choice
 
 
 def _pairs(sources: list[Path], targets: list[Path]) -> Iterator[_Pair]:
@@ -146,7 +146,7 @@ def _score(job: FilterJob, choice: ModelChoice, files: StageFiles, shard: Shard[
     if job.reverse:
         given, expected = expected, given
     limit = min(job.max_pieces, translator.max_positions - 1) if translator.max_positions else job.max_pieces
-    dropped: Counter[Reason] = Counter()
+    dropped: Counter[str] = Counter()
     pairs: list[tuple[str, str]] = []
     lengths = (given.encode([pair[side].text for pair in shard.items]) for side, given in enumerate((given, expected)))
     for pair, *pieces in zip(shard.items, *lengths, strict=True):

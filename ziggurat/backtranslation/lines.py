@@ -64,7 +64,7 @@ def readable_lines(files: Sequence[Path], references: Sequence[Path] = ()) -> It
     for line, reference in zip_longest(texts, _readable(references)):
         if line is None or reference is None:
             raise DataError(f"the files became shorter while they were read: {', '.join(map(str, references))} or text")
-        yield Line(*line, reference[0])
+        yield Line(line[0], line[1], reference[0])
 
 
 def _readable(files: Sequence[Path]) -> Iterator[tuple[str, Reason | None]]:

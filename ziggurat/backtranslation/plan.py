@@ -10,8 +10,9 @@ from typing import Any, Literal
 
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import count_lines
-from ziggurat.data.files import find_files, fingerprint
+from ziggurat.data.files import find_files
 from ziggurat.data.sides import named_language
+from ziggurat.data.store_checks import InputWatch
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.evaluation.scores import sacrebleu_metric
 from ziggurat.jobs.models import ModelChoice
@@ -151,20 +152,20 @@ def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
         DataError: inputs that cannot be read or have no lines; a folder with another plan, or with other things.
         ConfigError, CheckpointError: settings or models that cannot be used.
     """
-    files = job.files
+    files, watch = job.files, InputWatch()
     found = job.choice.identified()
     settings = {
+        "inputs": [{"files": watch.fingerprint(path)} for path in files],
         "method": job.method,
         "forward": job.forward,
         "shard_lines": job.shard_lines,
         "filters": asdict(job.filters),
         **found.settings,
-        "inputs": [{"files": fingerprint(path)} for path in files],
     }
     references = job.reference_files
     if references:
         sentence_metric(job.nearest, found.experiment.data.target_language)  # its tokenizer may be missing
-        settings["references"] = [{"files": fingerprint(path)} for path in references]
+        settings["references"] = [{"files": watch.fingerprint(path)} for path in references]
         settings["nearest"] = job.nearest
 
     def count() -> int:
@@ -177,7 +178,7 @@ def make_plan(job: Job) -> tuple[Plan, ModelChoice]:
             )
         return lines
 
-    plan = fix_plan(job.out, "backtranslate", settings, job.shard_lines, count)
+    plan = fix_plan(job.out, "backtranslate", settings, watch, job.shard_lines, count)
     source, target = found.experiment.data.source_language, found.experiment.data.target_language
     if source != target and {named_language(str(file)) for file in files} == {target.lower()}:
         wanted = f"text in `{source}`" if job.forward else f"a model from `{target}` to `{source}`"

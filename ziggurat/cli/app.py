@@ -17,6 +17,7 @@ from ziggurat.cli import (
     export,
     fetching,
     inspection,
+    pipeline,
     preparation,
     reporting,
     serving,
@@ -37,7 +38,12 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _VERBS: dict[str, dict[str, Callable[..., None]]] = {
-    "Begin": {"demo": demo.demo, "recipes": preparation.recipes, "explain": preparation.explain},
+    "Begin": {
+        "demo": demo.demo,
+        "pipeline": pipeline.pipeline,
+        "recipes": preparation.recipes,
+        "explain": preparation.explain,
+    },
     "Train": {
         "fetch": fetching.fetch,
         "align": alignment.align,

@@ -91,7 +91,7 @@ def compare_systems(options: CompareOptions, *, json: bool) -> None:
                     test_set = scoring.test_set(references, sources, translator.target_language)
                     check_test_set(test_set, needed, scoring.comet, compare=True)
                     language_known = True
-                outputs.append(translated(translator, sources, _kept(folder, name, seed)))
+                outputs.append(translated(translator, sources, _kept(folder, name, seed), scoring.tag))
                 origins.append(translator.origin)
         warn_of_sides(outputs[0], test_set, f"the output of {printable(name)}")
         found.append(System(name, outputs, origins))

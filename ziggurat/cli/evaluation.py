@@ -117,6 +117,10 @@ def evaluate(
     ] = None,
     confidence: Annotated[bool, typer.Option("--confidence", help="Add 95 % confidence intervals.")] = False,
     lowercase: Annotated[bool, typer.Option("--lowercase", help="Ignore case.")] = False,
+    tag: Annotated[
+        str | None,
+        typer.Option("--tag", help="Tag for every source line, such as `<2de>`, as in the training corpora."),
+    ] = None,
     output: Annotated[
         str | None, typer.Option(*OUT, help="Also write the translations here (--compare: a folder).")
     ] = None,
@@ -156,7 +160,9 @@ def evaluate(
     if (comet_python or comet_model) and "comet" not in names:
         raise ConfigError("`--comet-python` and `--comet-model` go with `--metrics comet`")
     comet = comet_environment(comet_python, comet_model, device) if "comet" in names else None
-    scoring = ScoreOptions(names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence)
+    scoring = ScoreOptions(
+        names, comet, language, bleu_tokenizer, lowercase, tokenised, compound_split, confidence, tag
+    )
     if perturb is not None:
         if hypothesis or output or train_target or tokenised or compound_split or confidence or (compare and ensemble):
             raise ConfigError(
@@ -196,8 +202,10 @@ def evaluate(
         raise ConfigError("`--train-target` goes with `--compare`")
     if (model is None) == (hypothesis is None):
         raise ConfigError("give a model with `--source`, or translations with `--hypothesis`, or `--compare`")
-    if hypothesis is not None and (overrides or output or ensemble or without_layers):
-        raise ConfigError("`--hypothesis` takes no decoding settings, `--output`, `--ensemble` or `--without-layers`")
+    if hypothesis is not None and (overrides or output or ensemble or without_layers or tag):
+        raise ConfigError(
+            "`--hypothesis` takes no decoding settings, `--output`, `--ensemble`, `--without-layers` or `--tag`"
+        )
     refuse_overwriting(output, source, *reference)
     check_output(output or "-")
     if tokenised is not None or compound_split:

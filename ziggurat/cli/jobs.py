@@ -211,7 +211,7 @@ def line_job(
         shard_lines: Lines of a shard; None: SHARD_LINES.
         before: Makes what all shards need, once their plan is written.
     """
-    from ziggurat.data.files import fingerprint
+    from ziggurat.data.store_checks import InputWatch
     from ziggurat.jobs.plan import fix_plan
     from ziggurat.jobs.text import run_text_job
 
@@ -222,8 +222,9 @@ def line_job(
         check_input(path)
     shard_lines = shard_lines or SHARD_LINES
     settings = {"verb": verb, "shard_lines": shard_lines, **settings}
-    settings["inputs"] = [{"files": fingerprint(Path(path))} for path in inputs]
-    plan = fix_plan(Path(options.folder), verb, settings, shard_lines, lambda: sum(1 for _ in lines()))
+    watch = InputWatch()
+    settings["inputs"] = [{"files": watch.fingerprint(Path(path))} for path in inputs]
+    plan = fix_plan(Path(options.folder), verb, settings, watch, shard_lines, lambda: sum(1 for _ in lines()))
     if not options.merge:
         before(plan)
     return finished(run_text_job(plan, task, lines, take, options.work()), options)

@@ -57,7 +57,9 @@ Ensemble = Annotated[
 Which = Annotated[
     str | None,
     typer.Option(
-        "--which", help="Checkpoint of a run: averaged, best, last or an update's number.", rich_help_panel=WHO
+        "--which",
+        help="Checkpoint of a run: averaged, best, best-en-de (of a direction), last or an update's number.",
+        rich_help_panel=WHO,
     ),
 ]
 WithoutLayers = Annotated[

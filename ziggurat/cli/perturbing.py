@@ -25,8 +25,8 @@ from ziggurat.cli.scoring import ScoreOptions, check_test_set, translated, warn_
 from ziggurat.errors import ConfigError, printable
 
 if TYPE_CHECKING:
-    from ziggurat.data.perturbations import Case
-    from ziggurat.evaluation.robustness import Robustness, Trial
+    from ziggurat.evaluation.robustness import Robustness
+    from ziggurat.report.disturbed import DisturbedSet, SystemOutputs
 
 __all__ = ["PerturbOptions", "perturb_systems", "perturbation_names"]
 
@@ -63,20 +63,14 @@ class PerturbOptions:
 
 def perturbation_names(listed: str) -> list[str]:
     """Return the perturbations of a comma-separated list, in their own order; `all` stands for all of them."""
-    from ziggurat.data.perturbations import PERTURBATIONS
+    from ziggurat.report.disturbed import perturbation_names as names_of
 
     names = [name.strip().lower() for name in listed.split(",") if name.strip()]
-    for name in names or [""]:
-        if name not in PERTURBATIONS and name != "all":
-            raise ConfigError(
-                f"`--perturb`: {printable(repr(name))} is none; choose from {', '.join(PERTURBATIONS)}, or all"
-            )
-    return [name for name in PERTURBATIONS if name in names or "all" in names]
+    return names_of(names or [""], "--perturb")
 
 
 def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
     """Translate the test set as it is and disturbed by every system, and print or write what that costs."""
-    from ziggurat.evaluation.robustness import judge
     from ziggurat.evaluation.scores import METRICS
 
     # (1) Texts and options are checked before a model is opened.
@@ -96,8 +90,8 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
         refuse_overwriting(options.page, options.source, *options.references)
         _check_jinja()
     # (2) Every system translates all lines, disturbed and not, in one go. The first model names the languages.
-    cases: dict[str, list[Case]] = {}
-    found: list[tuple[list[str], dict[str, list[str]]]] = []
+    disturbed: DisturbedSet | None = None
+    found: list[SystemOutputs] = []
     origins = []
     test_set = scoring.test_set(references, sources)
     for name, path in systems:
@@ -105,26 +99,20 @@ def perturb_systems(options: PerturbOptions, *, json: bool) -> None:
             warnings_shown(),
             open_engine([path, *options.ensemble], options.opening, lines=len(sources)) as translator,
         ):
-            if not cases:
+            if disturbed is None:
                 test_set = scoring.test_set(references, sources, translator.target_language)
                 check_test_set(test_set, scoring.metrics, None)
-                cases = _cases(options, sources, references, _languages(path, translator.target_language))
-            texts = [*sources, *(text for group in cases.values() for case in group for text in case.inputs)]
-            outputs = iter(translated(translator, texts, None))
-            clean = [next(outputs) for _ in sources]
-            warn_of_sides(clean, test_set, f"the output of {printable(name)}")
-            joined = {
-                key: [" ".join(next(outputs) for _ in case.inputs) for case in group] for key, group in cases.items()
-            }
-            found.append((clean, joined))
+                disturbed = _disturbed(options, sources, references, _languages(path, translator.target_language))
+            outputs = disturbed.outputs(translated(translator, disturbed.texts, None, scoring.tag))
+            warn_of_sides(outputs.plain, test_set, f"the output of {printable(name)}")
+            found.append(outputs)
             origins.append(translator.origin)
+    assert disturbed is not None
     # (3) What it costs
-    trials = _trials(cases, found)
-    if not trials:
+    named_systems = [(name, origin) for (name, _), origin in zip(systems, origins, strict=True)]
+    results = disturbed.judged(named_systems, found, scoring.metrics, test_set)
+    if results is None:
         raise ConfigError(f"{options.source}: none of {', '.join(options.perturbations)} changes a line of it")
-    left_out = [name for name in options.perturbations if not cases[name]]
-    names = [name for name, _ in systems]
-    results = judge(names, origins, trials, scoring.metrics, test_set, left_out=left_out)
     if options.page != "-":  # else standard output holds the page
         print_json(results.as_record()) if json else print(_text(results))
     if options.page is not None:
@@ -161,31 +149,12 @@ def _check_jinja() -> None:
         raise ConfigError("`--page` needs jinja2: pip install 'ziggurat-mt[train]'") from None
 
 
-def _cases(
+def _disturbed(
     options: PerturbOptions, sources: Sequence[str], references: Sequence[Sequence[str]], languages: tuple[str, str]
-) -> dict[str, list[Case]]:
-    from ziggurat.data.perturbations import disturbed
+) -> DisturbedSet:
+    from ziggurat.report.disturbed import DisturbedSet
 
-    return {name: disturbed(name, sources, references, languages, options.seed) for name in options.perturbations}
-
-
-def _trials(cases: dict[str, list[Case]], found: Sequence[tuple[list[str], dict[str, list[str]]]]) -> list[Trial]:
-    """Return each perturbation that changes a line, with the translations that were found and those wanted."""
-    from ziggurat.data.perturbations import PERTURBATIONS
-    from ziggurat.evaluation.robustness import Trial
-
-    return [
-        Trial(
-            name,
-            PERTURBATIONS[name].meaning,
-            [" ".join(case.inputs) for case in group],
-            [list(lines) for lines in zip(*(case.references for case in group), strict=True)],
-            [joined[name] for _, joined in found],
-            [[case.ideal(" ".join(clean[n] for n in case.lines)) for case in group] for clean, _ in found],
-        )
-        for name, group in cases.items()
-        if group
-    ]
+    return DisturbedSet(options.perturbations, sources, references, languages, options.seed)
 
 
 def _write_page(results: Robustness, path: str) -> None:

@@ -184,6 +184,8 @@ def _report_text(report: PrepareReport) -> str:
         if corpus.aligned is not None:
             lines.append(f"       {counted(corpus.aligned, 'pair')} with word alignments")
         lines += [f"       of {name}: {licence}" for name, licence in corpus.licences.items()]
+        if corpus.repaired:
+            lines.append(f"       {counted(corpus.repaired, 'pair')} mended")
         if corpus.carriage_returns:
             lines.append(f"       {counted(corpus.carriage_returns, 'line')} ended in CR LF; the CR was removed")
     source, target = report.source_vocabulary, report.target_vocabulary

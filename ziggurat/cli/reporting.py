@@ -1,9 +1,9 @@
-"""The verbs that examine runs: diagnose, report."""
+"""The verbs that examine runs and data: diagnose, report."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -22,6 +22,7 @@ from ziggurat.cli.output import (
 )
 from ziggurat.cli.tuning import check_coordinates
 from ziggurat.data.files import write_atomically
+from ziggurat.data.folder_kinds import MANIFEST
 from ziggurat.errors import ConfigError
 from ziggurat.models.run_folder import refuse_missing
 
@@ -115,18 +116,22 @@ def _record_text(record: Record) -> str:
 
 
 def report(
-    runs: Annotated[list[Path], typer.Argument(help="Folders of at most 8 runs, in the order of their colours.")],
+    runs: Annotated[
+        list[Path], typer.Argument(help="Folders of at most 8 runs, in the order of their colours; or one store.")
+    ],
     out: Annotated[
         Path | None,
-        typer.Option(
-            *OUT, help="HTML file, or - for standard output; default: RUN/report.html, for several runs report.html."
-        ),
+        typer.Option(*OUT, help="HTML file, or - for standard output; default: RUN/report.html, else report.html."),
     ] = None,
     translations: Annotated[
-        int, typer.Option("--translations", min=0, help="Sentences of the dev set to translate; 0: none.")
-    ] = 200,
+        int | None, typer.Option("--translations", min=0, help="Sentences of the dev set to translate [200]; 0: none.")
+    ] = None,
     source: Annotated[
-        str | None, typer.Option("--source", help="Translate this text instead of the dev set; with --reference.")
+        str | None,
+        typer.Option(
+            "--source",
+            help="Translate this text instead of the dev set; with --reference. Of a store: look for it in the pairs.",
+        ),
     ] = None,
     reference: Annotated[str | None, typer.Option("--reference", help="Its translation, line by line.")] = None,
     figures: Annotated[
@@ -138,19 +143,21 @@ def report(
     ] = "png,svg,pdf",
     json: Json = False,
 ) -> None:
-    """Write a report on runs, side by side, as one HTML file that needs no network.
+    """Write a report on runs, side by side, or on prepared data, as one HTML file that needs no network.
 
-    It shows whether each run trained, learning curves, throughput, measures over depth, scores with their signatures,
-    translations, and the settings in which the runs differ.
+    Of runs it shows whether each trained, learning curves, throughput, measures over depth, scores with their
+    signatures, translations, and the settings in which they differ. Of a store it shows what was dropped and why, with
+    examples, lengths, scripts and languages, and test sentences in training pairs.
 
-    Example: `ziggurat report runs/a runs/b --out report.html`
+    Examples: `ziggurat report runs/a runs/b --out report.html`, `ziggurat report stores/de-en`
     """
     for run in runs:
-        refuse_missing(run, "run")
-    from ziggurat.report.content import as_record, gather
-    from ziggurat.report.page import page
+        refuse_missing(run, "run or store")
+    of_data = any((run / MANIFEST).is_file() for run in runs)
+    if of_data and (len(runs) > 1 or translations is not None):
+        which = "one store alone" if len(runs) > 1 else "a store, which translates nothing: leave out `--translations`"
+        raise ConfigError(f"a report is on runs, or on {which}")
     from ziggurat.report.paper import FORMATS
-    from ziggurat.report.runs import read_runs
 
     formats = [name.strip().lower() for name in format.split(",") if name.strip()]
     if unknown := [name for name in formats if name not in FORMATS]:
@@ -163,24 +170,61 @@ def report(
     piped = out is not None and str(out) == "-"
     if piped and json:
         raise ConfigError("`--out -` and `--json` both write to standard output; name a file")
-    read = read_runs(runs)
-    target = out or (runs[0] / "report.html" if len(runs) == 1 else Path("report.html"))
+    target = out or (runs[0] / "report.html" if len(runs) == 1 and not of_data else Path("report.html"))
     check_output(str(target))
     refuse_overwriting(str(target), source, reference)
-    content = gather(read, _sentences(read, translations, source, reference), say)
+    if of_data:
+        made = _report_on_store(runs[0], source, reference)
+    else:
+        made = _report_on_runs(runs, 200 if translations is None else translations, source, reference)
     with output_stream(str(target)) as file:
-        file.write(page(content).encode())
-    written = _figure_files(content.figures, figures, formats) if figures is not None else []
+        file.write(made.page.encode())
+    written = _figure_files(made.figures, figures, formats) if figures is not None else []
     if json:
-        print_json({"report": str(target), "files": [str(path) for path in written], **as_record(content)})
+        print_json({"report": str(target), "files": [str(path) for path in written], **made.record})
         return
-    lines = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
-    if figures:
-        lines.append(f"{counted(len(content.figures), 'figure')} in {figures}")
+    lines = made.lines + ([f"{counted(len(made.figures), 'figure')} in {figures}"] if figures else [])
     if piped:  # standard output holds the page
         say("\n".join(lines))
     else:
         print("\n".join([*lines, f"report: {target.resolve()}"]))
+
+
+class _Made(NamedTuple):
+    """A report: its page, figures, content for JSON, and what is said of it."""
+
+    page: str
+    figures: Sequence[Figure]
+    record: dict[str, Any]
+    lines: list[str]
+
+
+def _report_on_runs(runs: Sequence[Path], translations: int, source: str | None, reference: str | None) -> _Made:
+    from ziggurat.report.content import as_record, gather
+    from ziggurat.report.page import page
+    from ziggurat.report.runs import read_runs
+
+    read = read_runs(runs)
+    content = gather(read, _sentences(read, translations, source, reference), say)
+    lines = [f"{run.name}: {standing.verdict}" for run, standing in zip(content.runs, content.standings, strict=True)]
+    return _Made(page(content), content.figures, as_record(content), lines)
+
+
+def _report_on_store(path: Path, source: str | None, reference: str | None) -> _Made:
+    from ziggurat.data.corpus import Store
+    from ziggurat.report.data_content import data_record, gather_data
+    from ziggurat.report.data_page import data_page
+
+    test_set = None
+    if source is not None and reference is not None:
+        test_set = (source, read_text(source), read_text(reference))
+        pair_up((source, test_set[1]), (reference, test_set[2]))
+    content = gather_data(Store.open(path), test_set, say)
+    kept, read = (sum(getattr(corpus, count) for corpus in content.training) for count in ("kept", "read"))
+    for notice in (*content.contamination, *content.notices):
+        say(f"warning: {notice}")
+    lines = [f"{path}: {kept:,} of {counted(read, 'training pair')} kept"]
+    return _Made(data_page(content), content.figures, data_record(content), lines)
 
 
 def _figure_files(figures: Sequence[Figure], folder: Path, formats: Sequence[str]) -> list[Path]:

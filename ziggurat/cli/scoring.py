@@ -61,6 +61,7 @@ class ScoreOptions:
         tokenised: language of tokenised BLEU; None: not asked for.
         compound_split: also compound-split BLEU.
         confidence: add confidence intervals.
+        tag: put before every source sentence that is translated; None: none.
     """
 
     metrics: Sequence[str]
@@ -71,6 +72,7 @@ class ScoreOptions:
     tokenised: str | None = None
     compound_split: bool = False
     confidence: bool = False
+    tag: str | None = None
 
     def test_set(
         self, references: Sequence[Sequence[str]], sources: Sequence[str] | None, model_language: str | None = None
@@ -130,13 +132,17 @@ def check_test_set(
 
 
 def translated(
-    translator: Translator | ServedTranslator | WorkerTranslator, sources: list[str], output: str | None
+    translator: Translator | ServedTranslator | WorkerTranslator,
+    sources: list[str],
+    output: str | None,
+    tag: str | None = None,
 ) -> list[str]:
-    """Return the translations of `sources`; they are also written to the file `output`, if given."""
+    """Return the translations of `sources`, each after `tag`; they are also written to the file `output`, if given."""
     with line_progress("translating", len(sources)) as advance:
         translator.on_finished = advance
         hypotheses = [
-            translation.text for translation in translator.translate_stream(sources, window=max(1, len(sources)))
+            translation.text
+            for translation in translator.translate_stream(sources, window=max(1, len(sources)), tag=tag)
         ]
     if output is not None:
         with output_stream(output) as out:
@@ -223,7 +229,7 @@ def score_system(
             found = model_choice(models, opening).identified()
             test_set = scoring.test_set(references, sources, found.experiment.data.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)
-            merged = translation_job(options, "evaluate", found, {"lines": source}, b"".join)
+            merged = translation_job(options, "evaluate", found, {"lines": source}, b"".join, tag=scoring.tag)
         if merged is None:
             return
         if output is not None:
@@ -236,7 +242,7 @@ def score_system(
         ):
             test_set = scoring.test_set(references, sources, translator.target_language)
             check_test_set(test_set, scoring.metrics, scoring.comet)
-            hypotheses = translated(translator, sources, output)
+            hypotheses = translated(translator, sources, output, scoring.tag)
     # (3) Scores
     warn_of_sides(hypotheses, test_set)
     scores = score_outputs(test_set, hypotheses, scoring)

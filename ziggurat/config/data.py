@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, ValidationError, model_validator
 
-from ziggurat.config.base import Beams, Length, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.base import Beams, PathText, Real, Section, Size, Vocabulary
+from ziggurat.config.filters import FilterConfig, ScoreConfig
 from ziggurat.config.modifiers import ModifiersConfig, StageConfig
 from ziggurat.config.opustrainer import read_opustrainer
 
@@ -14,6 +16,7 @@ __all__ = ["AlignmentConfig", "CorpusConfig", "DataConfig", "FilterConfig", "Reg
 
 MAX_CORPORA = 10_000  # a store numbers them by 16 bits
 CorpusFormat = Literal["auto", "text", "tsv", "jsonl", "parquet"]
+Language = Annotated[str, Field(pattern=r"^[A-Za-z]{2,8}([-_][A-Za-z0-9]{1,8})*$")]
 SubwordKind = Literal["bpe", "unigram", "existing", "vocabulary"]
 
 
@@ -28,6 +31,11 @@ class CorpusConfig(Section):
     """One file (or glob) with both sides: .tsv, .jsonl or .parquet, each also .gz, .xz or .zst."""
     format: CorpusFormat = "auto"
     """File format; `auto` goes by the file name."""
+    source_language: Language | None = None
+    """Code of its source language, where that is not `data.source_language`: the corpora of a multilingual model are of
+    several directions (docs/multilingual.md)."""
+    target_language: Language | None = None
+    """The same for the target."""
     alignment: PathText | None = None
     """Word alignments of the pairs, for guided alignment: a text file (or glob, with as many files as the corpus) of
     lines such as `0-0 1-2` in the order of the pairs (docs/alignment.md)."""
@@ -36,7 +44,7 @@ class CorpusConfig(Section):
     lines are alignments."""
     columns: list[str | Annotated[int, Field(ge=0, le=100_000)]] = Field(default_factory=list)
     """Source and target column: numbers from 0 for TSV (default [0, 1]), names for JSON lines and Parquet
-    (default: the language codes of `data.source_language` and `data.target_language`)."""
+    (default: the codes of its languages)."""
     weight: Real = Field(default=1.0, gt=0)
     """Frequency of drawing a pair of this corpus, relative to its natural share."""
     tag: str | None = Field(default=None, pattern=r"^(<[^\s<>]+>|>>[^\s<>]+<<|__[^\s<>]+__)$")
@@ -44,6 +52,11 @@ class CorpusConfig(Section):
     `__fr__`); no text can produce it."""
     name: str | None = None
     """Name in reports; default: the file name."""
+    filters: dict[str, Any] = Field(default_factory=dict, max_length=100)
+    """Values of `data.filters` that are others for this corpus, such as `{max_length_ratio: 3, languages: {source:
+    0.2}}`; for training corpora."""
+    scores: list[ScoreConfig] = Field(default_factory=list, max_length=100)
+    """Scores that other tools gave its pairs, with limits (docs/cleaning.md); for training corpora."""
 
     @model_validator(mode="after")
     def _one_layout(self) -> Self:
@@ -73,33 +86,6 @@ class AlignmentConfig(Section):
     """`compute`: how the two directions are merged."""
     pairs: Size = Field(default=1_000_000, ge=1)
     """`compute: hmm`: pairs to train the aligner on at most; memory grows with them."""
-
-
-class FilterConfig(Section):
-    """Filters of sentence pairs; dropped pairs are counted by reason. `null` switches a filter off.
-
-    Pairs with an empty side are always dropped. Lengths are taken after Unicode and whitespace normalisation.
-    """
-
-    max_characters: Length | None = Field(default=4000, ge=1)
-    """Longest sentence on either side, in characters; applied before segmentation, whose time grows with length."""
-    max_pieces: Length | None = Field(default=250, ge=1)
-    """Longest sentence on either side, in subword pieces, end-of-sentence not counted."""
-    max_length_ratio: Real | None = Field(default=None, gt=1)
-    """Largest ratio of the sides' lengths, in whitespace-separated words (in characters where a side has no
-    blanks)."""
-    identical: bool = False
-    """Drop pairs whose sides are the same text (copied source)."""
-    duplicates: bool = False
-    """Drop pairs seen before, by 64-bit hash of both sides, over all training corpora."""
-    control_characters: bool = False
-    """Drop pairs with control characters (Unicode category Cc) other than tab. Pairs with NUL are always dropped."""
-    source_script: str | None = None
-    """Unicode script of the source, such as `Latin` or `Cyrillic`; null: any."""
-    target_script: str | None = None
-    """Unicode script of the target; null: any."""
-    min_script_share: float = Field(default=0.5, gt=0, le=1)
-    """Smallest share of a side's letters that must be in its script."""
 
 
 class RegularisationConfig(Section):
@@ -187,7 +173,10 @@ class DataConfig(Section):
     unicode: Literal["none", "nfc", "nfkc"] = "none"
     """Unicode normalisation, of training text and of all text translated later."""
     filters: FilterConfig = FilterConfig()
-    """Cleaning of the training corpora."""
+    """Cleaning of the training corpora (docs/cleaning.md)."""
+    held_out: list[PathText] = Field(default_factory=list, max_length=1000)
+    """Text files (or globs) of test sets, of either language, that training pairs are compared with, as they are with
+    the development corpora; pairs in common are named loudly, and `data.filters.held_out` drops them."""
     subword: SubwordConfig = SubwordConfig()
     """Segmentation."""
     alignment: AlignmentConfig = AlignmentConfig()
@@ -230,8 +219,50 @@ class DataConfig(Section):
         own = self.stages[stage].modifiers if self.stages else None
         return self.modifiers if own is None else own
 
+    @model_validator(mode="after")
+    def _filters_of_corpora(self) -> Self:
+        for number, corpus in enumerate(self.train):
+            try:
+                self.filters_of(corpus)
+            except ValidationError as error:
+                found = error.errors()[0]
+                place = ".".join(str(step) for step in ("train", number, "filters", *found["loc"]))
+                raise ValueError(f"`{place}`: {found['msg']}") from None
+        # What corpora share cannot be one for this and another for that.
+        shared = [(f.near_duplicates, f.pair_score and f.pair_score.pairs) for f in map(self.filters_of, self.train)]
+        for key, chosen in zip(("near_duplicates", "pair_score.pairs"), zip(*shared, strict=True), strict=False):
+            if len({value for value in chosen if value is not None}) > 1:
+                raise ValueError(f"`filters.{key}` is shared by all corpora: set it in `data.filters` alone")
+        for number, corpus in enumerate(self.dev):
+            for key in ("filters", "scores"):
+                if getattr(corpus, key):
+                    raise ValueError(f"`dev.{number}.{key}`: development corpora are not filtered; remove it")
+        return self
+
+    def filters_of(self, corpus: CorpusConfig) -> FilterConfig:
+        """Return the filters of a training corpus: `filters`, with its own values in their place.
+
+        Raises ValidationError for keys or values that `filters` cannot have.
+        """
+        if not corpus.filters:
+            return self.filters
+        return FilterConfig.model_validate(_overlaid(self.filters.model_dump(), corpus.filters))
+
+    def languages_of(self, corpus: CorpusConfig) -> tuple[str, str]:
+        """Return the codes of a corpus's source and target language."""
+        return corpus.source_language or self.source_language, corpus.target_language or self.target_language
+
     def aligned(self, split: str) -> bool:
         """Return whether the store is to have word alignments of a split, `train` or `dev`."""
         corpora = self.train if split == "train" else self.dev
         named = any(corpus.alignment is not None for corpus in corpora)
         return named or (bool(corpora) and self.alignment.compute != "none")
+
+
+def _overlaid(below: dict[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` with the values of `above`, also in the sections inside."""
+    both = dict(below)
+    for key, value in above.items():
+        inner = both.get(key)
+        both[key] = _overlaid(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return both

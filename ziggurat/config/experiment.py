@@ -13,6 +13,7 @@ from ziggurat.config.data import DataConfig
 from ziggurat.config.decode import DecodingConfig
 from ziggurat.config.growth import growth_refused
 from ziggurat.config.guidance import alignment_refused
+from ziggurat.config.lora import lora_refused
 from ziggurat.config.model import ModelConfig
 from ziggurat.config.train import TrainingConfig
 from ziggurat.errors import printable
@@ -65,6 +66,8 @@ class Experiment(Section):
         growth = self.training.growth
         if growth is not None and (reasons := growth_refused(growth, self.model)):
             raise ValueError(f"`training.growth`: {'; '.join(reasons)}")
+        if reasons := lora_refused(self.training, self.model):
+            raise ValueError(f"`training.lora`: {'; '.join(reasons)}")
         return self
 
 

@@ -54,7 +54,7 @@ class ValidationConfig(Section):
     would exceed it is left out, and the log says so; the first one after a start, the last one of a run and those of
     less than 10 s are not. null: no limit."""
     max_sentences: Size | None = Field(default=None, ge=1)
-    """Decode only this many dev pairs, the first ones; null: all."""
+    """Decode only this many dev pairs, the first ones, of each direction of translation; null: all."""
     metric: Literal["loss", "bleu", "chrf"] = "loss"
     """Metric for the best checkpoint and for early stopping."""
 
@@ -122,6 +122,9 @@ class CheckpointConfig(Section):
     """Newest checkpoints kept."""
     keep_best: Count = Field(default=1, ge=0)
     """Best checkpoints kept, by `training.validation.metric`."""
+    keep_best_per_direction: Count = Field(default=0, ge=0)
+    """Best checkpoints kept of each direction of translation, with links such as `best-en-de`, where the dev set has
+    several (docs/multilingual.md)."""
     keep_every: Count | None = Field(default=None, ge=1)
     """Also keep permanently every checkpoint at a multiple of this many updates, itself a multiple of
     `every_updates`; null: none."""

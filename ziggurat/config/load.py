@@ -20,7 +20,15 @@ from ziggurat.config.yaml_text import MAX_YAML_BYTES, Lines, dotted, parse_value
 from ziggurat.errors import ConfigError, printable
 from ziggurat.small_files import read_bounded
 
-__all__ = ["apply_override", "change_section", "dump", "load_experiment", "parse_experiment", "read_config"]
+__all__ = [
+    "apply_override",
+    "change_section",
+    "dump",
+    "load_experiment",
+    "parse_as",
+    "parse_experiment",
+    "read_config",
+]
 
 
 _MAX_PARTS = 16  # of an override's key; no key of the configuration has more than five
@@ -55,13 +63,18 @@ def read_config(path: str | Path, *, piped: bool = False) -> str:
 
 def parse_experiment(text: str, name: str, overrides: Sequence[str] = ()) -> Experiment:
     """Return the checked configuration in YAML text, which errors call `name`; see load_experiment."""
+    return parse_as(Experiment, text, name, overrides)
+
+
+def parse_as(root: type[AnySection], text: str, name: str, overrides: Sequence[str] = ()) -> AnySection:
+    """Return YAML text, which errors call `name`, as the section `root`; errors are worded as for an experiment."""
     content, lines = parse_yaml(text, name)
-    overridden = {apply_override(content, override) for override in overrides}
+    overridden = {apply_override(content, override, root) for override in overrides}
     try:
-        return Experiment.model_validate(content)
+        return root.model_validate(content)
     except ValidationError as error:
         found = error.errors()
-        said = [_explain(e, name, lines, overridden) for e in found[:_MAX_ERRORS]]
+        said = [_explain(e, name, lines, overridden, root) for e in found[:_MAX_ERRORS]]
         raise ConfigError("\n".join([*said, *_and_more(found)])) from None
 
 
@@ -70,8 +83,8 @@ def dump(config: BaseModel) -> str:
     return to_yaml(config.model_dump(mode="json"))
 
 
-def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, ...]:
-    """Set `path.to.key=value` inside `content`, with the value read as YAML; return the path.
+def apply_override(content: dict[str, Any], override: str, root: type[BaseModel] = Experiment) -> tuple[str | int, ...]:
+    """Set `path.to.key=value` inside `content`, the content of a `root`, with the value read as YAML; return the path.
 
     List items are addressed by number (`data.train.0.weight=2`). Raises ConfigError for a malformed override.
     """
@@ -97,7 +110,7 @@ def apply_override(content: dict[str, Any], override: str) -> tuple[str | int, .
             at[key] = value
         else:
             if isinstance(at, dict) and at.get(part) is None:  # a section that the file does not mention, or sets null
-                if parts[i + 1].isdecimal() and _is_key(path):
+                if parts[i + 1].isdecimal() and _is_key(path, root):
                     raise ConfigError(
                         f"`{printable(name)}`: no `{dotted(path)}` is given, so there is no entry {parts[i + 1]} to "
                         f"change; write the whole list: {dotted(path)}=[...]"
@@ -126,7 +139,7 @@ def change_section(section: AnySection, changes: Mapping[str, Any], path: str) -
         return type(section).model_validate(_merged(section, changes))
     except ValidationError as error:
         found = error.errors()
-        said = [_problem(e, (*path.split("."), *e["loc"]), from_command_line=False) for e in found[:_MAX_ERRORS]]
+        said = [_problem(e, (*path.split("."), *e["loc"]), False, Experiment) for e in found[:_MAX_ERRORS]]
         raise ConfigError("\n".join([*said, *_and_more(found)])) from None
 
 
@@ -143,7 +156,7 @@ def _and_more(found: Sequence[Any]) -> list[str]:
     return [f"and {len(found) - _MAX_ERRORS:,} more"] if len(found) > _MAX_ERRORS else []
 
 
-def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]]) -> str:
+def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | int, ...]], root: type[BaseModel]) -> str:
     """Return the problem, preceded by the file and line (or `command line`) where it was written."""
     location: tuple[str | int, ...] = tuple(error["loc"])
     # A missing key has no line: the line of the section around it is the nearest.
@@ -152,18 +165,18 @@ def _explain(error: Any, name: str, lines: Lines, overridden: set[tuple[str | in
         known = known[:-1]
     from_command_line = any(location[: len(o)] == o or o[: len(location)] == location for o in overridden)
     where = "command line" if from_command_line else f"{name}, line {lines[known]}" if known in lines else name
-    return f"{where}: {_problem(error, location, from_command_line)}"
+    return f"{where}: {_problem(error, location, from_command_line, root)}"
 
 
-def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool) -> str:
+def _problem(error: Any, location: tuple[str | int, ...], from_command_line: bool, root: type[BaseModel]) -> str:
     """Return pydantic's complaint about the key at `location`, reworded for people who write configurations."""
     named = dotted(location)
     kind = error["type"]
     if kind == "extra_forbidden":
-        return f"unknown key `{named}`{_suggest(location)}"
+        return f"unknown key `{named}`{_suggest(location, root)}"
     if kind == "missing":
         return f"`{named}` is missing"
-    if kind == "model_type" and (section := _section_at(location)):
+    if kind == "model_type" and (section := _section_at(location, root)):
         return f"`{named}` is a section, not a value; its keys: {', '.join(section.model_fields)}"
     given = f", not {printable(repr(error['input']), 60)}" if not isinstance(error["input"], dict) else ""
     message = error["msg"].removeprefix("Value error, ")
@@ -173,9 +186,9 @@ def _problem(error: Any, location: tuple[str | int, ...], from_command_line: boo
     return f"`{named}`: {message[0].lower()}{message[1:]}{given}{hint}"
 
 
-def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
-    """Return the section class at a path; None where the path leads to a value or nowhere."""
-    section: type[BaseModel] | None = Experiment
+def _section_at(location: Sequence[str | int], root: type[BaseModel]) -> type[BaseModel] | None:
+    """Return the section class at a path in `root`; None where the path leads to a value or nowhere."""
+    section: type[BaseModel] | None = root
     for key in location:
         if section is None or isinstance(key, int):
             continue
@@ -184,15 +197,15 @@ def _section_at(location: Sequence[str | int]) -> type[BaseModel] | None:
     return section
 
 
-def _suggest(location: Sequence[str | int]) -> str:
-    wrong, section = str(location[-1]), _section_at(location[:-1])
+def _suggest(location: Sequence[str | int], root: type[BaseModel]) -> str:
+    wrong, section = str(location[-1]), _section_at(location[:-1], root)
     if section is None:
         return ""
     names = list(section.model_fields)
     if near := difflib.get_close_matches(wrong, names, n=2, cutoff=0.6):
         return "; did you mean " + " or ".join(f"`{dotted((*location[:-1], n))}`" for n in near) + "?"
     inside = dotted(location[:-1])
-    elsewhere = [p for p in _all_paths(Experiment) if p.rsplit(".", 1)[-1].startswith(wrong)]
+    elsewhere = [p for p in _all_paths(root) if p.rsplit(".", 1)[-1].startswith(wrong)]
     if elsewhere:
         near_by = sorted(elsewhere, key=lambda p: (not p.startswith(inside), len(p), p))
         return f"; did you mean `{near_by[0]}`?"
@@ -221,9 +234,9 @@ def _suggest_quotes(error: Any, named: str, from_command_line: bool) -> str:
     return f"; YAML takes {others} for truth values: put the word in quotes, {quoted}"
 
 
-def _is_key(path: Sequence[str | int]) -> bool:
-    """Return True if a path leads to a key of the configuration."""
-    section = _section_at(path[:-1])
+def _is_key(path: Sequence[str | int], root: type[BaseModel]) -> bool:
+    """Return True if a path leads to a key of `root`."""
+    section = _section_at(path[:-1], root)
     return section is not None and path[-1] in section.model_fields
 
 

@@ -114,8 +114,15 @@ def _three_branches(model: ModelConfig) -> Iterator[str]:
 
 
 def language_notices(data: DataConfig) -> list[str]:
-    """Return a sentence for each side whose language is told by anything but a code."""
+    """Return a sentence for each side, of all corpora or of one, whose language is told by anything but a code."""
     sides = {"data.source_language": data.source_language, "data.target_language": data.target_language}
+    sides |= {
+        f"data.{split}.{number}.{key}": code
+        for split, corpora in (("train", data.train), ("dev", data.dev))
+        for number, corpus in enumerate(corpora)
+        for key in ("source_language", "target_language")
+        if (code := getattr(corpus, key)) is not None
+    }
     return [doubt for key, code in sides.items() if (doubt := language_doubt(code, key))]
 
 

@@ -25,6 +25,7 @@ from ziggurat.config.lifecycle import (
     ValidationConfig,
     WandbConfig,
 )
+from ziggurat.config.lora import LoraConfig
 
 __all__ = [
     "BatchConfig",
@@ -259,6 +260,8 @@ class TrainingConfig(Section):
     start_from: PathText | None = None
     """Run or model directory whose weights training starts from; architecture and vocabularies must be the same
     (`ziggurat grow` deepens a model). Schedule, moments and data order start from the beginning."""
+    lora: LoraConfig | None = None
+    """Train low-rank updates of that model alone; `training.lora.rank=8` is enough. null: all weights are trained."""
     log_every_updates: Count = Field(default=50, ge=1)
     """Updates between progress records."""
     diagnostics: DiagnosticsConfig = DiagnosticsConfig()

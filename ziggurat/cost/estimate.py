@@ -81,6 +81,7 @@ class Cost:
         memory: memory of an update.
         time: time of an update.
         notes: sentences on everything that the estimate leaves out.
+        shallower: layers of encoder and decoder, and seconds of an update, at each stage of growth before the last.
     """
 
     device: str
@@ -92,6 +93,7 @@ class Cost:
     memory: MemoryCost
     time: TimeCost
     notes: tuple[str, ...]
+    shallower: tuple[tuple[int, int, float], ...] = ()
 
 
 def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
@@ -117,8 +119,8 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
     speed, factor = machine.speed, machine.slowness
     time = time_cost(update, shape, batches, speed, factor, training.batch.accumulate)
     time = replace(time, others=machine.others, delay=machine.delay)
+    shallower: list[tuple[int, int, float]] = []
     if training.growth is not None:
-        shallower = []
         for stage in range(len(training.growth.stages)):
             part = stage_experiment(experiment, stage)
             work = simulate_update(part, sizes, shape, device)
@@ -135,6 +137,7 @@ def estimate_cost(experiment: Experiment, sizes: tuple[int, int]) -> Cost:
         memory=MemoryCost(shape, update.peak, update.at_peak, copies if training.checkpoint.asynchronous else 0),
         time=time,
         notes=(*notes, *_left_out(experiment)),
+        shallower=tuple(shallower),
     )
 
 

@@ -19,6 +19,7 @@ from ziggurat.config import Experiment
 from ziggurat.cost.ledger import Ledger, Work
 from ziggurat.data.collate import Batch
 from ziggurat.models.build import assemble, parameter_roles, set_recompute
+from ziggurat.models.low_rank import adapt
 from ziggurat.models.seq2seq import Seq2Seq
 from ziggurat.models.tensors import random_state_kept
 from ziggurat.training.objective import every_branch_present
@@ -80,6 +81,8 @@ def without_values(experiment: Experiment, sizes: tuple[int, int], device: torch
     with FakeTensorMode(), random_state_kept(torch.device("cpu")):
         with torch.device(device):
             model = assemble(experiment.model, *sizes, exact_dropout=experiment.training.exact_dropout)
+            if experiment.training.lora is not None:
+                adapt(model, experiment.training.lora)
         set_recompute(model, experiment.training.recompute)
         with every_branch_present(model):
             yield model

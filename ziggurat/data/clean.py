@@ -1,93 +1,41 @@
-"""Filters of sentence pairs: pure predicates over blocks of pairs, with a counter of dropped pairs for each.
+"""Simple filters of sentence pairs: pure predicates over blocks of pairs, and `HashSet`, which finds duplicates.
 
-`Cleaner` applies the filters of a configuration; the predicates follow, then `HashSet`, which finds duplicates.
+ziggurat.data.cleaner applies them, with those of ziggurat.cleaning, as a configuration says.
 """
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Sequence
 from functools import partial
-from itertools import compress
 
 import numpy as np
 import regex
 import xxhash
 from numpy.typing import NDArray
 
-from ziggurat.config.data import FilterConfig
+from ziggurat.config.filters import FilterConfig
 from ziggurat.errors import ConfigError
 
 __all__ = [
-    "Cleaner",
     "HashSet",
+    "Mask",
+    "Predicate",
     "control_characters",
     "empty",
     "identical",
     "length_ratio",
     "nul",
     "pair_hashes",
+    "script_filter",
     "script_pattern",
     "too_long",
     "wrong_script",
 ]
 
-
 Mask = NDArray[np.bool_]
+"""Over the pairs of a block."""
 Predicate = Callable[[Sequence[str], Sequence[str]], Mask]
 """From source and target texts to a mask `[pairs]`, True where the pair is to be dropped."""
-
-
-class Cleaner:
-    """The filters of a configuration; a dropped pair is counted under the first filter that applies."""
-
-    def __init__(self, filters: FilterConfig) -> None:
-        # The order decides under which reason a pair with several faults is counted.
-        named: list[tuple[str, Predicate]] = [("empty", empty), ("nul", nul)]
-        if filters.max_characters is not None:
-            named.append(("too_long", partial(too_long, limit=filters.max_characters)))
-        if filters.max_length_ratio is not None:
-            named.append(("length_ratio", partial(length_ratio, limit=filters.max_length_ratio)))
-        if filters.identical:
-            named.append(("identical", identical))
-        if filters.control_characters:
-            named.append(("control_characters", control_characters))
-        if filters.source_script or filters.target_script:
-            named.append(("wrong_script", _script_filter(filters)))
-        self._filters = named
-        self._seen = HashSet() if filters.duplicates else None
-
-    @classmethod
-    def only_empty(cls) -> Cleaner:
-        """Return the cleaner for development corpora, which drops only pairs with an empty side."""
-        cleaner = cls(FilterConfig(max_characters=None))
-        cleaner._filters = [("empty", empty)]
-        return cleaner
-
-    def clean(self, source: list[str], target: list[str], counts: Counter[str]) -> tuple[list[str], list[str], Mask]:
-        """Return the remaining pairs and their mask over the block [pairs]; count dropped pairs in `counts`."""
-        kept = np.ones(len(source), np.bool_)
-        for reason, predicate in self._filters:
-            source, target, kept = _drop(source, target, kept, predicate(source, target), reason, counts)
-        # Last, so that the set of hashes takes memory only for pairs that passed all other filters.
-        if self._seen is not None and source:
-            drop = self._seen.add(pair_hashes(source, target))
-            source, target, kept = _drop(source, target, kept, drop, "duplicate", counts)
-        return source, target, kept
-
-
-def _drop(
-    source: list[str], target: list[str], kept: Mask, drop: Mask, reason: str, counts: Counter[str]
-) -> tuple[list[str], list[str], Mask]:
-    """Remove the pairs of the mask `drop` from the two lists, and from `kept`, the mask over the whole block."""
-    dropped = int(drop.sum())
-    if not dropped:
-        return source, target, kept
-    counts[reason] += dropped
-    stay = ~drop
-    kept = kept.copy()
-    kept[kept] = stay
-    return list(compress(source, stay)), list(compress(target, stay)), kept
 
 
 def empty(source: Sequence[str], target: Sequence[str]) -> Mask:
@@ -168,7 +116,7 @@ def script_pattern(scripts: str, key: str) -> regex.Pattern[str]:
 _LETTER = regex.compile(r"\p{L}")
 
 
-def _script_filter(filters: FilterConfig) -> Predicate:
+def script_filter(filters: FilterConfig) -> Predicate:
     """Return `wrong_script` with the patterns of `filters`."""
     source, target = (
         script_pattern(scripts, f"data.filters.{side}_script") if scripts else None

@@ -18,7 +18,7 @@ from pydantic import Field, model_validator
 
 from ziggurat.data.arrow_shard import refuse_damaged
 from ziggurat.data.checksums import has_checksum, is_intact
-from ziggurat.data.folder_kinds import folder_kind
+from ziggurat.data.folder_kinds import MANIFEST, folder_kind
 from ziggurat.data.subword import load_tokenizers
 from ziggurat.data.table import PairTable
 from ziggurat.data.workspace import recover
@@ -34,9 +34,6 @@ ALIGNED_STORE_FORMAT = 2
 """The same of a store with word alignments, which earlier versions of ziggurat cannot read; nothing else differs."""
 
 _FORMATS = (STORE_FORMAT, ALIGNED_STORE_FORMAT)
-
-MANIFEST = "manifest.json"
-"""Name of the file that makes a folder a store."""
 
 _SAMPLE = 20_000  # pairs read for word frequencies at most
 

@@ -1,4 +1,4 @@
-"""A block of pairs on its way into a store: cleaned and segmented, before duplicates and overlong pairs are dropped.
+"""A block of pairs on its way into a store: cleaned and segmented, not yet compared with others, overlong pairs in it.
 
 Such blocks can be made in any order by any process, since nothing of a block depends on another. `pack` makes a file of
 several for ziggurat.jobs.preparation.
@@ -17,6 +17,9 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from ziggurat.data.cleaner import Examples
+from ziggurat.data.comparisons import Traces
+
 __all__ = ["EncodedBlock", "Lists", "pack", "unpack"]
 
 Lists = tuple[NDArray[np.int32], NDArray[np.int32]]
@@ -34,7 +37,9 @@ class EncodedBlock:
         corpus: Number of the corpus within its split.
         read: Pairs that were read.
         dropped: Pairs that were dropped so far, by reason.
-        keys: A hash of each pair, by which duplicates are found, uint64 [pairs]; None where they are not looked for.
+        repaired: Pairs whose text was mended, also of those that were dropped.
+        examples: Some of the dropped pairs.
+        traces: What is compared of each pair with others; None for development text.
         source: Ids of each source [pairs], without tag.
         target: The same for the other side.
         texts: Both sides as the store keeps them; None where it does not.
@@ -44,7 +49,9 @@ class EncodedBlock:
     corpus: int
     read: int
     dropped: Counter[str]
-    keys: NDArray[np.uint64] | None
+    repaired: int
+    examples: Examples
+    traces: Traces | None
     source: Lists
     target: Lists
     texts: tuple[Sequence[str], Sequence[str]] | None = None
@@ -56,7 +63,7 @@ class EncodedBlock:
             return self
         return replace(
             self,
-            keys=None if self.keys is None else self.keys[stay],
+            traces=None if self.traces is None else self.traces.select(stay),
             source=_selected(self.source, stay),
             target=_selected(self.target, stay),
             texts=None
@@ -77,15 +84,18 @@ def pack(blocks: Sequence[EncodedBlock]) -> bytes:
     sink = io.BytesIO()
     with pa.ipc.new_file(sink, batches[0].schema) as writer:
         for block, batch in zip(blocks, batches, strict=True):
-            facts = json.dumps([block.corpus, block.read, block.dropped], sort_keys=True)
-            writer.write_batch(batch, custom_metadata={"block": facts})
+            facts = [block.corpus, block.read, block.dropped, block.repaired, block.examples.record()]
+            writer.write_batch(batch, custom_metadata={"block": json.dumps(facts, sort_keys=True)})
     return sink.getvalue()
 
 
 def _columns(block: EncodedBlock) -> dict[str, pa.Array]:
     columns = {name: _list_array(lists) for name in _NUMBERS if (lists := getattr(block, name)) is not None}
-    if block.keys is not None:
-        columns["keys"] = pa.array(block.keys, pa.uint64())
+    for name, array in zip(Traces._fields, block.traces or (), strict=False):
+        if array is not None:
+            numbers = pa.array(array.ravel(), pa.uint64())
+            flat = array.ndim == 1
+            columns[name] = numbers if flat else pa.FixedSizeListArray.from_arrays(numbers, array.shape[1])
     for name, side in zip(("source_text", "target_text"), block.texts or (), strict=False):
         columns[name] = pa.array(side, pa.large_string())
     return columns
@@ -102,7 +112,7 @@ def unpack(content: bytes) -> Iterator[EncodedBlock]:
     reader = pa.ipc.open_file(pa.BufferReader(content))
     for number in range(reader.num_record_batches):
         batch, facts = reader.get_batch_with_custom_metadata(number)
-        corpus, read, dropped = json.loads(facts[b"block"])
+        corpus, read, dropped, repaired, examples = json.loads(facts[b"block"])
         lists: dict[str, Lists | None] = dict.fromkeys(_NUMBERS)
         for name in lists.keys() & set(batch.schema.names):
             column = batch.column(name)
@@ -118,9 +128,24 @@ def unpack(content: bytes) -> Iterator[EncodedBlock]:
             corpus,
             read,
             Counter(dropped),
-            batch.column("keys").to_numpy() if "keys" in batch.schema.names else None,
+            repaired,
+            Examples(examples),
+            _traces(batch),
             source,
             target,
             (texts[0], texts[1]) if texts else None,
             lists["links"],
         )
+
+
+def _traces(batch: pa.RecordBatch) -> Traces | None:
+    if "keys" not in batch.schema.names:
+        return None
+    arrays = {}
+    for name in set(Traces._fields) & set(batch.schema.names):
+        column = batch.column(name)
+        flat = not pa.types.is_fixed_size_list(column.type)
+        arrays[name] = (
+            column.to_numpy() if flat else column.flatten().to_numpy().reshape(len(column), column.type.list_size)
+        )
+    return Traces(**arrays)

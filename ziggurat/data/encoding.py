@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import chain, compress
 from typing import TypeVar
 
@@ -14,10 +15,12 @@ from numpy.typing import NDArray
 
 from ziggurat.alignment.links import Link
 from ziggurat.config.data import DataConfig
-from ziggurat.data.clean import Cleaner, HashSet, pair_hashes
+from ziggurat.data.clean import Mask
+from ziggurat.data.cleaner import Cleaner, Examples
+from ziggurat.data.cleaning import Scorers, cleaner_of
+from ziggurat.data.comparisons import Comparisons, TraceMaker, Traces
 from ziggurat.data.encoded import EncodedBlock, Lists
 from ziggurat.data.inputs import Corpus, Progress
-from ziggurat.data.lines import normalise
 from ziggurat.data.readers import PairBlock
 from ziggurat.data.subword import Tokenizer
 from ziggurat.data.table import TableWriter
@@ -25,7 +28,7 @@ from ziggurat.data.vocabulary import VocabularyTokenizer
 from ziggurat.data.word_links import LinkTracer, TracedLinks, words_of
 from ziggurat.errors import DataError
 
-__all__ = ["CleanedBlock", "Encoder", "encode_corpora", "store_block", "without_duplicates"]
+__all__ = ["CleanedBlock", "Encoder", "block_text", "compared", "encode_corpora", "store_block"]
 
 
 class Encoder:
@@ -36,29 +39,59 @@ class Encoder:
         tokenizers: Of both sides.
         split: `train` or `dev`.
         threads: For segmentation, without influence on the result.
+        scorers: The pair scores, where a filter goes by them.
     """
 
-    def __init__(self, config: DataConfig, tokenizers: tuple[Tokenizer, Tokenizer], split: str, threads: int) -> None:
+    def __init__(
+        self,
+        config: DataConfig,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        split: str,
+        threads: int,
+        scorers: Scorers | None = None,
+    ) -> None:
         self.words = words_of(config, tokenizers)
         """Words of both sides that alignments count."""
-        self._form, self._tokenizers, self._threads = config.unicode, tokenizers, threads
-        self._training, self._finds_duplicates = split == "train", split == "train" and config.filters.duplicates
-        # Duplicates depend on other blocks; they are found by their keys, in the order of the blocks.
-        alone = config.filters.model_copy(update={"duplicates": False})
-        self._cleaner = Cleaner(alone) if self._training else Cleaner.only_empty()
+        self._config, self._tokenizers, self._threads, self._scorers = config, tokenizers, threads, scorers
+        self._training = split == "train"
+        self._traces = TraceMaker(config) if self._training else None
+        self._cleaners: dict[int, Cleaner] = {}
         self._tracer = LinkTracer(self.words, tokenizers) if config.aligned(split) else None
         self._has_text = not self._training or config.subword.regularisation is not None
 
-    def cleaned(self, corpus: int, lines: PairBlock, links: list[list[Link]] | None) -> CleanedBlock:
-        """Return the pairs of a block that the filters leave, in the form in which they are segmented."""
-        dropped: Counter[str] = Counter()
-        normal = [normalise(side, self._form) for side in lines]
-        source, target, kept = self._cleaner.clean(normal[0], normal[1], dropped)
+    def _cleaner(self, corpus: int) -> Cleaner:
+        if corpus not in self._cleaners:
+            of_corpus = cleaner_of(self._config, self._config.train[corpus], self._scorers) if self._training else None
+            self._cleaners[corpus] = of_corpus or Cleaner.only_empty()
+        return self._cleaners[corpus]
+
+    def cleaned(
+        self, corpus: int, lines: PairBlock, links: list[list[Link]] | None, unwanted: Mask | None
+    ) -> CleanedBlock:
+        """Return the pairs of a block that the filters leave, in the form in which they are segmented.
+
+        `unwanted`: mask of the pairs to be dropped for a score that another tool gave them.
+        """
+        dropped, examples, cleaner = Counter[str](), Examples(), self._cleaner(corpus)
+        first, second, repaired = cleaner.mended(*lines, self._config.unicode)
+        source, target, kept = cleaner.clean(first, second, dropped, unwanted, examples)
         # A development target is the reference of scores, so it is stored as it stands in the file.
         reference = target if self._training else list(compress(lines[1], kept))
-        traced = None if self._tracer is None else self._tracer.traced(links, lines, kept, (source, target))
-        keys = pair_hashes(source, target) if self._finds_duplicates else None
-        return CleanedBlock(corpus, len(lines[0]), dropped, source, target, reference, keys, traced)
+        traced = None
+        if self._tracer is not None:
+            if links is not None:  # they count the words of the text as it was
+                links = [[] if mended else known for known, mended in zip(links, repaired, strict=True)]
+            traced = self._tracer.traced(links, lines, kept, (source, target))
+        traces = None if self._traces is None else self._traces.make(corpus, source, target)
+        counts = len(lines[0]), dropped, int(repaired.sum()), examples
+        return CleanedBlock(corpus, *counts, source, target, reference, traces, traced)
+
+    def text(self, block: CleanedBlock, place: int) -> tuple[str, str]:
+        """Return a pair of a block as its ids will spell it."""
+        pair = block.source[place], block.target[place]
+        sides = zip(self._tokenizers, pair, strict=True)
+        source, target = (tokenizer.decode(tokenizer.encode_normalised([text])[0]) for tokenizer, text in sides)
+        return source, target
 
     def encoded(self, block: CleanedBlock) -> EncodedBlock:
         """Return a block as ids."""
@@ -76,7 +109,8 @@ class Encoder:
         if self._tracer is not None and block.links is not None:
             links = self._tracer.stored(block.links, sides)
         source, target = (_lists(side) for side in sides)
-        return EncodedBlock(block.corpus, block.read, block.dropped, block.keys, source, target, texts, links)
+        counts = block.corpus, block.read, block.dropped, block.repaired, block.examples
+        return EncodedBlock(*counts, block.traces, source, target, texts, links)
 
 
 @dataclass
@@ -86,11 +120,13 @@ class CleanedBlock:
     corpus: int
     read: int
     dropped: Counter[str]
+    repaired: int
+    examples: Examples
     source: list[str]
     target: list[str]
     reference: list[str]
     """Target texts as they will be stored."""
-    keys: NDArray[np.uint64] | None
+    traces: Traces | None
     links: list[TracedLinks] | None
     """Where the table has links: those of each pair."""
 
@@ -103,7 +139,7 @@ class CleanedBlock:
             source=list(compress(self.source, stay)),
             target=list(compress(self.target, stay)),
             reference=list(compress(self.reference, stay)),
-            keys=None if self.keys is None else self.keys[stay],
+            traces=None if self.traces is None else self.traces.select(stay),
             links=None if self.links is None else list(compress(self.links, stay)),
         )
 
@@ -111,14 +147,36 @@ class CleanedBlock:
 Block = TypeVar("Block", CleanedBlock, EncodedBlock)
 
 
-def without_duplicates(block: Block, seen: HashSet) -> Block:
-    """Return the pairs of a block that no earlier one has, and count the others; blocks must come in their order."""
-    if block.keys is None or not len(block.keys):
+def compared(block: Block, comparisons: Comparisons, text: Callable[[Block, int], tuple[str, str]]) -> Block:
+    """Return the pairs of a block that the comparisons with others leave, and count the others.
+
+    Blocks must come in their order. `text`: the pair at a place of a block, for examples.
+    """
+    if block.traces is None:
         return block
-    known = seen.add(block.keys)
-    if known.any():
-        block.dropped["duplicate"] += int(known.sum())
-    return block.select(~known)
+    for reason, check in comparisons.checks(block.corpus):
+        traces = block.traces
+        if traces is not None and len(traces.keys) and (drop := check(traces)).any():
+            block = _dropped(block, reason, drop, text)
+    return block
+
+
+def _dropped(block: Block, reason: str, drop: Mask, text: Callable[[Block, int], tuple[str, str]]) -> Block:
+    """Return a block without the pairs of the mask `drop`, which are counted."""
+    block.dropped[reason] += int(drop.sum())
+    if block.traces is not None:
+        places = drop.nonzero()[0].tolist()
+        block.examples.see(reason, block.traces.keys[drop], lambda place: text(block, places[place]))
+    return block.select(~drop)
+
+
+def block_text(tokenizers: tuple[Tokenizer, Tokenizer], block: EncodedBlock, place: int) -> tuple[str, str]:
+    """Return a pair of a block as its ids spell it."""
+    found = []
+    for tokenizer, (ids, lengths) in zip(tokenizers, (block.source, block.target), strict=True):
+        end = int(lengths[: place + 1].sum())
+        found.append(tokenizer.decode(ids[end - int(lengths[place]) : end].tolist()))
+    return found[0], found[1]
 
 
 def encode_corpora(
@@ -127,8 +185,10 @@ def encode_corpora(
     tokenizers: tuple[Tokenizer, Tokenizer],
     threads: int,
     progress: Progress,
+    comparisons: Comparisons,
+    scorers: Scorers | None = None,
 ) -> Iterator[EncodedBlock]:
-    """Yield the blocks of the corpora of one split, without duplicates.
+    """Yield the blocks of the corpora of one split, compared.
 
     While one block is segmented (on `threads` threads, outside Python's lock), the next is read and cleaned, and the
     one before is with the caller.
@@ -136,17 +196,17 @@ def encode_corpora(
     Raises:
         DataError: a file changed since it was counted.
     """
-    encoder, seen = Encoder(config, tokenizers, corpora[0].split, threads), HashSet()
+    encoder = Encoder(config, tokenizers, corpora[0].split, threads, scorers)
     total = sum(corpus.read for corpus in corpora)
     done = 0
     with ThreadPoolExecutor(1) as pool:
         waiting: Future[EncodedBlock] | None = None
         for number, corpus in enumerate(corpora):
             read = 0
-            for lines, links in corpus.blocks(encoder.words):
+            for lines, links, unwanted in corpus.blocks(encoder.words):
                 read += len(lines[0])
                 # Before they are segmented, which takes longer.
-                block = without_duplicates(encoder.cleaned(number, lines, links), seen)
+                block = compared(encoder.cleaned(number, lines, links, unwanted), comparisons, encoder.text)
                 before, waiting = waiting, pool.submit(encoder.encoded, block)
                 if before is not None:
                     yield before.result()
@@ -159,23 +219,30 @@ def encode_corpora(
 
 
 def store_block(
-    block: EncodedBlock, corpus: Corpus, config: DataConfig, tokenizer: Tokenizer, writer: TableWriter
+    block: EncodedBlock,
+    corpus: Corpus,
+    config: DataConfig,
+    tokenizers: tuple[Tokenizer, Tokenizer],
+    writer: TableWriter,
 ) -> None:
-    """Drop pairs that are too long in pieces, and pass the others to the writer; `tokenizer` is the source's."""
+    """Drop pairs that are too long in pieces, and pass the others to the writer."""
     training = corpus.split == "train"
     # (1) Filter by pieces, which could not be done before segmentation.
     lengths = block.source[1], block.target[1]
     vanished = np.minimum(*lengths) == 0  # a model's own normalisation may leave nothing of a text
-    limit = config.filters.max_pieces if training else None
-    drop = vanished if limit is None else vanished | (np.maximum(*lengths) > limit)
+    limit = config.filters_of(corpus.config).max_pieces if training else None
+    too_long = (np.maximum(*lengths) > limit) & ~vanished if limit is not None else np.zeros_like(vanished)
+    for reason, drop in (("empty", vanished), ("too_many_pieces", too_long[~vanished])):
+        if drop.any():
+            block = _dropped(block, reason, drop, partial(block_text, tokenizers))
     corpus.dropped.update(block.dropped)
-    for reason, count in (("empty", int(vanished.sum())), ("too_many_pieces", int((drop & ~vanished).sum()))):
-        if count:
-            corpus.dropped[reason] += count
-    block = block.select(~drop)
+    corpus.repaired += block.repaired
+    corpus.examples.join(block.examples)
     corpus.kept += len(block.source[1])
     # (2) Put the corpus's tag in front: it does not count for max_pieces.
-    source = block.source if corpus.config.tag is None else _tagged(*block.source, tokenizer.tags[corpus.config.tag])
+    source = (
+        block.source if corpus.config.tag is None else _tagged(*block.source, tokenizers[0].tags[corpus.config.tag])
+    )
     if block.links is not None:
         corpus.aligned += int(np.count_nonzero(block.links[1]))
     writer.write(block.corpus, source, block.target, block.texts, block.links)

@@ -8,7 +8,10 @@ from pathlib import Path
 from ziggurat.errors import DataError, printable
 from ziggurat.small_files import parse_json, read_bounded
 
-__all__ = ["folder_kind"]
+__all__ = ["MANIFEST", "folder_kind"]
+
+MANIFEST = "manifest.json"
+"""Name of the file that makes a folder a store."""
 
 _READ_BY = {
     "ctranslate2": "an export for CTranslate2, which `ziggurat translate {0}` reads, in Python "
@@ -28,8 +31,10 @@ def folder_kind(path: Path) -> str | None:
     found = _exported(path) or _foreign(path)
     if found:
         return found
-    if _fields(path / "manifest.json", "tables"):
-        return f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`"
+    if _fields(path / MANIFEST, "tables"):
+        return (
+            f"a store of `ziggurat prepare`; training reads it by `data.store: {path}`, `ziggurat report` describes it"
+        )
     if (path / "checkpoints").is_dir() and (path / "config.yaml").is_file():
         return f"a run; `ziggurat translate {path}` translates with it"
     if path.name == "checkpoints" and (path.parent / "config.yaml").is_file():

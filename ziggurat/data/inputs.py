@@ -11,11 +11,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ziggurat.alignment.links import Link
+from ziggurat.cleaning.held_out import Overlap
 from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.data.cleaner import Examples
 from ziggurat.data.files import find_files
 from ziggurat.data.origins import origins_of
 from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.data.score_files import ScoreColumn, ScoreStream, find_scores
 from ziggurat.data.sides import SideSample, looks_swapped, named_language
 from ziggurat.data.units import Words
 from ziggurat.data.word_links import AlignmentFiles, LinkMaker
@@ -52,12 +58,21 @@ class Corpus:
     """Makes its word alignments, where there are no files."""
     aligned: int = 0
     """Pairs in the store that have word alignments."""
+    scores: list[ScoreColumn] = field(default_factory=list)
+    """Scores that other tools gave its pairs."""
+    repaired: int = 0
+    """Pairs whose text was mended."""
+    overlap: dict[str, Overlap] = field(default_factory=dict)
+    """What its pairs have in common with development and test sets, by set."""
+    examples: Examples = field(default_factory=Examples)
+    """A few of the dropped pairs."""
 
     origin: list[dict[str, Any]] = field(default_factory=list)
     """Public corpora that its files were fetched from (ziggurat.data.origins), with their licences."""
 
     def entry(self, *, aligned: bool) -> dict[str, Any]:
         """Return its entry in the manifest; `aligned`: whether its split is to have word alignments."""
+        overlap = {name: found._asdict() for name, found in self.overlap.items()}
         return {
             "name": self.reader.name,
             "weight": self.config.weight,
@@ -68,16 +83,35 @@ class Corpus:
             "carriage_returns": self.reader.notes.carriage_returns,
             "byte_order_marks": self.reader.notes.byte_order_marks,
             **({"aligned": self.aligned} if aligned else {}),
+            **({"repaired": self.repaired} if self.repaired else {}),
+            **({"held_out": overlap} if overlap else {}),
             **({"origin": self.origin} if self.origin else {}),
         }
 
-    def blocks(self, words: tuple[Words, Words]) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
-        """Yield its blocks with the links of each pair, None where it has none. Raises DataError as its reader does."""
+    def blocks(
+        self, words: tuple[Words, Words]
+    ) -> Iterator[tuple[PairBlock, list[list[Link]] | None, NDArray[np.bool_] | None]]:
+        """Yield its blocks with the links of each pair and the mask of those that a score rules out, None for neither.
+
+        Raises DataError as its reader does, and for faults of the other files.
+        """
+        stream = ScoreStream(self.scores, self.reader)
+        for block, links in self._aligned_blocks(words):
+            yield block, links, stream.unwanted(len(block[0]))
+        stream.end()
+
+    def _aligned_blocks(self, words: tuple[Words, Words]) -> Iterator[tuple[PairBlock, list[list[Link]] | None]]:
         if self.alignments is not None:
             yield from self.alignments.blocks(self.reader, words)
             return
         for block in self.reader.blocks():
             yield block, None if self.maker is None else self.maker.links(block, words)
+
+    def scored_blocks(self) -> Iterator[tuple[PairBlock, NDArray[np.bool_] | None]]:
+        """Yield its blocks with the mask of the pairs that a score rules out, None without scores."""
+        stream = ScoreStream(self.scores, self.reader)
+        for block in self.reader.blocks():
+            yield block, stream.unwanted(len(block[0]))
 
 
 def find_corpora(config: DataConfig) -> list[Corpus]:
@@ -88,9 +122,8 @@ def find_corpora(config: DataConfig) -> list[Corpus]:
     """
     if not config.train:
         raise ConfigError("data.train: no corpus; give at least one with `source` and `target`, or `path`")
-    languages = (config.source_language, config.target_language)
     return [
-        _found(split, key, corpus, CorpusReader.of(corpus, key, languages))
+        _found(split, key, corpus, CorpusReader.of(corpus, key, config.languages_of(corpus)))
         for split, corpora in (("train", config.train), ("dev", config.dev))
         for key, corpus in ((f"data.{split}.{number}", corpus) for number, corpus in enumerate(corpora))
     ]
@@ -110,16 +143,18 @@ def note_origins(corpora: Sequence[Corpus], settings: Mapping[str, Any]) -> None
 
 
 def _found(split: str, key: str, config: CorpusConfig, reader: CorpusReader) -> Corpus:
-    """Return a corpus with the files of its word alignments, if it names any."""
+    """Return a corpus with the files of its scores and word alignments, if it names any."""
+    corpus = Corpus(split, key, config, reader, scores=find_scores(config, key, reader))
     if config.alignment is None:
-        return Corpus(split, key, config, reader)
+        return corpus
     paths = find_files(config.alignment, f"{key}.alignment")
     if len(paths) != len(reader.files):
         raise DataError(
             f"{key}: {config.alignment} matches {len(paths)} files, but the corpus has {len(reader.files)}; they are "
             "paired in sorted order, so there must be equally many"
         )
-    return Corpus(split, key, config, reader, alignments=AlignmentFiles(paths, config.alignment_column))
+    corpus.alignments = AlignmentFiles(paths, config.alignment_column)
+    return corpus
 
 
 def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Words, Words] | None = None) -> None:
@@ -132,7 +167,7 @@ def count_pairs(corpora: Sequence[Corpus], progress: Progress, words: tuple[Word
     """
     done = 0
     for corpus in corpora:
-        for (source, target), _ in corpus.blocks(words or (Words("split"), Words("split"))):
+        for (source, target), _, _ in corpus.blocks(words or (Words("split"), Words("split"))):
             corpus.sides.see(source, target)
             corpus.read += len(source)
             done += len(source)
@@ -157,15 +192,16 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
             )
             continue
         if _is_named_the_other_way(corpus.config, config):
+            source, target = config.languages_of(corpus.config)
             notices.append(
-                f"{corpus.key}: by their names {corpus.config.source} is in `{config.target_language}` and "
-                f"{corpus.config.target} in `{config.source_language}`: exchange `source` and `target`, or "
-                "`data.source_language` and `data.target_language`"
+                f"{corpus.key}: by their names {corpus.config.source} is in `{target}` and {corpus.config.target} in "
+                f"`{source}`: exchange `source` and `target`, or `source_language` and `target_language` (of this "
+                "corpus, or of all in `data`)"
             )
             continue
         # Only with larger ones: of two corpora that differ, the smaller one gets the notice.
         larger = training[: training.index(corpus)] if corpus in training else training
-        largest = next((c for c in larger if _same_direction(c.config.tag, corpus.config.tag)), None)
+        largest = next((c for c in larger if _same_direction(c.config, corpus.config, config)), None)
         if largest is not None and looks_swapped(largest.sides.trigrams, corpus.sides.trigrams):
             notices.append(
                 f"{corpus.key}: its source looks like the target of {largest.key}, its target like the source there: "
@@ -174,8 +210,9 @@ def side_notices(corpora: Sequence[Corpus], config: DataConfig) -> list[str]:
     return notices
 
 
-def _same_direction(first: str | None, second: str | None) -> bool:
-    return first == second or None in (first, second)
+def _same_direction(first: CorpusConfig, second: CorpusConfig, config: DataConfig) -> bool:
+    tags = first.tag, second.tag
+    return (tags[0] == tags[1] or None in tags) and config.languages_of(first) == config.languages_of(second)
 
 
 def _is_named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
@@ -183,7 +220,7 @@ def _is_named_the_other_way(corpus: CorpusConfig, config: DataConfig) -> bool:
     if corpus.source is None or corpus.target is None:
         return False
     endings = [named_language(path) for path in (corpus.source, corpus.target)]
-    wanted = [code.lower() for code in (config.source_language, config.target_language)]
+    wanted = [code.lower() for code in config.languages_of(corpus)]
     return endings == wanted[::-1] and endings[0] != endings[1]
 
 

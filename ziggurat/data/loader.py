@@ -255,27 +255,30 @@ def fixed_batches(
     batch: BatchConfig,
     *,
     links: bool = False,
+    rows: NDArray[np.int64] | None = None,
 ) -> Iterator[Batch]:
-    """Yield all pairs once, shortest first, always in the same batches (validation loss).
+    """Yield all pairs, or those of `rows`, once, shortest first, always in the same batches (validation loss).
 
     With `links` they have the table's word alignments; it must have some then.
 
     The budget grows to hold the longest pair, so that a pair too long for `batch.max_tokens` does not end a run at its
     first validation.
     """
-    if len(table) == 0:
+    rows = np.arange(len(table)) if rows is None else rows
+    if len(rows) == 0:
         return
-    longest = np.maximum(table.source_lengths.max(keepdims=True), table.target_lengths.max(keepdims=True))
+    lengths = table.source_lengths[rows], table.target_lengths[rows]
+    longest = np.maximum(*(of_side.max(keepdims=True) for of_side in lengths))
     budget = max(batch.max_tokens, int(round_up(longest + 1, batch.length_multiple)[0]))
     special = SpecialIds.of(source_tokenizer, target_tokenizer)
     mapper = LinkMapper(source_tokenizer, target_tokenizer) if links else None
-    for indices in sorted_batches(
-        table.source_lengths,
-        table.target_lengths,
+    for places in sorted_batches(
+        *lengths,
         max_tokens=budget,
         max_sentences=batch.max_sentences,
         length_multiple=batch.length_multiple,
     ):
+        indices = rows[places]
         sides = table.pairs(indices)
         mapped = None if mapper is None else mapper.piece_links(table.links(indices), *sides)
         yield collate(*sides, indices, special, batch.length_multiple, mapped)

@@ -1,7 +1,7 @@
 """`ziggurat prepare`: from parallel text to a store, in three passes over the files.
 
-It counts and checks (ziggurat.data.inputs), trains or loads tokenizers, and encodes (ziggurat.data.passes). A store
-made from the same settings and inputs is reused. The reports come first, then `prepare`, then the manifest.
+It counts and checks (ziggurat.data.inputs), trains or loads tokenizers (ziggurat.data.passes), and encodes
+(ziggurat.data.encoding). A store made from the same settings and inputs is reused.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import os
 import re
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,11 +21,13 @@ import xxhash
 from ziggurat.config.data import DataConfig
 from ziggurat.config.experiment import shown
 from ziggurat.data.checksums import content_checksum
+from ziggurat.data.comparisons import Comparisons, overlap_notices, total_overlap
 from ziggurat.data.corpus import ALIGNED_STORE_FORMAT, MANIFEST, STORE_FORMAT, Store, read_manifest
 from ziggurat.data.encoding import encode_corpora, store_block
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.inputs import Corpus, Progress, find_corpora, note_origins, nothing_left
 from ziggurat.data.passes import Parts, learn
+from ziggurat.data.prepare_report import CorpusReport, PrepareReport, report_of
 from ziggurat.data.staging import Staging
 from ziggurat.data.store_checks import InputWatch, differences, provenance
 from ziggurat.data.table import TableWriter
@@ -34,65 +35,30 @@ from ziggurat.data.temporary import TEMPORARY
 from ziggurat.data.workspace import building, sweep, tidy
 from ziggurat.errors import DataError
 
-__all__ = ["CorpusReport", "PrepareReport", "prepare", "reusable_store"]
+__all__ = ["CLEANING", "CorpusReport", "Inputs", "PrepareReport", "prepare", "reusable_store"]
 
 
-@dataclass(frozen=True)
-class CorpusReport:
-    """Counts of one corpus: pairs read, kept and dropped, and corrections."""
-
-    split: str
-    """`train` or `dev`."""
-    name: str
-    read: int
-    """Pairs in the files."""
-    kept: int
-    """Pairs in the store."""
-    dropped: dict[str, int]
-    """Pairs dropped, by reason."""
-    carriage_returns: int
-    """Lines that ended in CR LF; the CR was removed."""
-    byte_order_marks: int
-    """Files with a byte order mark, which was removed."""
-    aligned: int | None = None
-    """Pairs in the store that have word alignments; None where no corpus was to have any."""
-    licences: dict[str, str] = field(default_factory=dict)
-    """Licences of the public corpora that `fetch` made the files of, by the corpora's names."""
+CLEANING = "cleaning.json"
+"""Name of the file of a store with examples of the pairs that were dropped."""
+_MANY_CORPORA = 100  # from here on there is only one example for each reason
 
 
-@dataclass(frozen=True)
-class PrepareReport:
-    """Result of `prepare`."""
+class Inputs:
+    """The corpora of a configuration, and all that a store of them depends on; the files are watched from now on.
 
-    store: str
-    reused: bool
-    """True if a store of the same settings and inputs existed already, so nothing was done."""
-    seconds: float
-    source_vocabulary: int
-    """Ids of the source side, control symbols and tags included."""
-    target_vocabulary: int
-    joint_vocabulary: bool
-    """True if both sides share one vocabulary."""
-    source_pieces: int
-    """Pieces of all training sources."""
-    target_pieces: int
-    corpora: list[CorpusReport] = field(default_factory=list)
-    notices: list[str] = field(default_factory=list)
-    """Suspicious findings that need not be faults, such as sides that look swapped."""
+    Args:
+        config: The `data` section.
+        progress: Called with (phase, done, total or None).
 
-    def as_dict(self) -> dict[str, Any]:
-        """Return the report as a JSON document."""
-        return asdict(self)
+    Raises as `find_corpora` and `provenance` do.
+    """
 
-    @property
-    def kept(self) -> int:
-        """Training pairs in the store."""
-        return sum(corpus.kept for corpus in self.corpora if corpus.split == "train")
-
-    @property
-    def dropped(self) -> Counter[str]:
-        """Training pairs dropped, by reason."""
-        return sum((Counter(c.dropped) for c in self.corpora if c.split == "train"), Counter())
+    def __init__(self, config: DataConfig, progress: Progress) -> None:
+        self.corpora, self.watch = find_corpora(config), InputWatch()
+        # Fingerprints are taken before the passes and compared after them: the files are read several times.
+        self.settings = provenance(config, self.corpora, progress, self.watch.fingerprint)
+        """Settings, and files by their content."""
+        note_origins(self.corpora, self.settings)
 
 
 def prepare(
@@ -101,7 +67,7 @@ def prepare(
     force: bool = False,
     progress: Progress | None = None,
     threads: int | None = None,
-    corpora: list[Corpus] | None = None,
+    inputs: Inputs | None = None,
     parts: Parts | None = None,
 ) -> PrepareReport:
     """Clean, segment and store the corpora of `config`.
@@ -114,7 +80,7 @@ def prepare(
         force: Replace a store of other settings or inputs, or a damaged one.
         progress: Called with (phase, done, total or None).
         threads: Threads for segmentation, without influence on the result; default: all available processors.
-        corpora: Those of `config`, where they are known already.
+        inputs: Those of `config`, where they are known already.
         parts: Parts of the store; None: all is done here.
 
     Raises:
@@ -122,28 +88,18 @@ def prepare(
         DataError: unusable inputs, or another store in the way.
     """
     started = time.perf_counter()
-    progress, threads = progress or _silent, threads or len(os.sched_getaffinity(0))
-    corpora = corpora or find_corpora(config)
-    # Fingerprints are taken before the passes and compared after them: the files are read several times.
-    inputs = InputWatch()
-    settings = provenance(config, corpora, progress, inputs.fingerprint)
-    note_origins(corpora, settings)
+    threads, progress = threads or len(os.sched_getaffinity(0)), progress or (lambda phase, done, total: None)
+    inputs = inputs or Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
-    manifest = reusable_store(store, settings, force)
+    manifest = reusable_store(store, inputs.settings, force)
     if manifest is not None:
-        manifest = _with_labels(store, manifest, config, corpora)
-        return _report(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
+        manifest = _with_labels(store, manifest, config, inputs.corpora)
+        return report_of(config.store, manifest, reused=True, seconds=time.perf_counter() - started)
     with building(store) as directory:
-        manifest = _build(
-            config, corpora, settings, directory, threads or len(os.sched_getaffinity(0)), progress, parts
-        )
-        inputs.check()
-    return _report(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
-
-
-def _silent(phase: str, done: int, total: int | None) -> None:
-    """Ignore progress."""
+        manifest = _build(config, inputs, directory, threads, progress, parts)
+        inputs.watch.check()
+    return report_of(config.store, manifest, reused=False, seconds=time.perf_counter() - started)
 
 
 def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[str, Any] | None:
@@ -178,21 +134,23 @@ def reusable_store(store: Path, settings: dict[str, Any], force: bool) -> dict[s
     )
 
 
-_OURS = r"(manifest|vocabulary|depth-references)\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|"
+_OURS = r"(manifest|vocabulary|depth-references|cleaning)\.json|\w+\.(spm|vocab)|(train|dev)-[\w-]+\.(arrow|npy)|"
 _STORE_FILES = re.compile(_OURS + TEMPORARY.pattern)
 
 
 def _build(
     config: DataConfig,
-    corpora: list[Corpus],
-    settings: dict[str, Any],
+    inputs: Inputs,
     directory: Path,
     threads: int,
     progress: Progress,
     parts: Parts | None,
 ) -> dict[str, Any]:
     """Fill `directory` with a store, the manifest last; return the manifest."""
-    tokenizers, notices = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
+    corpora = inputs.corpora
+    learnt = learn(corpora, config, directory, progress) if parts is None else parts.learnt(directory)
+    tokenizers, comparisons = learnt.tokenizers, Comparisons.of_all(config, corpora)
+    training = [corpus for corpus in corpora if corpus.split == "train"]
     tables = {}
     for split in ("train", "dev"):
         chosen = [corpus for corpus in corpora if corpus.split == split]
@@ -200,28 +158,45 @@ def _build(
             continue
         has_text = split == "dev" or config.subword.regularisation is not None
         writer = TableWriter(directory, split, has_text=has_text, has_links=config.aligned(split))
-        blocks = encode_corpora(chosen, config, tokenizers, threads, progress) if parts is None else parts.blocks(split)
+        if parts is None:
+            blocks = encode_corpora(chosen, config, tokenizers, threads, progress, comparisons, learnt.scorers)
+        else:
+            blocks = parts.blocks(split, comparisons)
         for block in blocks:
-            store_block(block, chosen[block.corpus], config, tokenizers[0], writer)
+            store_block(block, chosen[block.corpus], config, tokenizers, writer)
         tables[split] = writer.close()
         if not tables[split]["pairs"]:
             counts = sum((corpus.dropped for corpus in chosen), Counter())
             raise nothing_left(sum(corpus.read for corpus in chosen), counts, chosen)
+    for number, corpus in enumerate(training):
+        corpus.overlap = comparisons.overlaps(number)
+    overlap = {name: found._asdict() for name, found in total_overlap(training).items()}
+    _write_examples(directory, training)
     manifest = {
         "format": ALIGNED_STORE_FORMAT if any(map(config.aligned, ("train", "dev"))) else STORE_FORMAT,
         "config": config.model_dump(mode="json"),
-        "prepared_from": settings,
+        "prepared_from": inputs.settings,
         "corpora": {
             split: [c.entry(aligned=config.aligned(split)) for c in corpora if c.split == split]
             for split in ("train", "dev")
         },
-        "notices": notices,
+        "notices": learnt.notices + overlap_notices(training, config),
+        **({"held_out": overlap} if overlap else {}),
         "vocabulary": {"source": tokenizers[0].size, "target": tokenizers[1].size},
         "tables": tables,
         "files": _files(directory),
     }
     _write_manifest(directory, manifest)
     return manifest
+
+
+def _write_examples(directory: Path, corpora: Sequence[Corpus]) -> None:
+    """Write examples of what was dropped of each corpus, where anything was."""
+    if any(corpus.dropped for corpus in corpora):
+        most = 5 if len(corpora) < _MANY_CORPORA else 1
+        examples = [corpus.examples.listed(most) for corpus in corpora]
+        content = json.dumps({"format": 1, "train": examples}, ensure_ascii=False, indent=1).encode() + b"\n"
+        write_atomically(directory / CLEANING, content)
 
 
 def _files(directory: Path) -> dict[str, dict[str, Any]]:
@@ -232,8 +207,9 @@ def _files(directory: Path) -> dict[str, dict[str, Any]]:
 
 def _write_manifest(directory: Path, manifest: dict[str, Any]) -> None:
     """Write `manifest` with the store's fingerprint."""
-    # Besides the files, weights and tags of the corpora decide about training; names and paths do not.
-    decisive = [manifest["files"], [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]]]
+    # Besides the files, weights and tags of the corpora decide about training; names, paths and examples do not.
+    files = {name: entry for name, entry in manifest["files"].items() if name != CLEANING}
+    decisive = [files, [(c["weight"], c["tag"]) for c in manifest["corpora"]["train"]]]
     manifest["fingerprint"] = xxhash.xxh3_128_hexdigest(json.dumps(decisive, sort_keys=True).encode())
     manifest["checksum"] = content_checksum(manifest)
     content = json.dumps(manifest, indent=2, ensure_ascii=False).encode() + b"\n"
@@ -264,29 +240,3 @@ def _with_labels(
                 raise DataError(f"{store}: another process has just prepared it anew; run this again")
             _write_manifest(store, manifest)
     return manifest
-
-
-def _report(store: str, manifest: Mapping[str, Any], *, reused: bool, seconds: float) -> PrepareReport:
-    """Return the report on the store that `manifest` describes."""
-    names = ("name", "read", "kept", "dropped", "carriage_returns", "byte_order_marks")
-    return PrepareReport(
-        store=store,
-        reused=reused,
-        seconds=seconds,
-        source_vocabulary=manifest["vocabulary"]["source"],
-        target_vocabulary=manifest["vocabulary"]["target"],
-        joint_vocabulary=any(name.startswith("joint.") for name in manifest["files"]),
-        source_pieces=manifest["tables"]["train"]["source_pieces"],
-        target_pieces=manifest["tables"]["train"]["target_pieces"],
-        corpora=[
-            CorpusReport(
-                split=split,
-                **{name: entry[name] for name in names},
-                aligned=entry.get("aligned"),
-                licences={part["name"]: part["licence"] for part in entry.get("origin", [])},
-            )
-            for split in ("train", "dev")
-            for entry in manifest["corpora"][split]
-        ],
-        notices=manifest.get("notices", []),  # stores of earlier versions have none
-    )

@@ -65,6 +65,8 @@ class CorpusReader:
     """`text`, `tsv`, `jsonl` or `parquet`."""
     columns: _Columns
     notes: ReadNotes = field(default_factory=ReadNotes)
+    part: int = 0
+    """Number of the part that the last block came from."""
 
     @classmethod
     def of(cls, config: CorpusConfig, key: str, languages: tuple[str, str]) -> CorpusReader:
@@ -107,7 +109,8 @@ class CorpusReader:
             DataError: any fault of a file, with its name and line.
         """
         self.notes = ReadNotes()
-        for part in self.files:
+        for number, part in enumerate(self.files):
+            self.part = number
             if self.kind == "text":
                 yield from _text_blocks(part[0], part[1], self.notes)
             elif self.kind == "tsv":

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ziggurat.config.data import DataConfig
+from ziggurat.config.filters import FilterConfig
 from ziggurat.data.corpus import Store
 from ziggurat.data.files import find_files, fingerprint
 from ziggurat.data.inputs import Corpus, Progress
@@ -125,9 +126,9 @@ class StoreWatch:
 
 
 class InputWatch:
-    """Watch over the input files of a store: `check` compares them with their state when fingerprints were taken.
+    """Watch over input files: `check` compares them with their state when fingerprints were taken.
 
-    `prepare` reads them several times, and records the fingerprints of the first time.
+    `prepare` reads them several times, and records the fingerprints of the first time; a job reads them for hours.
     """
 
     def __init__(self) -> None:
@@ -143,8 +144,8 @@ class InputWatch:
         self._seen.setdefault(path, (_identity(status), status.st_ctime_ns, found))
         return found
 
-    def check(self) -> None:
-        """Raise DataError if a file may have had other content at any time since."""
+    def check(self, way_out: str = "run `ziggurat prepare` again") -> None:
+        """Raise DataError, which ends in `way_out`, if a file may have had other content at any time since."""
         for path, (identity, changed, content) in self._seen.items():
             try:
                 now = os.stat(path)
@@ -154,7 +155,7 @@ class InputWatch:
             # ctime as well, so then the content decides.
             other = now is None or _identity(now) != identity
             if other or (now and now.st_ctime_ns != changed and fingerprint(path) != content):
-                raise DataError(f"{path}: changed while being read; run `ziggurat prepare` again")
+                raise DataError(f"{path}: changed while being read; {way_out}")
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
@@ -165,6 +166,10 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 _PLACES = {"source", "target", "path", "name", "format", "alignment"}
 """Keys of a corpus that say where its files are or what it is called."""
 _OF_TRAINING = {"store", "sampling_temperature", "stages", "modifiers", "opustrainer"}
+_LATER_FILTERS = ("repair", "languages", "agreement", "near_duplicates", "pair_score", "held_out")
+"""Filters that stores of earlier versions do not know."""
+_OPTIONAL = {"source_language", "target_language", "filters", "scores"}
+"""Keys of a corpus that stores of earlier versions do not know; where they are empty, those of `data` hold."""
 _MODEL_FILES = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
 
 
@@ -188,8 +193,14 @@ def provenance(
         entry["format"] = corpus.reader.kind
         if corpus.alignments is not None:
             entry["alignment"] = {"files": [fingerprint(path) for path in corpus.alignments.paths]}
+        for score, column in zip(entry.get("scores", ()), corpus.scores, strict=True):
+            if score["external"]:
+                score["files"] = [fingerprint(path) for path in column.paths]
         entry["files"] = [[fingerprint(path) for path in part] for part in corpus.reader.files]
         progress("fingerprint", number + 1, len(corpora))
+    if config.held_out:
+        paths = [path for key, name in enumerate(config.held_out) for path in find_files(name, f"data.held_out.{key}")]
+        settings["held_out"] = {"files": [fingerprint(path) for path in paths]}
     return settings
 
 
@@ -242,15 +253,28 @@ def _settings(data: Mapping[str, Any]) -> dict[str, Any]:
     aligned = data.get("alignment", {}).get("compute", "none") != "none"
     if not aligned and not any(corpus.get("alignment") for split in ("train", "dev") for corpus in data[split]):
         kept.pop("alignment", None)
+    # Nor of later filters, nor of test sets.
+    usual = FilterConfig().model_dump(mode="json")
+    kept["filters"] = {
+        key: value for key, value in data["filters"].items() if key not in _LATER_FILTERS or value != usual[key]
+    }
+    if held_out := kept.pop("held_out", None):
+        kept["held_out"] = len(held_out)
     kept["subword"] = {key: value for key, value in data["subword"].items() if key not in _MODEL_FILES}
     kept["subword"]["regularisation"] = data["subword"]["regularisation"] is not None
     for split in ("train", "dev"):
         kept[split] = [
-            {k: v for k, v in corpus.items() if k not in _PLACES}
+            {k: v for k, v in corpus.items() if k not in _PLACES and (k not in _OPTIONAL or v)}
             | ({"alignment": True} if corpus.get("alignment") else {})
+            | ({"scores": [_score_settings(score) for score in scores]} if (scores := corpus.get("scores")) else {})
             for corpus in data[split]
         ]
     return kept
+
+
+def _score_settings(score: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a dumped score column without the place of its file."""
+    return {key: value for key, value in score.items() if key != "path"} | {"external": score["path"] is not None}
 
 
 def differences(old: Any, new: Any, path: str = "data") -> list[str]:

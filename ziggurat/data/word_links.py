@@ -60,7 +60,8 @@ class AlignmentFiles(NamedTuple):
         Raises DataError: unequal numbers of lines, or a faulty line, with its file and number.
         """
         notes = ReadNotes()
-        for part, path in zip(reader.files, self.paths, strict=True):
+        for number, (part, path) in enumerate(zip(reader.files, self.paths, strict=True)):
+            reader.part = number
             one, stream = replace(reader, files=[part]), LineStream(path)
             for block in (blocks := one.blocks()):
                 first = stream.lines

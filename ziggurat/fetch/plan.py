@@ -100,10 +100,8 @@ def _sets(folder: Folder) -> list[str]:
 def _named(corpus: CorpusConfig, data: DataConfig, key: str) -> tuple[Path, dict[str, Path]]:
     """Return folder and files of a recipe's corpus: `FOLDER/SET.LANGUAGE`, perhaps compressed. Raises ConfigError."""
     if corpus.source is not None and corpus.target is not None:
-        files = {
-            data.source_language: Path(corpus.source).expanduser(),
-            data.target_language: Path(corpus.target).expanduser(),
-        }
+        source, target = data.languages_of(corpus)
+        files = {source: Path(corpus.source).expanduser(), target: Path(corpus.target).expanduser()}
         named = all(path.name.startswith(f"{set_name(path)}.{language}") for language, path in files.items())
         if named and len(files) == 2 and len({path.parent for path in files.values()}) == 1:
             return Path(corpus.source).expanduser().parent, files

@@ -203,6 +203,8 @@ def _accept(url: str, part: Part, response: http.client.HTTPResponse) -> None:
         if not found or int(found[1]) != part.size or not same or (version and version != part.version):
             part.restart()
             raise _Dropped("the file changed between two requests, or the server sent another part than asked for")
+        # The first answer may have had no length (chunks), and http.client ends a body that is cut short in silence.
+        part.total = part.total or total or int(found[2]) + 1
         return
     part.restart(url, version, length)
     if length is not None and length > shutil.disk_usage(part.path.parent).free - _SPARE_BYTES:

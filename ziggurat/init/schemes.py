@@ -126,8 +126,9 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
     Matrices are U(-bound, bound) (`xavier_bound`), embeddings N(0, 1/d_model), biases 0, norms 1 and 0.
 
     The vector added to all embeddings is U(-sqrt(3/d), sqrt(3/d)) (zero); the inner maps of additive attention are
-    N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) stays as its module made it;
-    maps from streams to their own weights are N(0, 0.02^2) where they do not start at 0 (`wiring.stream_start`).
+    N(0, 1/fan_in) (lingvo). Residual wiring (skip and branch factors, combination weights) and low-rank updates stay as
+    their modules made them; maps from streams to their own weights are N(0, 0.02^2) where they do not start at 0
+    (`wiring.stream_start`).
     """
     match slot.role:
         case Role.EMBEDDING | Role.POSITION | Role.OUTPUT | Role.ADDITIVE:
@@ -138,7 +139,7 @@ def xavier(slot: Slot, config: InitConfig, depth: ModelDepth) -> Distribution:
             return Constant(1.0)
         case Role.INPUT_BIAS:
             return Uniform(math.sqrt(3.0 / slot.values.shape[-1]))
-        case Role.WIRING:
+        case Role.WIRING | Role.LOW_RANK:
             return AsBuilt()
         case Role.STREAM_MAP:
             return Normal(0.02)

@@ -70,7 +70,9 @@ def scales(config: ModelConfig, slots: Iterable[Slot]) -> dict[tuple[int, int], 
     found: dict[tuple[int, int], Scale] = {}
     for slot in slots:
         width = config.d_model / base
-        if slot.layer:
+        if slot.role is Role.LOW_RANK:
+            scale = Scale()  # their rate is chosen for them, not taken over from a smaller model
+        elif slot.layer:
             depth = _depth(config, slot.decoder)
             epsilon = depth**-a / width
             if slot.role in _VECTORS:

@@ -18,8 +18,8 @@ from ziggurat.data.files import fingerprint
 from ziggurat.decoding.engines import SERVED_FILE, served_folder
 from ziggurat.decoding.served import ServedTranslator
 from ziggurat.decoding.translator import Translator, load_translator
-from ziggurat.errors import ConfigError
-from ziggurat.models.directory import CONFIG_FILE, open_model
+from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.directory import CONFIG_FILE, locate_weights, open_model
 
 __all__ = ["Identified", "ModelChoice", "opened"]
 
@@ -38,6 +38,7 @@ class ModelChoice:
         engine: `torch`, `ctranslate2`, or `auto`: the latter for an exported model. Never by speed: parts of the work
             may be done on several machines.
         decoding: Keys of the `decoding` section that replace the model's own.
+        weights: Fingerprints of the weights of each model, once they are known; workers refuse others.
     """
 
     models: tuple[str, ...]
@@ -47,6 +48,7 @@ class ModelChoice:
     threads: int = 1
     engine: str = "auto"
     decoding: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    weights: tuple[str, ...] = ()
 
     def identified(self) -> Identified:
         """Open the models, so that what is wrong with them or the settings is said now; return what they are.
@@ -80,7 +82,11 @@ class ModelChoice:
             **({"without_layers": self.without_layers} if self.without_layers else {}),
         }
         # A worker on another machine must not choose for itself.
-        fixed = self if self.device != "auto" else replace(self, device=device)
+        fixed = replace(
+            self,
+            device=device if self.device == "auto" else self.device,
+            weights=tuple(content["weights"] for content in contents),
+        )
         return Identified(fixed, experiments[0], decoding, settings)
 
 
@@ -89,7 +95,7 @@ class Identified:
     """What is known of opened models.
 
     Attributes:
-        choice: The choice, with a device that is not `auto`.
+        choice: The choice, with a device that is not `auto` and with the fingerprints of the weights.
         experiment: Configuration of the first model.
         decoding: Settings of the search.
         settings: All that the result depends on, as JSON can represent it without loss.
@@ -117,15 +123,30 @@ def _identity(experiment: Experiment, weights: Path, directory: Path) -> dict[st
 
 @lru_cache(maxsize=1)
 def opened(choice: ModelChoice) -> Translator | ServedTranslator:
-    """Open the models, once in a worker's life: it works for one job."""
+    """Open the models, once in a worker's life: it works for one job.
+
+    Raises CheckpointError for other weights than `choice` says: those of a run that is being trained, for example.
+    """
     torch.set_num_threads(choice.threads)
     served = served_folder(choice.engine, choice.models, which=choice.which, without_layers=choice.without_layers)
+    translator: Translator | ServedTranslator
     if served is not None:
-        return ServedTranslator(served, device=choice.device, threads=choice.threads, **choice.decoding)
-    return load_translator(
-        choice.models,
-        which=choice.which,
-        without_layers=choice.without_layers,
-        device=choice.device,
-        **choice.decoding,
-    )
+        translator = ServedTranslator(served, device=choice.device, threads=choice.threads, **choice.decoding)
+        files = [served / SERVED_FILE]
+    else:
+        translator = load_translator(
+            choice.models,
+            which=choice.which,
+            without_layers=choice.without_layers,
+            device=choice.device,
+            **choice.decoding,
+        )
+        files = [locate_weights(Path(path), choice.which)[0] for path in choice.models]
+    # After they are read, so that a file that is replaced meanwhile is noticed.
+    for path, file, known in zip(choice.models, files, choice.weights, strict=False):
+        if fingerprint(file) != known:
+            raise CheckpointError(
+                f"{path}: its weights changed after the job had begun; name a checkpoint that stays (`--which N`), "
+                "and another folder"
+            )
+    return translator

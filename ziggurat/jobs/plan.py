@@ -15,7 +15,7 @@ import xxhash
 
 from ziggurat.config.experiment import shown
 from ziggurat.data.files import write_atomically
-from ziggurat.data.store_checks import differences
+from ziggurat.data.store_checks import InputWatch, differences
 from ziggurat.data.temporary import TEMPORARY
 from ziggurat.errors import DataError
 from ziggurat.small_files import parse_json, read_bounded
@@ -36,6 +36,7 @@ class Plan:
         settings: Everything that the result depends on.
         lines: Lines of all inputs, or pairs.
         shard_lines: Lines of a shard.
+        watch: Watch over the inputs.
     """
 
     folder: Path
@@ -43,6 +44,7 @@ class Plan:
     settings: dict[str, Any]
     lines: int
     shard_lines: int
+    watch: InputWatch
 
     @property
     def shards(self) -> int:
@@ -54,18 +56,30 @@ class Plan:
         """128-bit xxHash of settings and lines in hexadecimal; each shard's manifest contains it."""
         return str(xxhash.xxh3_128_hexdigest(json.dumps([self.settings, self.lines], sort_keys=True).encode()))
 
+    def check_inputs(self) -> None:
+        """Raise DataError if an input may have had other content at any time since the plan was made."""
+        self.watch.check(f"begin again in another folder than {self.folder}, where shards may be of either content")
+
     def lines_of(self, shard: int) -> int:
         """Return the number of lines of a shard."""
         return min(self.shard_lines, self.lines - shard * self.shard_lines)
 
 
-def fix_plan(folder: Path, verb: str, settings: dict[str, Any], shard_lines: int, count: Callable[[], int]) -> Plan:
+def fix_plan(
+    folder: Path,
+    verb: str,
+    settings: dict[str, Any],
+    watch: InputWatch,
+    shard_lines: int,
+    count: Callable[[], int],
+) -> Plan:
     """Return the plan of a job, and write it into its folder unless it is there already.
 
     Args:
         folder: Folder of the job.
         verb: Its verb.
         settings: Everything that the result depends on, as JSON can represent it without loss.
+        watch: Watch over the inputs, whose fingerprints the settings have from it.
         shard_lines: Lines of a shard.
         count: Returns the number of lines, at least one; called where the folder is new. It takes a pass over the
             input, which the plan saves: the fingerprints in the settings say that the input is the same.
@@ -86,7 +100,7 @@ def fix_plan(folder: Path, verb: str, settings: dict[str, Any], shard_lines: int
         folder.mkdir(parents=True, exist_ok=True)
         document = {"format": _FORMAT, "settings": settings, "lines": lines}
         write_atomically(path, json.dumps(document, indent=1).encode() + b"\n")
-    return Plan(folder, verb, settings, lines, shard_lines)
+    return Plan(folder, verb, settings, lines, shard_lines, watch)
 
 
 def _known(path: Path, verb: str) -> dict[str, Any] | None:

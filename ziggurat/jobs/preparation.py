@@ -1,8 +1,8 @@
 """`prepare` as a job: one call learns the vocabulary, all encode shards of the corpora, one makes the store of them.
 
 The store is that of `ziggurat.data.prepare.prepare` in one process, byte for byte: shards hold what that does with each
-block by itself, and duplicates are dropped as they are merged, in order. Shards do not cross files, so that a call
-which does a part of them reads only the files that they are in, if there are as many files as parts.
+block by itself; pairs are compared with others as the shards are merged, in order. Shards do not cross files, so that a
+call which does a part of them reads only the files that they are in, if there are as many files as parts.
 """
 
 from __future__ import annotations
@@ -16,17 +16,18 @@ from typing import NamedTuple
 
 from ziggurat.alignment.aligner import read_aligner
 from ziggurat.alignment.links import Link
+from ziggurat.cleaning.pair_score import read_pair_score
 from ziggurat.config.data import DataConfig
-from ziggurat.data.clean import HashSet
+from ziggurat.data.clean import Mask
+from ziggurat.data.comparisons import Comparisons
 from ziggurat.data.encoded import EncodedBlock, pack, unpack
-from ziggurat.data.encoding import Encoder, without_duplicates
+from ziggurat.data.encoding import Encoder, block_text, compared
 from ziggurat.data.files import write_atomically
-from ziggurat.data.inputs import Corpus, Progress, find_corpora
-from ziggurat.data.passes import learn
-from ziggurat.data.prepare import PrepareReport, prepare, reusable_store
+from ziggurat.data.inputs import Corpus, Progress
+from ziggurat.data.passes import Learnt, learn
+from ziggurat.data.prepare import Inputs, PrepareReport, prepare, reusable_store
 from ziggurat.data.readers import PairBlock, ReadNotes
-from ziggurat.data.store_checks import provenance
-from ziggurat.data.subword import Tokenizer, load_tokenizers, save_tokenizers
+from ziggurat.data.subword import load_tokenizers, save_tokenizers
 from ziggurat.data.word_links import HmmLinks, words_of
 from ziggurat.data.workspace import building, tidy
 from ziggurat.errors import ConfigError, DataError
@@ -44,12 +45,13 @@ _LEARNT = "learnt"
 
 
 class _Item(NamedTuple):
-    """A block of a corpus: its number within its split, its lines, and links where files have them."""
+    """A block of a corpus: its number within its split, its lines, links of files, what scores rule out."""
 
     split: str
     corpus: int
     lines: PairBlock
     links: list[list[Link]] | None
+    unwanted: Mask | None
 
 
 def prepare_job(
@@ -77,21 +79,22 @@ def prepare_job(
         raise ConfigError(
             "`data.alignment.compute: eflomal` aligns all pairs at once; leave out `--job`, or take `hmm`"
         )
-    corpora = find_corpora(config)
-    settings = provenance(config, corpora, progress)
+    inputs = Inputs(config, progress)
     store = Path(config.store).expanduser().absolute()
     tidy(store)
-    if reusable_store(store, settings, force) is not None:  # or there is something in the way, which is told now
-        return JobOutcome(None, prepare(config, progress=progress, corpora=corpora))
-    plan = fix_plan(folder, "prepare", {"verb": "prepare", "shard_pairs": shard_pairs, "data": settings}, 1, lambda: 0)
+    if reusable_store(store, inputs.settings, force) is not None:  # or something is in the way, which is told now
+        return JobOutcome(None, prepare(config, progress=progress, inputs=inputs))
+    settings = {"verb": "prepare", "shard_pairs": shard_pairs, "data": inputs.settings}
+    plan = fix_plan(folder, "prepare", settings, inputs.watch, 1, lambda: 0)
     with at_work(plan, alone=work.part[1] == 1):
-        parts = _Parts(config, corpora, plan, StageFiles(folder, "encoded", plan.fingerprint, "arrow"))
+        parts = _Parts(config, inputs.corpora, plan, StageFiles(folder, "encoded", plan.fingerprint, "arrow"))
         parts.learn(progress, missing_allowed=not work.only_merge)
         stopped_by = None if work.only_merge else parts.encode(work, shard_pairs)
+        plan.check_inputs()
         if stopped_by is not None or work.part[1] > 1:
             return JobOutcome(None, None, stopped_by)
         parts.refuse_missing()
-        return JobOutcome(None, prepare(config, force=force, progress=progress, corpora=corpora, parts=parts))
+        return JobOutcome(None, prepare(config, force=force, progress=progress, inputs=inputs, parts=parts))
 
 
 @dataclass
@@ -119,13 +122,15 @@ class _Parts:
         self._tokenizers = load_tokenizers(path)
 
     def _learn(self, directory: Path, progress: Progress) -> None:
-        _, notices = learn(self.corpora, self.config, directory, progress)
+        learnt = learn(self.corpora, self.config, directory, progress)
+        for languages, scorer in learnt.scorers.items():
+            write_atomically(directory / _pair_score_files(self.config)[languages], scorer.content())
         for corpus in self.corpora:
             if isinstance(corpus.maker, HmmLinks):
                 write_atomically(directory / "aligner", corpus.maker.aligner.content())
                 break
         entries = [{"read": corpus.read, **vars(corpus.reader.notes)} for corpus in self.corpora]
-        document = {"corpora": entries, "notices": notices}
+        document = {"corpora": entries, "notices": learnt.notices}
         write_atomically(directory / "corpora.json", json.dumps(document, indent=1).encode())
         write_atomically(directory / "data.json", self.config.model_dump_json().encode())
 
@@ -165,12 +170,13 @@ class _Parts:
                 files = corpus.alignments
                 alignments = None if files is None else files._replace(paths=[files.paths[place]])
                 reader = replace(corpus.reader, files=[part], notes=ReadNotes())
-                yield numbers[corpus.split], replace(corpus, reader=reader, alignments=alignments)
+                scores = [column._replace(paths=[column.paths[place]]) for column in corpus.scores]
+                yield numbers[corpus.split], replace(corpus, reader=reader, alignments=alignments, scores=scores)
             numbers[corpus.split] += 1
 
     def _items(self, number: int, corpus: Corpus) -> Iterator[_Item]:
-        for lines, links in corpus.blocks(words_of(self.config, self._tokenizers)):
-            yield _Item(corpus.split, number, lines, links)
+        for lines, links, unwanted in corpus.blocks(words_of(self.config, self._tokenizers)):
+            yield _Item(corpus.split, number, lines, links, unwanted)
 
     def refuse_missing(self) -> None:
         """Raise DataError unless all shards are complete."""
@@ -181,42 +187,50 @@ class _Parts:
                 f"{self.plan.folder}: {found:,} of {total:,} pairs are encoded; run the same command without `--merge`"
             )
 
-    def learnt(self, directory: Path) -> tuple[tuple[Tokenizer, Tokenizer], list[str]]:
-        """Return the tokenizers, which are saved in `directory`, and notices on the corpora."""
+    def learnt(self, directory: Path) -> Learnt:
+        """Return what was learnt; the tokenizers are saved in `directory`. The pair scores have done their work."""
         save_tokenizers(directory, *self._tokenizers)
-        return self._tokenizers, self._notices
+        return Learnt(self._tokenizers, self._notices, {})
 
-    def blocks(self, split: str) -> Iterator[EncodedBlock]:
-        """Yield the blocks of one split, in order, without duplicates."""
+    def blocks(self, split: str, comparisons: Comparisons) -> Iterator[EncodedBlock]:
+        """Yield the blocks of one split, in order, compared."""
         splits: Sequence[str] = [corpus.split for _, corpus in self._files()]
-        seen = HashSet()
+        text = partial(block_text, self._tokenizers)
         for manifest in self.encoded.finished():
             if splits[manifest.shard // _SHARDS_OF_FILE] == split:
                 for block in unpack(self.encoded.read(manifest)):
-                    yield without_duplicates(block, seen)
+                    yield compared(block, comparisons, text)
 
 
 def _encode(learnt: str, files: StageFiles, shard: Shard[_Item]) -> Manifest:
     """Encode a shard."""
-    encoder, aligner = _opened(learnt, shard.items[0].split)
-    seen, blocks = HashSet(), list[EncodedBlock]()
+    config, encoder, aligner = _opened(learnt, shard.items[0].split)
+    seen, blocks = Comparisons(config), list[EncodedBlock]()
     for item in shard.items:
         links = item.links
         if links is None and aligner is not None:
             links = aligner.links(item.lines, encoder.words)
-        # Duplicates within the shard need not be segmented; those of other shards are found at the end.
-        block = without_duplicates(encoder.cleaned(item.corpus, item.lines, links), seen)
+        # Duplicates within the shard need not be segmented; all else is compared with others at the end.
+        block = compared(encoder.cleaned(item.corpus, item.lines, links, item.unwanted), seen, encoder.text)
         blocks.append(encoder.encoded(block))
     read, kept = sum(block.read for block in blocks), sum(len(block.source[1]) for block in blocks)
     return files.write(shard.index, pack(blocks), read=read, kept=kept, dropped={})
 
 
 @lru_cache(maxsize=2)
-def _opened(learnt: str, split: str) -> tuple[Encoder, HmmLinks | None]:
+def _opened(learnt: str, split: str) -> tuple[DataConfig, Encoder, HmmLinks | None]:
     """Open what was learnt, once in a worker's life."""
     folder = Path(learnt)
     config = DataConfig.model_validate_json(read_bounded(folder / "data.json"))
     aligner = None
     if config.aligned(split) and (folder / "aligner").exists():
         aligner = HmmLinks(read_aligner(folder / "aligner"), config.alignment.symmetrise)
-    return Encoder(config, load_tokenizers(folder), split, 1), aligner
+    files = {languages: folder / name for languages, name in _pair_score_files(config).items()}
+    scorers = {languages: read_pair_score(file) for languages, file in files.items() if file.exists()}
+    return config, Encoder(config, load_tokenizers(folder), split, 1, scorers), aligner
+
+
+def _pair_score_files(config: DataConfig) -> dict[tuple[str, str], str]:
+    """Return the name of the file with the pair score of each direction."""
+    directions = dict.fromkeys(map(config.languages_of, config.train))
+    return {languages: f"pair-score-{number}" for number, languages in enumerate(directions)}

@@ -91,6 +91,7 @@ def run_job(
         if (report := merged()) is not None:
             return JobOutcome(plan.shards, report)
         stopped_by = None if work.only_merge else _do_missing(plan, last, do, items, work)
+        plan.check_inputs()
         if stopped_by is not None or work.part[1] > 1:
             return JobOutcome(plan.shards, None, stopped_by)
         return JobOutcome(plan.shards, merge())

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ziggurat.config import Experiment, dump, load_experiment
 from ziggurat.config.experiment import changed, shown
+from ziggurat.config.lora import without_lora
 from ziggurat.data.checksums import CHECKSUMS_FILE, check_file, check_folder, write_checksums
 from ziggurat.data.files import fingerprint, holds_only, write_atomically
 from ziggurat.data.folder_kinds import folder_kind
@@ -23,16 +24,19 @@ from ziggurat.data.workspace import building, recover, tidy
 from ziggurat.errors import CheckpointError, ConfigError, DataError
 from ziggurat.models.build import assemble
 from ziggurat.models.grow import at_depth
+from ziggurat.models.low_rank import base_file, with_base
 from ziggurat.models.prune import LeftOut, prune, pruned_experiment
 from ziggurat.models.run_folder import (
     CHECKPOINTS,
     CONFIG_FILE,
     META_FILE,
     MODEL_FILE,
+    best_link,
     checkpoint_name,
     mend_links,
     read_meta,
     refuse_missing,
+    run_of,
 )
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.models.tensors import check_fit, load_weights, read_tensors, usable_device, weights, write_tensors
@@ -121,12 +125,14 @@ def refuse_replacing(path: Path, *, force: bool) -> None:
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Read `model.safetensors` of a model directory or a checkpoint, compared with its checksum before it is parsed.
 
+    Low-rank updates are merged with the weights that they belong to (ziggurat.models.low_rank).
+
     Raises CheckpointError: missing, damaged, too new.
     """
     if (path.parent / META_FILE).is_file():
         verify(path, read_meta(path.parent)["checksums"][path.name])
     check_file(path)
-    return read_tensors(path)
+    return with_base(path, read_tensors(path), read_weights)
 
 
 def verify(path: Path, expected: str) -> None:
@@ -191,7 +197,7 @@ def open_model(
         check_folder(folder)
     experiment = _experiment(weights_file.parent, root)
     source, target = tokenizers = load_tokenizers(root)
-    check_fit(experiment.model, (source.size, target.size), weights_file)
+    check_fit(experiment.model, (source.size, target.size), base_file(weights_file) or weights_file)
     # Without initial values: the file has every parameter (load_weights checks that), and buffers are made with the
     # modules.
     tensors, origin = read_weights(weights_file), weights_origin(path, weights_file)
@@ -226,7 +232,8 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
             if (candidate / MODEL_FILE).is_file():
                 return candidate / MODEL_FILE, path
         steps = sorted(p.name for p in (path / CHECKPOINTS).glob("step-*") if (p / MODEL_FILE).is_file())
-        kept = [name for name in ("averaged", "best", "last") if (path / name / MODEL_FILE).is_file()]
+        links = ["averaged", "best", *sorted(p.name for p in path.glob(best_link("*"))), "last"]
+        kept = [name for name in links if (path / name / MODEL_FILE).is_file()]
         kept += [str(int(name.removeprefix("step-"))) for name in steps]
         wanted = f"no checkpoint `{which}`" if which else "no checkpoint yet"
         raise CheckpointError(f"{path}: {wanted}; kept: {', '.join(kept) or 'none'}")
@@ -240,25 +247,20 @@ def locate_weights(path: Path, which: str | None = None) -> tuple[Path, Path]:
     if (path / CONFIG_FILE).is_file():
         return path / MODEL_FILE, path
     if _has_config(path):
-        return path / MODEL_FILE, _run_of(path)
+        return path / MODEL_FILE, run_of(path)
     raise CheckpointError(f"{path}: {CONFIG_FILE} is missing")
-
-
-def _run_of(checkpoint: Path) -> Path:
-    """Return the folder of the run to which a checkpoint at this path would belong."""
-    return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
 
 
 def _has_config(path: Path) -> bool:
     """Return whether a model directory, or the run of a checkpoint, has its configuration."""
-    return (path / CONFIG_FILE).is_file() or (_run_of(path) / CONFIG_FILE).is_file()
+    return (path / CONFIG_FILE).is_file() or (run_of(path) / CONFIG_FILE).is_file()
 
 
 def _experiment(folder: Path, root: Path) -> Experiment:
     """Return the configuration of the weights in `folder` of the run `root`: a growing run has several depths."""
     if (folder / CONFIG_FILE).is_file():
         return load_experiment(folder / CONFIG_FILE)
-    experiment, meta = load_experiment(root / CONFIG_FILE), read_meta(folder)
+    experiment, meta = without_lora(load_experiment(root / CONFIG_FILE)), read_meta(folder)
     if kept := meta.get("configuration"):
         _refuse_other_model(root / CONFIG_FILE, experiment, kept)
     final = experiment.model.encoder.layers, experiment.model.decoder.layers
@@ -292,6 +294,6 @@ def weights_origin(path: Path, weights_file: Path) -> str:
     said = [f"update {int(step[1])}"] if step else []
     if folder != path and folder.name == "averaged":
         said = ["averaged checkpoints"]
-    elif folder != path and folder.name in ("best", "last"):
+    elif folder != path and (folder.name in ("best", "last") or folder.name.startswith(best_link(""))):
         said = [folder.name, *said]
     return f"{path}: {', '.join(said) or 'model directory'}"

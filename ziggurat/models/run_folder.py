@@ -24,6 +24,7 @@ __all__ = [
     "CONFIG_FILE",
     "META_FILE",
     "MODEL_FILE",
+    "best_link",
     "checkpoint_folders",
     "checkpoint_name",
     "checkpoint_update",
@@ -34,6 +35,7 @@ __all__ = [
     "ranked",
     "read_meta",
     "refuse_missing",
+    "run_of",
     "write_meta",
 ]
 
@@ -85,9 +87,19 @@ def checkpoint_folders(run: Path) -> list[Path]:
     return sorted((run / CHECKPOINTS).glob("step-" + "[0-9]" * 8))
 
 
+def run_of(checkpoint: Path) -> Path:
+    """Return the folder of the run to which a checkpoint at this path, perhaps a link, would belong."""
+    return (Path(os.path.realpath(checkpoint)) / ".." / "..").resolve()
+
+
 def checkpoint_name(update: int) -> str:
     """Return the name of the folder of a checkpoint; the order of names is that of updates."""
     return f"step-{update:08d}"
+
+
+def best_link(direction: str) -> str:
+    """Return the name of the link to the checkpoint that is best in a direction of translation, such as `en-de`."""
+    return f"best-{direction}"
 
 
 def checkpoint_update(folder: Path) -> int:
@@ -183,8 +195,11 @@ def _wanted(run: Path) -> dict[Path, Path]:
         scores = {name: score for name, score in progress.get("scores", {}).items() if name in folders}
         if scores:
             config = load_experiment(run / CONFIG_FILE).training
-            if config.checkpoint.keep_best:
-                smaller = config.validation.metric == "loss"
-                wanted[run / "best"] = folders[ranked(scores, smaller_is_better=smaller)[0]]
+            smaller, kept = config.validation.metric == "loss", config.checkpoint
+            of_each = {best_link(name): its for name, its in progress.get("direction_scores", {}).items()}
+            of_each = of_each if kept.keep_best_per_direction else {}
+            for name, its in {**({"best": scores} if kept.keep_best else {}), **of_each}.items():
+                if known := {checkpoint: score for checkpoint, score in its.items() if checkpoint in scores}:
+                    wanted[run / name] = folders[ranked(known, smaller_is_better=smaller)[0]]
         return wanted
     return {}

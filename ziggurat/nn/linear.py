@@ -6,12 +6,15 @@ import functools
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
+
+if TYPE_CHECKING:
+    from ziggurat.nn.low_rank import LowRank
 
 __all__ = ["Kernel", "Linear", "Multiply", "NormedLinear", "kernel", "linear", "product"]
 
@@ -127,17 +130,27 @@ class Linear(nn.Linear):
 
     Attributes:
         multiply: what is called in its place; see ziggurat.nn.quantised.
+        low_rank: updates of the map, whose own weights are then frozen; None: there are none.
     """
 
     multiply: Multiply
+    low_rank: LowRank | None
 
     def __init__(self, in_features: int, out_features: int, *, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias=bias)
         self.multiply = linear
+        self.register_module("low_rank", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., out] for `x` [..., in]."""
-        return self.multiply(x, self.weight, self.bias)
+        y = self.multiply(x, self.weight, self.bias)
+        return y if self.low_rank is None else self.low_rank(x, y)
+
+    def part(self, x: Tensor, number: int, parts: int) -> Tensor:
+        """Return part `number` of the `parts` equal ones of the output, [..., out / parts], for `x` [..., in]."""
+        bias = None if self.bias is None else self.bias.chunk(parts)[number]
+        y = self.multiply(x, self.weight.chunk(parts)[number], bias)
+        return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
 
 
 class NormedLinear(nn.Module):

@@ -44,6 +44,7 @@ class Role(Enum):
     NORM_BIAS = "norm_bias"
     WIRING = "wiring"
     STREAM_MAP = "stream_map"
+    LOW_RANK = "low_rank"
 
 
 QUERY_KEY_VALUE = (Role.ATTENTION_QUERY, Role.ATTENTION_KEY, Role.ATTENTION_VALUE)

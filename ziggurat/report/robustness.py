@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import time
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
-
 from ziggurat.evaluation.robustness import Effect, Robustness
+from ziggurat.report.template import page_templates
 
 __all__ = ["robustness_page"]
 
@@ -16,18 +15,17 @@ _WIDEST = 9.0
 
 def robustness_page(results: Robustness, *, now: float | None = None) -> str:
     """Return the page; `now`, in seconds since 1970, is the date shown in it (default: the present)."""
-    environment = Environment(
-        loader=PackageLoader("ziggurat.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
-        lstrip_blocks=True,
-    )  # fmt: skip
-    environment.filters["p_value"] = lambda p: "< 0.001" if p < 0.001 else f"{p:.3f}"
-    return environment.get_template("robustness.html").render(
-        results=results,
-        metrics=list(zip(results.metrics, results.signatures, results.higher_is_better, strict=True)),
-        width=lambda effect: _width(results, effect),
-        worse=lambda effect: _worse(results, effect),
-        summary=[_sentence(results, system) for system in results.systems],
-        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+    return (
+        page_templates()
+        .get_template("robustness.html")
+        .render(
+            results=results,
+            metrics=list(zip(results.metrics, results.signatures, results.higher_is_better, strict=True)),
+            width=lambda effect: _width(results, effect),
+            worse=lambda effect: _worse(results, effect),
+            summary=[_sentence(results, system) for system in results.systems],
+            made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+        )
     )
 
 

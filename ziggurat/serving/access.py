@@ -7,7 +7,9 @@ import json
 import math
 import secrets
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from limits import RateLimitItemPerMinute
@@ -21,7 +23,7 @@ from ziggurat.serving.config import LimitsConfig
 from ziggurat.serving.requests import Refused
 from ziggurat.small_files import Form, read_json
 
-__all__ = ["Access", "new_key"]
+__all__ = ["Access", "Places", "new_key"]
 
 
 class _Key(Form):
@@ -68,6 +70,32 @@ def new_key(path: Path, name: str) -> str:
     entries = [entry.model_dump(exclude_none=True) for entry in [*keys, _Key(name=name, sha256=_hash(key))]]
     write_atomically(path, json.dumps({"keys": entries}, indent=1).encode() + b"\n")
     return key
+
+
+class Places:
+    """Places of which one client may hold a part.
+
+    Args:
+        all_: how many there are.
+        of_client: how many of them one client may hold.
+    """
+
+    def __init__(self, all_: int, of_client: int) -> None:
+        self._all, self._of_client = all_, of_client
+        self._held: Counter[str] = Counter()
+
+    @contextmanager
+    def held(self, client: str, refusal: str) -> Iterator[None]:
+        """Hold a place. Raises Refused (429) with the text of `refusal` where none is free for this client."""
+        if self._held.total() >= self._all or self._held[client] >= self._of_client:
+            raise Refused(429, refusal, {"Retry-After": "10"})
+        self._held[client] += 1
+        try:
+            yield
+        finally:
+            self._held[client] -= 1
+            if not self._held[client]:
+                del self._held[client]
 
 
 class Access:
@@ -124,6 +152,16 @@ class Access:
         client = f"key {entry.name}" if entry else f"address {address}"
         self._spend(client, entry, requests=1, characters=characters)
         return client
+
+    def holder(self, key: str | None, address: str) -> str:
+        """Return whose place somebody takes whose request is still coming: the key's, the address's, or a stranger's.
+
+        All who have not shown a valid key where one is needed are one stranger. Nothing is counted.
+        """
+        if self._keys is None:
+            return f"address {address}"
+        entry = self._keys.get(_hash(key)) if key else None
+        return f"key {entry.name}" if entry else "strangers"
 
     def spend(self, client: str, characters: int) -> None:
         """Count further characters of a client that has been let in, such as those of its document. Safe in any thread.

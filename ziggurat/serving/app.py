@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hmac
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Collection
 from contextlib import asynccontextmanager
 from html import escape
 from http import HTTPStatus
@@ -69,6 +69,7 @@ def build_app(
     page: bool = True,
     metrics_token: str | None = None,
     proxied: bool = False,
+    hosts: Collection[str] | None = (),
     logged: bool = False,
     say: Callable[[str], object] = lambda text: None,
 ) -> Starlette:
@@ -81,6 +82,7 @@ def build_app(
         page: whether there is a page for people at `/`.
         metrics_token: without which /metrics answers nobody; None: it answers everybody.
         proxied: whether a proxy in front names requests.
+        hosts: names of the server beside addresses and names without dots; None: any.
         logged: whether each request is a line of the log.
         say: receives messages for the operator.
     """
@@ -148,7 +150,7 @@ def build_app(
             Middleware(
                 Seen, metrics=metrics, routes=routes, underway=underway, proxied=proxied, logged=logged, say=say
             ),
-            Middleware(OwnPages, access=translations.access, path="/v2/glossaries"),
+            Middleware(OwnPages, access=translations.access, path="/v2/glossaries", hosts=hosts),
             Middleware(
                 BodyLimit,
                 most=translations.limits.body_bytes,

@@ -75,12 +75,19 @@ class DocumentsConfig(Section):
     """Documents that are translated at the same time, each of which is in memory."""
     uploads: int = Field(default=8, ge=1, le=1000)
     """Files that are received at the same time."""
+    uploads_of_client: int = Field(default=4, ge=1, le=1000)
+    """Of these, files of one client (its key in a header, or its address where no key is needed); all who have shown no
+    key where one is needed count as one."""
     waiting: int = Field(default=50, ge=1, le=10_000)
     """Documents that may wait or be translated."""
     waiting_of_client: int = Field(default=10, ge=1, le=10_000)
     """Of these, documents of one client (its key, or its address)."""
     characters: Size = Field(default=2_000_000, ge=1)
-    """Most characters of a document's text."""
+    """Most characters of a document's text, counted before it is cut into sentences."""
+    paragraphs: Size = Field(default=100_000, ge=1)
+    """Most paragraphs, cells, strings or lines with text, which are all in memory together."""
+    pieces: Size = Field(default=500_000, ge=1000)
+    """Most tags and entities, lines or strings of a document, counted before it is read."""
     unpacked_bytes: Size = Field(default=64 << 20, ge=1000)
     """Most bytes of a document's members, unpacked."""
     seconds: float = Field(default=3600.0, gt=0, le=604_800)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
-from typing import Any
 
+from ziggurat.cleaning.languages import MOST_CHARACTERS, identifier
 from ziggurat.config.languages import main_language
 
 __all__ = ["Detector"]
 
-_MOST = 2000  # characters that are looked at
 _SURE = 50.0  # per cent
 
 
@@ -24,7 +22,7 @@ class Detector:
 
     def __init__(self, codes: Iterable[str]) -> None:
         self._codes = list(codes)
-        known = set(_identifier(None).labels)
+        known = set(identifier(None).labels)
         self._of: dict[str, list[str]] = {}  # code of py3langid -> those of the models
         for code in self._codes:
             if main_language(code) in known:
@@ -44,7 +42,7 @@ class Detector:
         found: list[tuple[str, float]] = []
         if names and any(map(str.isalpha, text)):
             every = sum(map(len, names.values())) == len(wanted)
-            ranked = _identifier(tuple(sorted(names)) if every else None).rank(text[:_MOST])
+            ranked = identifier(tuple(sorted(names)) if every else None).rank(text[:MOST_CHARACTERS])
             found = [(code, round(100 * float(share), 1)) for name, share in ranked for code in names.get(name, ())]
         return found + [(code, 0.0) for code in wanted if code not in {code for code, _ in found}]
 
@@ -56,14 +54,3 @@ class Detector:
         """
         ranks = self.rank(text, [*sources, target])
         return next((code, share) for code, share in ranks if code != target or share >= _SURE)
-
-
-@lru_cache(maxsize=64)
-def _identifier(names: tuple[str, ...] | None) -> Any:
-    """Return py3langid's identifier for these languages; None: all."""
-    from py3langid.langid import MODEL_FILE, LanguageIdentifier  # here: its model takes half a second
-
-    identifier = LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-    if names is not None:
-        identifier.set_languages(list(names))
-    return identifier

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import secrets
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,6 @@ from ziggurat.serving.translations import Translations
 from ziggurat.text.documents.kinds import Limits, Settings, document, document_kind
 from ziggurat.text.glossary import Tally, Terms
 from ziggurat.text.sentences import Options
-from ziggurat.text.splitting import sentencex_splitter
 from ziggurat.text.work import Outcome, Work
 
 __all__ = ["Document", "translated"]
@@ -96,10 +96,10 @@ async def translated(
     or too long document, Refused where no model translates its language or beyond the client's limit (429; 413 where
     no minute has room for it), Late after `config.seconds`, ModelFailed.
     """
-    # Told before cutting it, for which a large one takes minutes: a character has four bytes at most.
+    # Told before it is decoded: a character has four bytes at most.
     if document_kind(given.name).media_type in _PLAIN and len(content) > 4 * config.characters:
         raise DataError(f"{given.name}: {len(content):,} bytes are more than {config.characters:,} characters")
-    limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes)
+    limits = Limits(size=server.limits.file_bytes, unpacked=config.unpacked_bytes, pieces=config.pieces)
     if given.source == "auto":
         beginning = await run(lambda: _beginning(given, content, limits))
         ((given.source, _),) = await server.detect_sources([beginning], given.target)
@@ -120,11 +120,10 @@ async def translated(
     def progress(done: int, total: int) -> None:
         given.done, given.total = done, total
 
-    settings = Settings(server.cut(given.source, route, terms, given.tally), given.source, given.target, limits=limits)
+    cut = replace(server.cut(given.source, route, terms, given.tally), admit=_Bound(given.name, config).admit)
+    settings = Settings(cut, given.source, given.target, limits=limits)
 
     def counted(characters: int) -> None:
-        if characters > config.characters:
-            raise DataError(f"{given.name}: {characters:,} characters, more than {config.characters:,}")
         server.access.spend(given.client, characters)
         given.characters = characters
 
@@ -132,6 +131,25 @@ async def translated(
     (outcome,) = await Asking(asked, run, progress).results([work], [Recorded(route)])
     server.used[given.client] += given.characters
     return outcome.value
+
+
+class _Bound:
+    """The limits of a document's text, which are known before it is cut into sentences."""
+
+    def __init__(self, name: str, config: DocumentsConfig) -> None:
+        self._name, self._config = name, config
+        self._characters = self._paragraphs = 0
+
+    def admit(self, texts: Sequence[str]) -> None:
+        """Take paragraphs. Raises DataError beyond the limits."""
+        self._characters += sum(map(len, texts))
+        self._paragraphs += len(texts)
+        for found, most, kind in (
+            (self._characters, self._config.characters, "characters"),
+            (self._paragraphs, self._config.paragraphs, "paragraphs, cells, strings or lines"),
+        ):
+            if found > most:
+                raise DataError(f"{self._name}: more than {most:,} {kind}; divide it")
 
 
 def _counted(work: Work[Outcome[bytes]], counted: Callable[[int], None]) -> Work[Outcome[bytes]]:
@@ -149,15 +167,22 @@ def _counted(work: Work[Outcome[bytes]], counted: Callable[[int], None]) -> Work
 
 
 def _beginning(given: Document, content: bytes, limits: Limits) -> str:
-    """Return the first sentences of a document."""
-    settings = Settings(Options(sentencex_splitter("en")), target=given.target, limits=limits)
+    """Return the first paragraphs of a document."""
+    found: list[str] = []
+
+    def admit(texts: Sequence[str]) -> None:
+        for text in texts:
+            found.append(text[:_DETECTED])
+            if sum(map(len, found)) > _DETECTED:
+                raise _EnoughError
+
+    settings = Settings(Options(split=None, admit=admit), target=given.target, limits=limits)
     work = document(content, given.name, settings)
-    text = ""
-    try:
-        for sentence in next(work, []):
-            text += f"{sentence.text}\n"
-            if len(text) > _DETECTED:
-                break
-    finally:
-        work.close()
-    return text
+    with contextlib.suppress(_EnoughError, StopIteration):
+        next(work)
+    work.close()
+    return "\n".join(found)
+
+
+class _EnoughError(Exception):
+    """Enough of a document is known."""

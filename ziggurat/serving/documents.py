@@ -14,16 +14,20 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import Any, BinaryIO
+
+from starlette.requests import Request
 
 from ziggurat.data.files import write_atomically
 from ziggurat.data.temporary import is_same, try_lock
 from ziggurat.errors import ZigguratError
+from ziggurat.serving.access import Places
 from ziggurat.serving.config import DocumentsConfig
 from ziggurat.serving.document_translation import Document, translated
+from ziggurat.serving.queue import Late
 from ziggurat.serving.requests import REQUEST, Refused
 from ziggurat.serving.translations import Translations
 from ziggurat.small_files import read_bounded
@@ -31,7 +35,7 @@ from ziggurat.text.documents.kinds import document_kind
 
 __all__ = ["Documents"]
 
-Value = TypeVar("Value")
+Run = Callable[[Callable[[], Any]], Awaitable[Any]]
 
 _PREFIX, _LOCK = "ziggurat-documents-", "lock"
 
@@ -51,7 +55,7 @@ class Documents:
         self._folder: Path | None = None
         self._lock = -1
         self._turns = asyncio.Semaphore(config.at_once)
-        self._uploads = asyncio.Semaphore(config.uploads)
+        self._uploads = Places(config.uploads, config.uploads_of_client)
 
     # What is kept
 
@@ -111,11 +115,9 @@ class Documents:
     # Coming in
 
     @contextlib.asynccontextmanager
-    async def uploading(self) -> AsyncIterator[None]:
+    async def uploading(self, request: Request) -> AsyncIterator[None]:
         """Hold one of the places for files that are being received. Raises Refused (429) where none is free."""
-        if self._uploads.locked():
-            raise Refused(429, "Slowdown: too many files are being received", {"Retry-After": "10"})
-        async with self._uploads:
+        with self._uploads.held(self._server.holder(request), "Slowdown: too many files are being received"):
             try:
                 async with asyncio.timeout(self.config.seconds):
                     yield
@@ -187,9 +189,16 @@ class Documents:
     async def _translate(self, given: Document) -> None:
         """Translate a document when its turn comes; what comes of it is in its attributes."""
         try:
-            async with self._turns:
+            await self._turns.acquire()
+            threads = _Threads()
+            try:
                 given.status, given.began = "translating", time.monotonic()
-                await self._translated(given)
+                async with asyncio.timeout(self.config.seconds):
+                    await self._translated(given, threads.run)
+            except TimeoutError:
+                raise Late("the deadline passed") from None
+            finally:
+                threads.then(self._turns.release)
             given.status = "done"
         except asyncio.CancelledError:
             raise
@@ -201,38 +210,58 @@ class Documents:
         finally:
             given.ended = time.monotonic()
 
-    async def _translated(self, given: Document) -> None:
+    async def _translated(self, given: Document, run: Run) -> None:
         """Translate a document and write the result."""
         most = self._server.limits.file_bytes
-        content = await _in_thread(partial(read_bounded, self._path(given, "in"), most))
-        value = await translated(given, content, self._server, self.config, _in_thread)
-        await _in_thread(partial(self._finish, given, value))
+        content = await run(partial(read_bounded, self._path(given, "in"), most))
+        value = await translated(given, content, self._server, self.config, run)
+        await run(partial(self._finish, given, value))
         given.size = len(value)
 
 
-async def _in_thread(work: Callable[[], Value]) -> Value:
-    """Return the result of `work`, done in a thread that does not keep the process from ending.
+class _Threads:
+    """The threads of one document, which no event loop waits for: they go on when the document is given up.
 
-    Python waits for the threads of an executor, and a large document may take one minutes.
+    Python waits for the threads of an executor, and a large document may take one a minute.
     """
-    loop = asyncio.get_running_loop()
-    future: asyncio.Future[Value] = loop.create_future()
 
-    def finish(put: Callable[[], None]) -> None:
-        if not future.done():  # else nobody waits for it any more
-            put()
+    def __init__(self) -> None:
+        self._running = 0
+        self._last: Callable[[], object] | None = None
 
-    def run() -> None:
-        put: Callable[[], None]
-        try:
-            put = partial(future.set_result, work())
-        except Exception as error:
-            put = partial(future.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the loop has ended
-            loop.call_soon_threadsafe(finish, put)
+    async def run(self, work: Callable[[], Any]) -> Any:
+        """Return the result of `work`, done in a thread that does not keep the process from ending."""
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
 
-    threading.Thread(target=run, name="document", daemon=True).start()
-    return await future
+        def finish(put: Callable[[], None]) -> None:
+            if not future.done():  # else nobody waits for it any more
+                put()
+            self._running -= 1
+            self._end()
+
+        def run() -> None:
+            put: Callable[[], None]
+            try:
+                put = partial(future.set_result, work())
+            except Exception as error:
+                put = partial(future.set_exception, error)
+            with contextlib.suppress(RuntimeError):  # the loop has ended
+                loop.call_soon_threadsafe(finish, put)
+
+        self._running += 1
+        threading.Thread(target=run, name="document", daemon=True).start()
+        return await future
+
+    def then(self, last: Callable[[], object]) -> None:
+        """Call `last` as soon as no thread is running: until then it takes memory and computing time."""
+        self._last = last
+        self._end()
+
+    def _end(self) -> None:
+        if self._last is not None and not self._running:
+            self._last()
+            self._last = None
 
 
 def _locked(folder: Path) -> int:

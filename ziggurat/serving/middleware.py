@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ipaddress
 import re
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Match, Route
@@ -148,28 +149,41 @@ class OwnPages:
     """Middleware that keeps pages of other origins from what clients keep here, where no key does (403).
 
     Translations are for pages of any origin (CORS). Glossaries are kept, and without keys they are everybody's who
-    reaches the port: any page that its user opens could read and delete them. Programs send no `Origin`.
+    reaches the port: any page that its user opens could read and delete them. Programs send no `Origin`. A page whose
+    own name leads to this machine (DNS rebinding) sends that name as `Host`: so only names count that nobody can have
+    elsewhere.
 
     Args:
         app: what is asked.
         access: whether a key is needed.
         path: beginning of the paths that are kept.
+        hosts: further names of the server; None: any, since a proxy in front sees to it.
     """
 
-    def __init__(self, app: ASGIApp, access: Access, path: str) -> None:
-        self._app, self._access, self._path = app, access, path
+    def __init__(self, app: ASGIApp, access: Access, path: str, hosts: Collection[str] | None) -> None:
+        self._app, self._access, self._path, self._hosts = app, access, path, hosts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass the request on unless it comes from elsewhere."""
         if scope["type"] == "http" and scope["path"].startswith(self._path) and not self._access.required:
             headers = dict(scope["headers"])
             # Behind a proxy the scheme may be another than the page's.
-            origin = headers.get(b"origin", b"").lower().partition(b"://")[2]
-            if b"origin" in headers and origin != headers.get(b"host", b"").lower():
-                text = "pages of other origins need an API key for this, and this server has none"
+            origin, host = headers.get(b"origin", b"").lower().partition(b"://")[2], headers.get(b"host", b"").lower()
+            if (b"origin" in headers and origin != host) or not self._is_own(host.decode("latin-1")):
+                text = "pages of other origins or host names need an API key for this, and this server has none"
                 await answer(scope["path"], 403, text)(scope, receive, send)
                 return
         await self._app(scope, receive, send)
+
+    def _is_own(self, host: str) -> bool:
+        """Return whether a `Host` can only be this server: an address, a name without dots or a given one."""
+        name = re.sub(r":\d*$", "", host)
+        try:
+            ipaddress.ip_address(name.strip("[]"))
+        except ValueError:
+            own = "." not in name or name.endswith(".localhost")
+            return self._hosts is None or own or name in self._hosts
+        return True
 
 
 class BodyLimit:

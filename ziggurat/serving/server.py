@@ -42,6 +42,7 @@ def app_of(config: ServeConfig, say: Callable[[str], object]) -> Starlette:
         page=config.page,
         metrics_token=config.metrics_token,
         proxied=bool(config.proxies),
+        hosts=None if config.proxies else {config.host.lower(), socket.gethostname().lower()},
         logged=config.log_requests,
         say=say,
     )

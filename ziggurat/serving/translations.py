@@ -68,6 +68,11 @@ class Translations:
         address = request.client.host if request.client else "unknown"
         return self.access.client(key if isinstance(key, str) else None, address, characters)
 
+    def holder(self, request: Request) -> str:
+        """Return whose place a request takes that is still coming, by the key in its headers or its address."""
+        _, _, key = request.headers.get("authorization", "").partition(" ")
+        return self.access.holder(key, request.client.host if request.client else "unknown")
+
     def bearer(self, request: Request, characters: int, key: object = None) -> str:
         """Return who asks under /v1, by the key of the header `Authorization: Bearer` or the one that is given.
 
@@ -169,9 +174,17 @@ class Translations:
         return [] if source == target else self.pool.route(source, target) or []
 
     async def translate(
-        self, texts: Sequence[str], sources: Sequence[str], target: str, client: str, wanted: Wanted | None = None
+        self,
+        texts: Sequence[str],
+        sources: Sequence[str],
+        target: str,
+        client: str,
+        wanted: Wanted | None = None,
+        model: Model | None = None,
     ) -> list[TextTranslation]:
-        """Return the translation of each text; one in the target language comes back as it is.
+        """Return the translation of each text, by `model` or else the one of its languages.
+
+        A text in the target language comes back as it is.
 
         All sentences of a request are let into the queues, or none. Raises QueueFull, Late, ModelFailed, ConfigError
         and DataError; where the caller is cancelled, so are the sentences.
@@ -187,8 +200,9 @@ class Translations:
             self.in_thread if long else _at_once,
         )
         found = [TextTranslation(text, AlignedText(text, [], [])) for text in texts]
-        places = [n for n, source in enumerate(sources) if self.route(source, target)]
-        recorded = [Recorded(self.route(sources[n], target)) for n in places]
+        routes = [self.route(source, target) if model is None else [model] for source in sources]
+        places = [n for n, route in enumerate(routes) if route]
+        recorded = [Recorded(routes[n]) for n in places]
         cuts = [
             replace(
                 self.cut(sources[n], record.route, terms, split=wanted.split != "none"),

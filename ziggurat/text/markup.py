@@ -40,6 +40,7 @@ class Rules:
         nested: the same, but with paragraphs of their own that are translated, such as footnotes.
         attributes: attributes with text to be translated; none: attributes are kept.
         xml: whether text must be well-formed XML.
+        languages: of the source and the translation: a page (`html`) that says that it is in the one says the other.
     """
 
     inline: frozenset[str]
@@ -51,6 +52,7 @@ class Rules:
     nested: frozenset[str] = frozenset()
     attributes: frozenset[str] = frozenset()
     xml: bool = False
+    languages: tuple[str, str] = ("", "")
 
 
 HTML = Rules(
@@ -79,6 +81,7 @@ _UNREAD = _names(
 )
 _CODE, _RUBY = _names("code kbd samp var"), _names("ruby rb")
 _DIVIDING = _names("pre textarea xmp plaintext")  # copied ones that stand between sentences
+_LANGUAGE = regex.compile(r"""((?<=\s)(?:xml:)?lang\s*+=\s*+)(["']?+)(?P<code>[A-Za-z0-9-]++)\2""")
 _ATTRIBUTE_VALUE = regex.compile(r"""(?<=\s)([A-Za-z][\w:-]*+)\s*+=\s*+("[^"]*+"|'[^']*+')""")
 
 
@@ -179,9 +182,9 @@ class _Segmenter:
     def _flush(self) -> None:
         if self.run:
             texts = [token for token in self.run_raw if token.kind == "text"]
-            spellings: Spellings = {}
+            spellings = Spellings()
             for token in texts:
-                spellings.setdefault(token.text, []).append(token.raw)
+                spellings.add(token.text, token.raw)
             form = MarkupForm("".join(token.raw for token in texts), spellings, self.rules.xml)
             self.done += filled(self.run, form)
             self.run, self.run_raw = [], []
@@ -216,8 +219,16 @@ class _Segmenter:
                 return False
         return False
 
+    def _language(self, found: regex.Match[str]) -> str:
+        """Return an attribute with the language of the translation in place of the source's."""
+        source, target = self.rules.languages
+        is_source = _first_part(found["code"]) == _first_part(source)
+        return f"{found[1]}{found[2]}{target}{found[2]}" if is_source else found[0]
+
     def _raw(self, token: Token) -> Raw:
         """Return a tag as it was written, with places for the attributes that are translated."""
+        if token.name == "html" and all(self.rules.languages):
+            return _LANGUAGE.sub(self._language, token.raw)
         if not any(token.attributes.get(name, "").strip() for name in self.rules.attributes) or _untranslated(token):
             return token.raw
         template: Template = []
@@ -226,10 +237,16 @@ class _Segmenter:
             if found[1].lower() in self.rules.attributes:
                 value, quote = found[2][1:-1], found[2][0]
                 text = token.attributes[found[1].lower()]
-                form = MarkupForm(value, {text: [value]}, self.rules.xml, quote)
+                form = MarkupForm(value, Spellings(), self.rules.xml, quote)
+                form.spellings.add(text, value)
                 template += [token.raw[begin : found.start(2) + 1], Slot(Marked(text), form)]
                 begin = found.end(2) - 1
         return [*template, token.raw[begin:]]
+
+
+def _first_part(code: str) -> str:
+    """Return a language code without its region."""
+    return regex.split("[-_]", code.lower())[0]
 
 
 def _untranslated(token: Token) -> bool:

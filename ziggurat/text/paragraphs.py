@@ -58,18 +58,27 @@ def plain_text(text: str, options: Options) -> Work[Outcome[str]]:
 def aligned_text(text: str, options: Options, *, lines: bool = True) -> Work[Outcome[AlignedText]]:
     """Return the work of `plain_text` with the sentences and links; without `lines` the text is one paragraph."""
     notices: Counter[str] = Counter()
-    whole = [Marked(line) for line in (_LINE_ENDS.split(text) if lines else [text])]
-    done = yield from _distinct(together([_line(line, options, notices) for line in whole]))
-    said, sentences, links = "", list[SentencePair](), list[Link]()
-    at = 0
-    for line, (target, pairs) in zip(whole, done, strict=True):
+    parts = _LINE_ENDS.split(text) if lines else [text]
+    written = [bool(part.strip()) for part in parts]  # ends of lines are not
+    whole = [Marked(part) for part, has_text in zip(parts, written, strict=True) if has_text]
+    _admit([line.text for line in whole], options)
+    done = iter((yield from _distinct(together([_line(line, options, notices) for line in whole]))))
+    said, sentences, links = list[str](), list[SentencePair](), list[Link]()
+    at = target_at = 0
+    for part, has_text in zip(parts, written, strict=True):
+        target, pairs = next(done) if has_text else (Target(part), [])
         for (start, end), (target_start, target_end) in pairs:
-            pair = SentencePair((start + at, end + at), (target_start + len(said), target_end + len(said)))
-            sentences.append(pair)
-        links += [_moved(link, at, len(said)) for link in [*target.fixed, *target.links]]
-        said += target.text
-        at += len(line.text)
-    return Outcome(AlignedText(said, sentences, links), notices)
+            sentences.append(SentencePair((start + at, end + at), (target_start + target_at, target_end + target_at)))
+        links += [_moved(link, at, target_at) for link in [*target.fixed, *target.links]]
+        said.append(target.text)
+        at += len(part)
+        target_at += len(target.text)
+    return Outcome(AlignedText("".join(said), sentences, links), notices)
+
+
+def _admit(texts: Sequence[str], options: Options) -> None:
+    if options.admit is not None:
+        options.admit(texts)
 
 
 def sentence_count(text: str, options: Options, *, lines: bool = True) -> int:
@@ -85,7 +94,11 @@ def _line(text: Marked, options: Options, notices: Counter[str]) -> Work[tuple[T
 
 def paragraphs(texts: Sequence[Marked], options: Options, notices: Counter[str]) -> Work[list[list[Piece]]]:
     """Return the work of translating paragraphs; its result is the pieces of each. Notices are counted in `notices`."""
-    return (yield from _distinct(together([_paragraph(text, options, notices) for text in texts])))
+    written = [bool(text.text.strip()) for text in texts]
+    whole = [text for text, has_text in zip(texts, written, strict=True) if has_text]
+    _admit([text.text for text in whole], options)
+    done = iter((yield from _distinct(together([_paragraph(text, options, notices) for text in whole]))))
+    return [next(done) if has_text else _pieces(text) for text, has_text in zip(texts, written, strict=True)]
 
 
 def _distinct(work: Work[Result]) -> Work[Result]:
@@ -167,7 +180,10 @@ def _translated(
     notices: Counter[str],
 ) -> Work[tuple[Target, list[SentencePair]]]:
     """Return the work of translating the sentences of a paragraph and joining them with its own white space."""
-    targets = yield from together([_sentence(unit, options, notices) for unit in units])
+    if len(units) == 1:  # of most, and without what `together` keeps
+        targets = [(yield from _sentence(units[0], options, notices))]
+    else:
+        targets = yield from together([_sentence(unit, options, notices) for unit in units])
     said, links, fixed, pairs = "", [], [], []
     begin = 0
     for (start, end), target in zip(spans, targets, strict=True):

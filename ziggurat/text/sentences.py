@@ -7,7 +7,7 @@ alignment); each segment between marks and such stretches by itself. Every fall-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -32,11 +32,11 @@ class Options:
 
     Attributes:
         split: cuts a paragraph into sentences (ziggurat.text.splitting); None: a paragraph is one sentence.
-        aligned: whether the translator tells alignments; without them, sentences with marks inside are translated
-            segment by segment at once.
+        aligned: whether the translator tells alignments; without, sentences with marks are translated in segments.
         again: whether a sentence is asked for again where something that must come through is missing.
         terms: a glossary, whose hard terms must come out; soft ones are whoever translates to see to.
         tally: where what came of the terms is counted.
+        admit: is given the paragraphs, perhaps in several calls, before they are cut; what it raises ends the work.
     """
 
     split: Splitter | None
@@ -44,6 +44,7 @@ class Options:
     again: bool = True
     terms: Terms | None = None
     tally: Tally | None = None
+    admit: Callable[[Sequence[str]], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -249,8 +250,7 @@ def _put_back(unit: Unit, target: Target) -> Target:
     for link in target.links:
         shift = next((s for at, s in reversed(shifts) if at <= link.target_start), 0)
         end_shift = next((s for at, s in reversed(shifts) if at < link.target_end), 0)
-        moved = (link.target_start + shift, link.target_end + end_shift)
-        links.append(link._replace(target_start=moved[0], target_end=moved[1]))
+        links.append(link._replace(target_start=link.target_start + shift, target_end=link.target_end + end_shift))
     return Target(text, links, fixed)
 
 

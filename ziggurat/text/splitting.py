@@ -22,6 +22,10 @@ Splitter = Callable[[str], list[str]]
 MAX_SENTENCE = 2000
 """Characters; a longer "sentence" is text without full stops, such as a list, and is cut at the best place before."""
 
+_BLOCK = 10_000
+"""Characters that sentencex is given at once: quotes that open and do not close take it time by the square, in which no
+other thread goes on."""
+
 # The last of these in a sentence that is too long is where it is cut: the end of a line, clause or word.
 _CUTS = [regex.compile(p) for p in (r"[\n\r\u2028\u2029]\s*", r"[.!?;:。！？；：]\s*", r"[,，、]\s*", r"\s+")]
 _BLANKS = regex.compile(r"[^\S\x00-\x7f]")
@@ -42,7 +46,7 @@ def sentencex_splitter(language: str) -> Splitter:
         ) from None
     segment: Callable[[str, str], Any] = sentencex.segment
 
-    def split(text: str) -> list[str]:
+    def block(text: str) -> list[str]:
         # Stand-ins of the same length, so that the text itself can be cut by lengths: Rust has no lone surrogates, and
         # sentencex (1.0.32) panics at white space of several bytes before a full stop, as French has it.
         stand_in = _BLANKS.sub(" ", _SURROGATES.sub("\ufffd", text))
@@ -59,7 +63,27 @@ def sentencex_splitter(language: str) -> Splitter:
             begin += len(sentence)
         return sentences
 
+    def split(text: str) -> list[str]:
+        sentences, begin = list[str](), 0
+        while len(text) - begin > _BLOCK:
+            found = [sentence for sentence in block(text[begin : begin + _BLOCK]) if sentence]
+            # The last one may go on, and the next block begins with it; if it is most of a block, it is cut anyhow.
+            if len(found) > 1 and len(found[-1]) <= MAX_SENTENCE:
+                found.pop()
+            else:
+                last = found.pop() if found else text[begin : begin + _BLOCK]
+                found.append(last[: _last_gap(last)])
+            sentences += found
+            begin += sum(map(len, found))
+        return [*sentences, *block(text[begin:])]
+
     return split
+
+
+def _last_gap(text: str) -> int:
+    """Return where the last word of a text begins; its end if it has one word."""
+    gaps = [found.end() for found in _CUTS[-1].finditer(text, len(text) // 2) if found.end() < len(text)]
+    return gaps[-1] if gaps else len(text)
 
 
 def sentence_spans(text: str, split: Splitter, kept: Sequence[tuple[int, int]] = ()) -> list[tuple[int, int]]:

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol, TypeAlias
 
 from ziggurat.text.marked import Marked, Piece, marked
 from ziggurat.text.paragraphs import paragraphs
 from ziggurat.text.sentences import Options
-from ziggurat.text.tokens import spelt
+from ziggurat.text.tokens import Spelling
 from ziggurat.text.work import Work
 
 __all__ = [
@@ -28,7 +29,6 @@ __all__ = [
     "add",
     "filled",
     "slots",
-    "spelling",
     "written",
 ]
 
@@ -50,14 +50,29 @@ class Slot:
 
 Template: TypeAlias = "list[str | Slot]"
 Raw: TypeAlias = "str | Template"
-Spellings: TypeAlias = dict[str, list[str]]
-"""How the source writes the texts between marks, in order: the same text may be written in two ways."""
 
 
-def spelling(known: Spellings, text: str) -> str | None:
-    """Return how the source writes the next text that is like this; None where it has none, and so for a new one."""
-    found = known.get(text)
-    return None if found is None else found.pop(0) if len(found) > 1 else found[0]
+class Spellings:
+    """The way in which a source writes the texts between marks, in order: the same text may be written in two ways."""
+
+    __slots__ = ("_known", "_taken")
+
+    def __init__(self) -> None:
+        self._known: dict[str, list[str]] = {}
+        self._taken: dict[str, int] = {}
+
+    def add(self, text: str, raw: str) -> None:
+        """Take the next text and how it is written."""
+        self._known.setdefault(text, []).append(raw)
+
+    def next(self, text: str) -> str | None:
+        """Return how the source writes the next text that is like this; None for a new one."""
+        known = self._known.get(text)
+        if known is None:
+            return None
+        place = self._taken.get(text, 0)
+        self._taken[text] = min(place + 1, len(known) - 1)
+        return known[place]
 
 
 @dataclass
@@ -72,18 +87,22 @@ class MarkupForm:
     """
 
     raw: str
-    spellings: Spellings = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=Spellings)
     xml: bool = False
     quote: str = ""
+
+    @cached_property
+    def _spelling(self) -> Spelling:
+        return Spelling(self.raw, xml=self.xml)
 
     def write(self, pieces: Sequence[Piece]) -> Template:
         """Return the pieces as strings and slots."""
         template: Template = []
         for piece in pieces:
             if isinstance(piece, str):
-                said = spelling(self.spellings, piece)
+                said = self.spellings.next(piece)
                 if said is None:
-                    said = spelt(piece, self.raw, xml=self.xml)
+                    said = self._spelling.of(piece)
                     if self.quote:
                         said = said.replace(self.quote, "&quot;" if self.quote == '"' else "&#39;")
                 template.append(said)

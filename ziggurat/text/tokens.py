@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple
 
 import regex
 
-__all__ = ["Token", "element_ends", "html_tokens", "spelt"]
+__all__ = ["Spelling", "Token", "element_ends", "html_tokens", "spelt"]
 
 Kind = Literal["open", "close", "empty", "text", "other"]
 
@@ -191,20 +191,38 @@ _STANDARD = {"&": "&amp;", "<": "&lt;"}
 _NOT_XML = regex.compile(r"[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
-def spelt(text: str, raw: str, *, xml: bool = False) -> str:
-    """Return `text` escaped for markup, with the entities that `raw`, the source of the paragraph, was written with.
+class Spelling:
+    """The way in which a paragraph of markup writes characters.
 
-    A character that the source always wrote as an entity is written so again. In HTML an `&` that the source always
-    wrote bare stays bare where it begins no entity. Characters that XML does not have are left out, in HTML too.
+    Args:
+        raw: the source of the paragraph.
+        xml: whether every `&` must be an entity.
     """
-    text = _NOT_XML.sub("", text)
-    entities: dict[str, str] = {}
-    for entity in set(_ENTITY.findall(raw)):
-        letter = html.unescape(entity)
-        if len(letter) == 1 and letter != entity and letter not in raw.replace(entity, "") and letter not in "&<":
-            entities[letter] = entity
-    bare = not xml and "&" in _ENTITY.sub("", raw) and "&amp;" not in raw
-    if bare and html.unescape(text) == text:
-        entities["&"] = "&"
-    table = str.maketrans(_STANDARD | entities)
-    return text.translate(table)
+
+    def __init__(self, raw: str, *, xml: bool = False) -> None:
+        without = _ENTITY.sub("", raw)
+        entities = dict(_STANDARD)
+        letters = set(without)
+        for entity in dict.fromkeys(_ENTITY.findall(raw)):
+            letter = html.unescape(entity)
+            if len(letter) == 1 and letter != entity and letter not in letters and letter not in _STANDARD:
+                entities[letter] = entity
+        self._table = str.maketrans(entities)
+        is_bare = not xml and "&" in without and "&amp;" not in raw
+        self._bare = str.maketrans(entities | {"&": "&"}) if is_bare else None
+
+    def of(self, text: str) -> str:
+        """Return `text` escaped, with the entities of the source.
+
+        A character that the source always wrote as an entity is written so again. In HTML an `&` that the source always
+        wrote bare stays bare where it begins no entity. Characters that XML does not have are left out, in HTML too.
+        """
+        text = _NOT_XML.sub("", text)
+        if self._bare is not None and html.unescape(text) == text:
+            return text.translate(self._bare)
+        return text.translate(self._table)
+
+
+def spelt(text: str) -> str:
+    """Return `text` escaped for XML, without what XML does not have."""
+    return Spelling("", xml=True).of(text)

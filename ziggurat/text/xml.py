@@ -87,6 +87,7 @@ class _Reader:
     def __init__(self, content: bytes, prefixes: Mapping[str, str], name: str) -> None:
         self.content, self.prefixes = content, prefixes
         self.tokens: list[Token] = []
+        self.texts: list[Token] = []  # one text, which expat tells line by line
         self.waiting: tuple[int, Token] | None = None
         self.depth = 0
         # With its encoding given, expat does not look at the declaration, which names that of the file.
@@ -113,6 +114,7 @@ class _Reader:
                 f"{error.offset + 1})"
             ) from None
         self.finish(len(content))
+        self.end_text()
 
     def take(self, token: Token) -> None:
         at = self.parser.CurrentByteIndex
@@ -128,13 +130,21 @@ class _Reader:
         if not raw and token.kind != "close":
             return
         self.waiting = None
+        if token.kind == "text":
+            self.texts.append(token._replace(raw=raw))
+            return
+        self.end_text()
         before = self.tokens[-1] if self.tokens else None
         if token.kind == "close" and not raw and before is not None and before.kind == "open":
             self.tokens[-1] = before._replace(kind="empty")  # <a/>: expat's end has no text of its own
-        elif token.kind == "text" and before is not None and before.kind == "text":
-            self.tokens[-1] = before._replace(raw=before.raw + raw, text=before.text + token.text)
         else:
             self.tokens.append(token._replace(raw=raw))
+
+    def end_text(self) -> None:
+        if self.texts:
+            raw, text = ("".join(getattr(part, name) for part in self.texts) for name in ("raw", "text"))
+            self.tokens.append(Token("text", raw, text=text))
+            self.texts.clear()
 
     def start(self, name: str, attributes: dict[str, Any]) -> None:
         self.depth += 1

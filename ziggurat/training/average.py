@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ziggurat.config import TrainingConfig, load_experiment
 from ziggurat.config.experiment import shown
+from ziggurat.config.lora import without_lora
 from ziggurat.data.checksums import made_by
 from ziggurat.data.staging import BeingBuiltError
 from ziggurat.data.workspace import sweep
@@ -111,7 +112,7 @@ def average_run(run: Path, *, last: int, out: Path | None = None, force: bool = 
         )
     out = out or run / "averaged"
     tensors = mean_weights([folder / MODEL_FILE for folder in folders])
-    stage = stage_experiment(experiment, read_progress(folders[-1]).stage)
+    stage = without_lora(stage_experiment(experiment, read_progress(folders[-1]).stage))
     where = () if out == run / "averaged" else ("--out", out, "--force")
     again = made_by("average", run, "--last", last, *where)
     write_model_directory(out, tensors, stage, run, again=again)

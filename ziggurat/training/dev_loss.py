@@ -6,6 +6,9 @@ from collections.abc import Callable
 from itertools import islice
 from typing import NamedTuple
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ziggurat.config import TrainingConfig
 from ziggurat.config.train import LossConfig
 from ziggurat.data.corpus import Store
@@ -41,15 +44,23 @@ class DevLoss(NamedTuple):
 
 
 def dev_loss(
-    model: Seq2Seq, store: Store, config: TrainingConfig, processes: Processes, go_on: Callable[[], None]
+    model: Seq2Seq,
+    store: Store,
+    config: TrainingConfig,
+    processes: Processes,
+    go_on: Callable[[], None],
+    rows: NDArray[np.int64] | None = None,
 ) -> DevLoss:
-    """Return the losses on this process's part of the dev set; `go_on` is called before each batch."""
+    """Return the losses on this process's part of the dev set; `go_on` is called before each batch.
+
+    `rows` are the pairs that count; None: all.
+    """
     dev, guided = store.dev, config.loss.alignment
     assert dev is not None
     links = guided is not None and dev.has_links
     loss = LossConfig(label_smoothing=0.0, chunk_tokens=config.loss.chunk_tokens, alignment=guided if links else None)
     found = DevLoss()
-    batches = fixed_batches(dev, store.source, store.target, config.batch, links=links)
+    batches = fixed_batches(dev, store.source, store.target, config.batch, links=links, rows=rows)
     for batch in islice(batches, processes.rank, None, processes.count):
         go_on()
         with autocast(model.device, config.precision):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+from torch import Tensor
 
 from ziggurat.config import Experiment, TrainingConfig
 from ziggurat.config.compatibility import unlike
@@ -16,7 +17,9 @@ from ziggurat.data.corpus import Store
 from ziggurat.data.subword import same_vocabulary
 from ziggurat.errors import ConfigError
 from ziggurat.models.build import build_model, compile_layers, parameter_roles, parameter_scales, set_recompute
-from ziggurat.models.directory import OpenedModel, load_weights, open_model, weights
+from ziggurat.models.directory import OpenedModel, load_weights, open_model, read_weights, weights
+from ziggurat.models.low_rank import BASE, adapt, is_update
+from ziggurat.models.run_folder import MODEL_FILE
 from ziggurat.models.seq2seq import AlignmentHead, Seq2Seq
 from ziggurat.nn.quantised import quantise
 from ziggurat.training.checkpoint import Checkpoint
@@ -97,6 +100,22 @@ class Learner:
         """Layers of encoder and decoder now."""
         return self.architecture.encoder.layers, self.architecture.decoder.layers
 
+    @property
+    def _adapts(self) -> bool:
+        """True when low-rank updates alone are trained."""
+        return self.experiment.training.lora is not None
+
+    def kept_weights(self) -> Mapping[str, Tensor]:
+        """Return the weights that belong into a checkpoint, whole, by name; of low-rank adaptation the updates."""
+        found = self.parallel.weights()
+        return {name: tensor for name, tensor in found.items() if is_update(name)} if self._adapts else found
+
+    def base_weights(self) -> Mapping[str, Tensor] | None:
+        """Return the weights that low-rank updates belong to, whole, by name; None: all weights are trained."""
+        if not self._adapts:
+            return None
+        return {name: tensor for name, tensor in self.parallel.weights().items() if not is_update(name)}
+
     def start_from(self, path: str) -> str:
         """Take the weights of a run or a model directory; return a description of it for the log.
 
@@ -120,7 +139,8 @@ class Learner:
             f"`training.start_from: {path}`",
             f"prepare the data with the model's: `data.subword.kind=existing data.subword.source_model={path}`",
         )
-        load_weights(self.model, weights(opened.model), f"`training.start_from: {path}`")
+        whole = {**self.kept_weights(), **weights(opened.model)} if self._adapts else weights(opened.model)
+        load_weights(self.model, whole, f"`training.start_from: {path}`")
         ruled_out = opened.model.output.ruled_out
         left_out = "" if ruled_out is None else f"; {len(ruled_out)} tokens that its output bias rules out have no loss"
         return opened.origin + left_out
@@ -130,7 +150,8 @@ class Learner:
         number = checkpoint.progress.stage
         if number != self._stage.number:
             self._stage = self._make_stage(number, self._build(number))
-        load_weights(self.model, checkpoint.weights, str(run))
+        base = read_weights(run / BASE / MODEL_FILE) if self._adapts else {}
+        load_weights(self.model, {**base, **checkpoint.weights}, str(run))
         self.optimiser.load_state(checkpoint.optimiser)
 
     def grow(self) -> str | None:
@@ -158,16 +179,20 @@ class Learner:
 
     def _build(self, stage: int) -> Seq2Seq:
         """Return the model of a stage with initial weights, on the device."""
+        training = self.experiment.training
         # Drawn on the CPU and moved afterwards: the same initial weights on every device.
         model = build_model(
             stage_model(self.experiment, stage),
             self.store.source.size,
             self.store.target.size,
-            seed=self.experiment.training.seed,
-            exact_dropout=self.experiment.training.exact_dropout,
-        ).to(self.device)
-        model.decoder.aligned = AlignmentHead.of(self.experiment.training.loss.alignment)
-        if self.experiment.training.quantise is not None:
+            seed=training.seed,
+            exact_dropout=training.exact_dropout,
+        )
+        if training.lora is not None:
+            adapt(model, training.lora, seed=training.seed, exact_dropout=training.exact_dropout)
+        model.to(self.device)
+        model.decoder.aligned = AlignmentHead.of(training.loss.alignment)
+        if training.quantise is not None:
             quantise(model)
         return model
 

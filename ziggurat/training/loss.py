@@ -48,10 +48,10 @@ def smoothing_of(config: LossConfig, vocabulary: int) -> Smoothing:
 
 
 class _Gradients(NamedTuple):
-    """Gradients of the loss with respect to its inputs, in their shapes; `bias` is None where there is none."""
+    """Gradients of the loss with respect to its inputs, in their shapes; None: there is no bias, or it is frozen."""
 
     hidden: Tensor
-    weight: Tensor
+    weight: Tensor | None
     bias: Tensor | None
 
     def subtract_targets(
@@ -67,15 +67,17 @@ class _Gradients(NamedTuple):
         correction = weight[target].mul_(smoothing.gold).add_(weight_sum, alpha=smoothing.every)
         self.hidden.sub_(correction.mul_(row_weight[:, None]))
         weighted = hidden * row_weight[:, None]
-        self.weight.index_add_(0, target, weighted, alpha=-smoothing.gold)
-        self.weight.sub_(weighted.sum(0), alpha=smoothing.every)
+        if self.weight is not None:
+            self.weight.index_add_(0, target, weighted, alpha=-smoothing.gold)
+            self.weight.sub_(weighted.sum(0), alpha=smoothing.every)
         if self.bias is not None:
             self.bias.index_add_(0, target, row_weight, alpha=-smoothing.gold)
             self.bias.sub_(row_weight.sum(), alpha=smoothing.every)
 
     def freeze(self, ruled_out: Tensor) -> None:
         """Give the rows of the tokens `ruled_out` [n] no gradient: the smoothed target has no mass there."""
-        self.weight.index_fill_(0, ruled_out, 0.0)
+        if self.weight is not None:
+            self.weight.index_fill_(0, ruled_out, 0.0)
         if self.bias is not None:
             self.bias.index_fill_(0, ruled_out, 0.0)
 
@@ -103,8 +105,9 @@ class _LinearCrossEntropy(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor]:
         gradients = None
         if any(ctx.needs_input_grad):
-            grad_bias = None if bias is None else torch.zeros_like(bias)
-            gradients = _Gradients(torch.empty_like(hidden), torch.zeros_like(weight), grad_bias)
+            _, of_weight, of_bias, *_ = ctx.needs_input_grad
+            grad_bias = torch.zeros_like(bias) if of_bias and bias is not None else None
+            gradients = _Gradients(torch.empty_like(hidden), torch.zeros_like(weight) if of_weight else None, grad_bias)
         weight_sum, bias_sum = weight.sum(0), 0.0 if bias is None else bias.sum()
         if ruled_out is not None:
             weight_sum -= weight[ruled_out].sum(0)
@@ -145,7 +148,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                         gradients.bias.addmv_(odds.t(), scale.squeeze(1))
                     odds = odds.to(compute)
                     gradients.hidden[rows] = product(odds, matrix.t()) * scale
-                    gradients.weight.add_(product(odds.t(), (h * scale).to(compute).t()))
+                    if gradients.weight is not None:
+                        gradients.weight.add_(product(odds.t(), (h * scale).to(compute).t()))
             if gradients is not None:
                 gradients.subtract_targets(hidden, weight, weight_sum, target, row_weight, smoothing)
                 if ruled_out is not None:

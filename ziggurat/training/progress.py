@@ -38,9 +38,13 @@ def introduction(experiment: Experiment, learner: Learner, pairs: int, run: Path
     threads = torch.get_num_threads()
     where += f" with {threads} thread{'s' if threads > 1 else ''}" if where == "cpu" else ""
     where += f" in each of {processes.count} processes ({config.distributed.kind})" if processes.count > 1 else ""
+    lora = config.lora
+    trained = f"{sum(p.numel() for p in learner.optimiser.parameters):,} of them trained"
+    adapted = [] if lora is None else [f"low-rank updates (rank {lora.rank}) of {', '.join(lora.maps)}: {trained}"]
     return [
         f"{kind} {learner.depth[0]}-{learner.depth[1]}, width {model.d_model}, "
         f"{count_parameters(learner.model):,} parameters, {pairs:,} training pairs",
+        *adapted,
         f"{where}, {config.precision}; run folder {run}",
     ]
 

@@ -9,19 +9,19 @@ from pathlib import Path
 from ziggurat.config.lifecycle import CheckpointConfig
 from ziggurat.data.workspace import discard, sweep, tidy
 from ziggurat.errors import CheckpointError
-from ziggurat.models.run_folder import CHECKPOINTS, checkpoint_folders, checkpoint_update, link, ranked
+from ziggurat.models.run_folder import CHECKPOINTS, best_link, checkpoint_folders, checkpoint_update, link, ranked
 from ziggurat.training.checkpoint import Progress, read_progress
 
 __all__ = ["clear_leftovers", "prune", "set_aside"]
 
 
 def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_better: bool) -> None:
-    """Delete the checkpoints that `kept` does not ask for, and mend the link `best`.
+    """Delete the checkpoints that `kept` does not ask for, and mend the links `best` and `best-DIRECTION`.
 
     The newest always stays, and so does the one to roll back to. Checkpoints that the clock asked for do not take the
     place of others: which updates they are of is chance, and the checkpoints of an average must not depend on it.
 
-    The names of deleted checkpoints are removed from `progress.scores` and `progress.interim`.
+    What `progress` notes of deleted checkpoints is removed.
     """
     folders = checkpoint_folders(run)
     regular = [folder for folder in folders if folder.name not in progress.interim]
@@ -29,10 +29,19 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     best = ranked({n: s for n, s in progress.scores.items() if n in names}, smaller_is_better=smaller_is_better)
     counted = [folder for folder in regular if not _by_clock(folder)]
     staying = {folder for folder in folders if folder.name in (progress.good, *best[: kept.keep_best])}
+    for direction, scores in progress.direction_scores.items() if kept.keep_best_per_direction else ():
+        known = {name: score for name, score in scores.items() if name in names}
+        its_best = ranked(known, smaller_is_better=smaller_is_better)[: kept.keep_best_per_direction]
+        staying |= {folder for folder in folders if folder.name in its_best}
+        if its_best:
+            link(run / best_link(direction), run / CHECKPOINTS / its_best[0])
     # The newest of all, and the newest of those that the clock did not ask for, which make up averages.
     staying |= {*regular[-kept.keep_last :], *counted[-kept.keep_last :], *folders[-1:]}
-    if not best and (link_to_best := run / "best").is_symlink():  # scores were forgotten: until there is a new best one
-        staying |= {folder for folder in folders if folder.name == Path(os.readlink(link_to_best)).name}
+    if not best:  # scores were forgotten: until there is a new best one
+        former = [
+            Path(os.readlink(path)).name for path in (run / "best", *run.glob(best_link("*"))) if path.is_symlink()
+        ]
+        staying |= {folder for folder in folders if folder.name in former}
     if kept.keep_every is not None:
         staying |= {folder for folder in counted if checkpoint_update(folder) % kept.keep_every == 0}
     if best and kept.keep_best:  # before the old target of the link is deleted, or a kill would leave it dangling
@@ -40,9 +49,7 @@ def prune(run: Path, progress: Progress, kept: CheckpointConfig, *, smaller_is_b
     for folder in folders:
         if folder not in staying:
             discard(folder)
-    names = {folder.name for folder in staying}
-    progress.scores = {name: score for name, score in progress.scores.items() if name in names}
-    progress.interim = [name for name in progress.interim if name in names]
+    progress.keep({folder.name for folder in staying})
 
 
 def set_aside(run: Path, *, after: int) -> list[Path]:

@@ -16,10 +16,12 @@ from typing import Any
 
 import torch
 from pydantic import ValidationError
+from torch import Tensor
 
 from ziggurat import __version__
 from ziggurat.config import DataConfig, Experiment, dump, load_experiment
 from ziggurat.config.experiment import changed, shown
+from ziggurat.config.lora import without_lora
 from ziggurat.config.train import BatchConfig
 from ziggurat.data.checksums import write_checksums
 from ziggurat.data.corpus import Store
@@ -28,7 +30,8 @@ from ziggurat.data.store_checks import other_files, unlike_store
 from ziggurat.data.subword import copy_tokenizers
 from ziggurat.data.workspace import building
 from ziggurat.errors import CheckpointError, ConfigError
-from ziggurat.models.directory import ENVIRONMENT_FILE
+from ziggurat.models.directory import ENVIRONMENT_FILE, fill_model_directory
+from ziggurat.models.low_rank import BASE
 from ziggurat.models.run_folder import CHECKPOINTS, CONFIG_FILE, checkpoint_folders, read_meta
 from ziggurat.models.tensors import usable_device
 from ziggurat.training.processes import Processes
@@ -50,7 +53,7 @@ __all__ = [
 _VOCABULARY_FILES = re.compile(r"vocabulary\.json|\w+\.(spm|vocab)")
 """The files in a run's folder that checksums protect. Checkpoints have theirs, and contain the configuration."""
 
-_FIXED = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout", "growth", "start_from")
+_FIXED = ("seed", "batch", "loss", "optimiser", "precision", "exact_dropout", "growth", "start_from", "lora")
 """Keys of `training` that a resumed run cannot change."""
 
 
@@ -94,9 +97,10 @@ def other_files_notice(config: DataConfig, store: Store) -> list[str]:
     ]
 
 
-def create_run(run: Path, experiment: Experiment, store: Store) -> None:
+def create_run(run: Path, experiment: Experiment, store: Store, base: Mapping[str, Tensor] | None = None) -> None:
     """Make a new run, with its resolved configuration and vocabularies; the folder appears whole or not at all.
 
+    `base` are the weights of the model that low-rank updates belong to; None: the run trains all weights.
     Raises ConfigError when the folder holds something already, DataError when another process is making it.
     """
     with building(run) as folder:
@@ -106,6 +110,10 @@ def create_run(run: Path, experiment: Experiment, store: Store) -> None:
         write_checksums(folder, f"copy it from the store, {store.path}", only=_VOCABULARY_FILES)
         write_atomically(folder / CONFIG_FILE, dump(experiment).encode())
         (folder / CHECKPOINTS).mkdir()
+        if base is not None:
+            (folder / BASE).mkdir()
+            again = f"copy it from where the run {run} was, or train it again"
+            fill_model_directory(folder / BASE, base, without_lora(experiment), store.path, again=again)
 
 
 def reopen_run(run: Path, overrides: Sequence[str]) -> Experiment:

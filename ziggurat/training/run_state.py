@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +42,7 @@ class Progress:
         validations_since_best: number of validations since the best one.
         validation_due: True when the validation of this update was interrupted; a resumed run does it first.
         scores: validation metric by name of the checkpoints kept.
+        direction_scores: the same of each direction of translation, where there are several.
         stage: present stage of growth, from 0 (training.growth).
         schedule_update: the learning rate's counter t; behind `update` where growth or a roll back has set it back.
         interim: names of the checkpoints kept that only a stop asked for; the next checkpoint replaces them.
@@ -76,6 +77,7 @@ class Progress:
     stage: int = 0
     schedule_update: int = 0
     scores: dict[str, float] = field(default_factory=dict)
+    direction_scores: dict[str, dict[str, float]] = field(default_factory=dict)
     interim: list[str] = field(default_factory=list)
     by_clock: bool = False
     window: dict[str, float] = field(default_factory=dict)
@@ -84,6 +86,15 @@ class Progress:
     def position(self) -> LoaderState:
         """Position in the data."""
         return LoaderState(self.epoch, self.batch, tuple(self.data_stages))
+
+    def keep(self, checkpoints: Collection[str]) -> None:
+        """Forget all that is noted of checkpoints with other names than these."""
+        self.scores = {name: score for name, score in self.scores.items() if name in checkpoints}
+        self.interim = [name for name in self.interim if name in checkpoints]
+        self.direction_scores = {
+            direction: {name: score for name, score in scores.items() if name in checkpoints}
+            for direction, scores in self.direction_scores.items()
+        }
 
     def advance(self, target_tokens: int, position: LoaderState, stages: Sequence[StageConfig] = ()) -> None:
         """Count one update, taken or not, and move on to `position` in the data, which `stages` may divide."""

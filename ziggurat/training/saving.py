@@ -216,7 +216,7 @@ class Saver:
         # The first process writes the weights, whole. Moments are shared out: a sharded moment is written by all, each
         # its part; one that every process has, by one of them in turn, so that all write about as much.
         rank, count = self._processes.rank, self._processes.count
-        whole, moments = learner.parallel.weights(), learner.optimiser.state()
+        whole, moments = learner.kept_weights(), learner.optimiser.state()
         # Sorted, so that all processes deal them out alike.
         mine = {name for number, name in enumerate(sorted(moments)) if number % count == rank}
         tensors: tuple[Mapping[str, Tensor], Mapping[str, Tensor]] = (
@@ -243,9 +243,7 @@ class Saver:
             self._processes.first_does(partial(_with_disk_errors, work))
         except OSError as error:
             raise CheckpointError(f"{self._run}: old checkpoints cannot be deleted: {error}") from None
-        staying = self._processes.texts([*progress.scores, *progress.interim])[0]
-        progress.scores = {name: score for name, score in progress.scores.items() if name in staying}
-        progress.interim = [name for name in progress.interim if name in staying]
+        progress.keep(self._processes.texts([*progress.scores, *progress.interim])[0])
 
     def _collect(self) -> CheckpointError | None:
         """Wait for the write under way, if any, and take in how it ended; return its error."""
@@ -262,8 +260,7 @@ class Saver:
         # Only the names that the thread deleted: training has added others to the progress meanwhile.
         gone = (before.scores.keys() - after.scores.keys()) | (set(before.interim) - set(after.interim))
         p = self._progress
-        p.scores = {name: score for name, score in p.scores.items() if name not in gone}
-        p.interim = [name for name in p.interim if name not in gone]
+        p.keep({*p.scores, *p.interim} - gone)
         return None
 
     def _raise_or_log(self, error: CheckpointError | None) -> None:

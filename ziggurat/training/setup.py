@@ -17,6 +17,7 @@ from ziggurat.config import Experiment
 from ziggurat.data.corpus import Store
 from ziggurat.data.loader import Loader
 from ziggurat.errors import CheckpointError, ConfigError
+from ziggurat.models.low_rank import BASE
 from ziggurat.models.tensors import usable_device
 from ziggurat.threads import share_cores
 from ziggurat.tracking.trackers import refuse_missing_trackers
@@ -121,7 +122,8 @@ def set_up(run: Path, experiment: Experiment, processes: Processes, *, resume: b
         torch.compiler.reset()  # or the trials of other batch sizes would shape the graphs
     if compiled or not fitted:
         refuse_too_large(learner, loader, experiment, epoch=0)
-    processes.first_does(lambda: create_run(run, experiment, store))
+    base = learner.base_weights()
+    processes.first_does(lambda: create_run(run, experiment, store, base))
     return Setup(run, experiment, store, processes, store_check, learner, loader, validator, origin, fitted)
 
 
@@ -167,9 +169,14 @@ def position_limit(experiment: Experiment, store: Store) -> int | None:
     return embedding.max_positions
 
 
-def _initial_weights(learner: Learner, experiment: Experiment) -> str:
-    """Take the weights of `training.start_from`; return whose they are, for people, or "" for initialised ones."""
+def _initial_weights(learner: Learner, experiment: Experiment, run: Path | None = None) -> str:
+    """Take the weights of `training.start_from`; return whose they are, for people, or "" for initialised ones.
+
+    A run of low-rank updates that is there already, in `run`, begins with the copy in it.
+    """
     path = experiment.training.start_from
+    if run is not None and experiment.training.lora is not None:
+        path = str(run / BASE)
     return "" if path is None else learner.start_from(path)
 
 
@@ -188,7 +195,7 @@ def starting_point(setup: Setup, log: RunLog, *, resume: bool) -> StartingPoint:
     checkpoint = same_for_all(setup.run, lambda: latest_checkpoint(setup.run, warn), setup.processes)
     if checkpoint is None:
         log.say("no checkpoint yet: starting from the beginning")
-        origin = _initial_weights(setup.learner, setup.experiment)
+        origin = _initial_weights(setup.learner, setup.experiment, setup.run)
         refuse_too_large(setup.learner, setup.loader, setup.experiment, epoch=0)
         return StartingPoint(Progress(), initialised=not origin, origin=origin)
     if checkpoint.store != setup.store.fingerprint:
@@ -225,7 +232,7 @@ def rank_anew(p: Progress, experiment: Experiment) -> list[str]:
         before = {**before, "max_length": None}
     if not before or before == now:  # checkpoints of earlier versions do not say
         return []
-    p.best, p.best_update, p.validations_since_best, p.scores = None, None, 0, {}
+    p.best, p.best_update, p.validations_since_best, p.scores, p.direction_scores = None, None, 0, {}, {}
     keys = [key for key in {**before, **now} if before.get(key) != now.get(key)]
     names = ", ".join(f"`{key}`" if key == "decoding" else f"`training.validation.{key}`" for key in keys)
     why = (

@@ -7,11 +7,10 @@ interrupted validation is kept.
 from __future__ import annotations
 
 import contextlib
-import math
 import time
 import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -24,75 +23,13 @@ from ziggurat.decoding.translator import TranslationWarning, Translator
 from ziggurat.errors import ConfigError
 from ziggurat.evaluation.scores import Metric, MissingTokenizerError, evaluate, sacrebleu_metric
 from ziggurat.evaluation.splitting import splitting
-from ziggurat.models.run_folder import checkpoint_name
 from ziggurat.models.seq2seq import Seq2Seq
-from ziggurat.training.checkpoint import Progress
 from ziggurat.training.dev_loss import DevLoss, dev_loss
+from ziggurat.training.directions import DirectionScores, Validation, directions_of, loss_over
 from ziggurat.training.objective import autocast
 from ziggurat.training.processes import Processes
 
 __all__ = ["Validation", "Validator"]
-
-
-@dataclass(frozen=True)
-class Validation:
-    """Results on the dev set.
-
-    Attributes:
-        nll: mean -log p(gold) per target token, nats; perplexity is its exponential.
-        bleu: sacreBLEU of the decoded dev set, or None (also where its tokenizer is not installed).
-        chrf: chrF of the same, or None.
-        unfinished: number of translations cut at the length limit, or None.
-        left_out: why there is no decoding, where `training.validation` asks for one.
-        alignment: mean cross-entropy of guided alignment per target token with links, nats, or None.
-    """
-
-    nll: float
-    bleu: float | None = None
-    chrf: float | None = None
-    unfinished: int | None = None
-    left_out: str = ""
-    alignment: float | None = None
-
-    @property
-    def perplexity(self) -> float:
-        """exp(nll), within the range of a float."""
-        return math.exp(min(self.nll, 700.0))
-
-    def metric(self, name: str) -> float:
-        """Return the value of `training.validation.metric`."""
-        value = {"loss": self.nll, "bleu": self.bleu, "chrf": self.chrf}[name]
-        assert value is not None  # the configuration refuses a metric that is not measured
-        return value
-
-    def count(self, p: Progress, name: str) -> bool:
-        """Count this validation, by metric `name`, in `p`; return whether it is the best so far."""
-        # A model that has diverged may give NaN, which is never the best.
-        value, sign = self.metric(name), 1.0 if name == "loss" else -1.0
-        better = math.isfinite(value) and (p.best is None or sign * value < sign * p.best)
-        if better:
-            p.best, p.best_update, p.validations_since_best = value, p.update, 0
-        else:
-            p.validations_since_best += 1
-        if math.isfinite(value):
-            p.scores[checkpoint_name(p.update)] = value
-        return better
-
-    def record(self) -> dict[str, float | int | None]:
-        """Return the figures by name."""
-        figures = {"nll": self.nll, "perplexity": self.perplexity, "bleu": self.bleu, "chrf": self.chrf}
-        return {**figures, "unfinished": self.unfinished, "alignment_loss": self.alignment}
-
-    def line(self) -> str:
-        """Return the figures as a line of text."""
-        text = f"dev nll {self.nll:.4f}  perplexity {self.perplexity:.2f}"
-        text += "" if self.alignment is None else f"  alignment {self.alignment:.3f}"
-        if self.bleu is not None:
-            text += f"  BLEU {self.bleu:.2f}"
-        if self.chrf is not None:
-            text += f"  chrF {self.chrf:.2f}"
-        text += f"  {self.unfinished} cut at the length limit" if self.unfinished else ""
-        return text + (f"  {self.left_out}" if self.left_out else "")
 
 
 Result = TypeVar("Result")
@@ -149,6 +86,7 @@ class Validator:
         processes: all that share the work.
 
     Attributes:
+        directions: the directions of translation of its pairs.
         notices: sentences for the log about anything unusual in how scores are computed.
 
     Raises ConfigError when `training.validation.metric` is BLEU and its tokenizer for the target language is not
@@ -170,10 +108,12 @@ class Validator:
         self.max_positions = max_positions
         self.processes = processes or Processes()
         self.decoding = _with_beam(decoding, config.validation.beam_size)
-        # The first ones, always the same: scores of one run must compare.
-        count = min(len(self.dev), config.validation.max_sentences or len(self.dev))
-        self.sources, self.references = self.dev.texts(np.arange(count)) if config.validation.decode else ([], [])
-        rule, lengths = config.validation.max_length, self.dev.target_lengths[:count]
+        self.directions = directions_of(store)
+        # The first ones of each direction, always the same: scores of one run must compare.
+        self._rows = [direction.rows[: config.validation.max_sentences] for direction in self.directions]
+        rows = np.concatenate(self._rows)
+        self.sources, self.references = self.dev.texts(rows) if config.validation.decode else ([], [])
+        rule, lengths = config.validation.max_length, self.dev.target_lengths[rows]
         self.longest = None if rule is None else [int(rule.ratio * n + rule.extra) for n in lengths]
         self._clock = _DecodingClock(None if config.validation.metric != "loss" else config.validation.max_share)
         self._frequencies: float | None = None
@@ -182,7 +122,7 @@ class Validator:
         self.notices: list[str] = []
         if self.sources:
             self._find_tokenizer()
-        self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[: len(self.sources)]]
+        self.tags: list[str | None] = [tags[number] for number in self.dev.corpora[rows]] if self.sources else []
 
     @torch.inference_mode()
     def measure(
@@ -209,14 +149,31 @@ class Validator:
 
     def _measure(self, model: Seq2Seq, go_on: Callable[[], None], last: Callable[[float], bool]) -> Validation:
         model.eval()
-        of_part = self._in_all(lambda: dev_loss(model, self.store, self.config, self.processes, go_on))
-        loss = DevLoss(*self.processes.sums([*of_part]))
+        several = len(self.directions) > 1
+        parts = [direction.rows if several else None for direction in self.directions]
+        of_part = self._in_all(
+            lambda: [dev_loss(model, self.store, self.config, self.processes, go_on, rows) for rows in parts]
+        )
+        sums = self.processes.sums([figure for loss in of_part for figure in loss])
+        losses = [DevLoss(*sums[start : start + 4]) for start in range(0, len(sums), 4)]
+        loss = loss_over(self.directions, losses)
         mean, alignment = loss.mean, loss.alignment_mean
+
+        def found(
+            scores: list[dict[str, float]] | None = None, unfinished: int | None = None, left_out: str = ""
+        ) -> Validation:
+            of_each = {
+                direction.name: DirectionScores(own.mean, direction.trained, its.get("bleu"), its.get("chrf"))
+                for direction, own, its in zip(self.directions, losses, scores or [{}] * len(losses), strict=True)
+            }
+            bleu, chrf = (_mean_score(list(of_each.values()), name) for name in ("bleu", "chrf"))
+            return Validation(mean, bleu, chrf, unfinished, left_out, alignment, of_each if several else {})
+
         if not self.config.validation.decode:
-            return Validation(mean, alignment=alignment)
+            return found()
         # The clocks of several processes differ: the first one's decides for all.
         if not self.processes.of_first(self._clock.affordable() or last(mean)):
-            return Validation(mean, left_out=self._clock.excuse, alignment=alignment)
+            return found(left_out=self._clock.excuse)
         beam = self.decoding.beam_size
         if beam > 1:  # a model that knows word frequencies at most is not worth it
             self._frequencies = self._frequencies or unigram_entropy(self.store)
@@ -228,8 +185,7 @@ class Validator:
         for rank, texts in enumerate(self.processes.texts(mine)):
             outputs[rank :: self.processes.count] = texts
         (cut,) = self.processes.sums([unfinished])
-        scores = self._scores(outputs)
-        return Validation(mean, scores.get("bleu"), scores["chrf"], int(cut), alignment=alignment)
+        return found(self._scores(outputs), int(cut))
 
     def _in_all(self, work: Callable[[], Result]) -> Result:
         """Return this process's result of `work`. Raises _InterruptedError when it was interrupted in any process.
@@ -267,23 +223,40 @@ class Validator:
 
     def _find_tokenizer(self) -> None:
         """Leave BLEU out if its tokenizer is missing and no decision depends on it; now, not hours later."""
-        language = self.store.manifest["config"]["target_language"]
-        how = splitting([self.references], language)
-        try:
-            sacrebleu_metric("bleu", tokenize=how.bleu)
-        except MissingTokenizerError as error:
-            if self.config.validation.metric == "bleu":
-                raise ConfigError(
-                    f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or go by "
-                    "`training.validation.metric=chrf` or `loss`, which need nothing more"
-                ) from None
-            self._metrics = ("chrf",)
-            self.notices.append(f"validation leaves BLEU out and uses chrF: {error}")
-        else:
-            self.notices += [how.bleu_notice] if how.bleu_notice else []
+        for direction, (references,) in zip(self.directions, self._by_direction(self.references), strict=True):
+            language = direction.target_language
+            how = splitting([references], language)
+            try:
+                sacrebleu_metric("bleu", tokenize=how.bleu)
+            except MissingTokenizerError as error:
+                if self.config.validation.metric == "bleu":
+                    raise ConfigError(
+                        f"`training.validation.metric: bleu` on text in `{language}`: {error}. Or go by "
+                        "`training.validation.metric=chrf` or `loss`, which need nothing more"
+                    ) from None
+                self._metrics = ("chrf",)
+                self.notices.append(f"validation leaves BLEU out and uses chrF: {error}")
+                return
+            if how.bleu_notice and how.bleu_notice not in self.notices:
+                self.notices.append(how.bleu_notice)
 
-    def _scores(self, outputs: list[str]) -> dict[str, float]:
-        """Return BLEU, with the tokenizer that suits the target language, and chrF, by name."""
-        language = self.store.manifest["config"]["target_language"]
-        scores = evaluate(outputs, [self.references], metrics=self._metrics, target_language=language)
-        return {name: score.value for name, score in zip(self._metrics, scores, strict=True)}
+    def _by_direction(self, *lines: list[str]) -> list[list[list[str]]]:
+        """Return for each direction its part of each of `lines`, which are in the order of `sources`."""
+        ends = np.cumsum([0, *map(len, self._rows)]).tolist()
+        return [[each[start:end] for each in lines] for start, end in pairwise(ends)]
+
+    def _scores(self, outputs: list[str]) -> list[dict[str, float]]:
+        """Return BLEU, with the tokenizer that suits the target language, and chrF, by name, of each direction."""
+        found: list[dict[str, float]] = []
+        for direction, (mine, references) in zip(
+            self.directions, self._by_direction(outputs, self.references), strict=True
+        ):
+            scores = evaluate(mine, [references], metrics=self._metrics, target_language=direction.target_language)
+            found.append({name: score.value for name, score in zip(self._metrics, scores, strict=True)})
+        return found
+
+
+def _mean_score(of_each: list[DirectionScores], name: str) -> float | None:
+    """Return the mean of a score over the directions that are trained on; None where it was not measured."""
+    values = [getattr(scores, name) for scores in of_each if scores.trained]
+    return None if None in values else sum(values) / len(values)

@@ -13,7 +13,7 @@ from ziggurat.nn.attention.base import OwnAttention, OwnCache
 from ziggurat.nn.attention.live import LiveBeams
 from ziggurat.nn.attention.multihead import CrossAttention, LinearMaker
 from ziggurat.nn.attention.target import TargetView
-from ziggurat.nn.linear import Linear, linear
+from ziggurat.nn.linear import Linear, NormedLinear
 from ziggurat.nn.roles import Role, Slot, linear_slots
 
 __all__ = ["MergedAttention", "MergedAverageAttention"]
@@ -86,9 +86,8 @@ class MergedAverageAttention(MergedAttention):
         # second one, before x, would add nothing new: the weights of either attention sum to 1, so both shifts would
         # add the same vector to the result.
         shared = self.cross.kv_proj
-        weight = shared.weight.chunk(2)[1]
-        bias = None if shared.bias is None else shared.bias.chunk(2)[1]
-        return (shared.multiply if isinstance(shared, Linear) else linear)(x, weight, bias)
+        assert not isinstance(shared, NormedLinear)
+        return shared.part(x, 1, 2)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of each parameter that the module holds itself; a shared value map is in `cross`."""

@@ -137,10 +137,7 @@ class SelfAttention(OwnAttention):
             return self.qkv_proj(x).chunk(self.maps, dim=-1)
         if not isinstance(self.qkv_proj, Linear):  # packed for inference: its parts cannot be told apart
             return [self.qkv_proj(part).chunk(self.maps, dim=-1)[n] for n, part in enumerate(x[: self.maps])]
-        bias = self.qkv_proj.bias
-        biases = [None] * self.maps if bias is None else bias.chunk(self.maps)
-        maps = zip(x, self.qkv_proj.weight.chunk(self.maps), biases, strict=False)
-        return [self.qkv_proj.multiply(part, weight, its_bias) for part, weight, its_bias in maps]
+        return [self.qkv_proj.part(part, number, self.maps) for number, part in enumerate(x[: self.maps])]
 
     def _rotated(self, x: Tensor, live: LiveBeams | None) -> Tensor:
         assert self.rotary is not None

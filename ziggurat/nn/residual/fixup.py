@@ -6,12 +6,16 @@ The multiplier of each branch is the residual kind `fixup` (ziggurat.nn.residual
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
 
 from ziggurat.nn.linear import linear
 from ziggurat.nn.roles import Role, Slot
+
+if TYPE_CHECKING:
+    from ziggurat.nn.low_rank import LowRank
 
 __all__ = ["ShiftScale", "ShiftedLinear"]
 
@@ -20,17 +24,30 @@ class ShiftedLinear(nn.Module):
     """y = (x + shift) W^T, with one scalar [1], from 0, in place of a bias vector.
 
     Every linear map of the layers has one; zero leaves it out on attention's memory and output.
+
+    Attributes:
+        low_rank: as in ziggurat.nn.linear.Linear.
     """
+
+    low_rank: LowRank | None
 
     def __init__(self, d_in: int, d_out: int) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(d_out, d_in))
         self.shift = nn.Parameter(torch.zeros(1))
         self.bias: nn.Parameter | None = None
+        self.register_module("low_rank", None)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [..., d_out] for `x` [..., d_in]."""
-        return linear(x + self.shift, self.weight)
+        shifted = x + self.shift
+        y = linear(shifted, self.weight)
+        return y if self.low_rank is None else self.low_rank(shifted, y)
+
+    def part(self, x: Tensor, number: int, parts: int) -> Tensor:
+        """Return part `number` of the `parts` equal ones of x W^T, [..., d_out / parts], without the shift."""
+        y = linear(x, self.weight.chunk(parts)[number])
+        return y if self.low_rank is None else self.low_rank.of_part(x, y, number)
 
     def slots(self) -> Iterator[Slot]:
         """Yield the role of the shift; the module that owns this map says that of the matrix."""

@@ -25,24 +25,21 @@ from ziggurat.text.glossary import Terms
 from ziggurat.text.markup import HTML, Rules, xml_tokens
 from ziggurat.text.tokens import Token
 
-__all__ = ["GLOSSARY", "KEY", "SOURCE", "TARGET", "DeepL", "DeepLAccount"]
+__all__ = ["GLOSSARY", "KEY", "REFUSED", "SOURCE", "TARGET", "DeepL", "DeepLAccount"]
 
 _SCHEME = "DeepL-Auth-Key "
 _UNLIMITED = 10**12
 """Characters that an account may have translated, as /v2/usage tells it: clients expect a number."""
 
 _SPLITS: dict[str, Literal["lines", "sentences", "none"]] = {"0": "none", "1": "lines", "nonewlines": "sentences"}
-_REFUSED = ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
-"""Fields that would change translations in ways that this server cannot."""
-_IGNORED = (
-    "formality",
-    "context",
-    "preserve_formatting",
-    "model_type",
-    "show_billed_characters",
-    "tag_handling_version",
+REFUSED = [
+    Field(name, {"description": "refused"})
+    for name in ("glossary_ids", "style_id", "translation_memory_id", "custom_instructions")
+]
+_IGNORED = (  # fields without effect
+    *("formality", "context", "preserve_formatting", "model_type"),
+    *("show_billed_characters", "tag_handling_version"),
 )
-"""Fields without effect."""
 
 KEY = Field("auth_key", text("an API key, where no header has it"))
 SOURCE = Field("source_lang", text("the code of the texts' language; without it, it is detected"))
@@ -65,7 +62,7 @@ TRANSLATE = Operation(
         Field("outline_detection", {"type": ["string", "boolean"], "description": "of XML; see docs/serve.md"}),
         GLOSSARY,
         *(Field(name, {"description": "without effect"}) for name in _IGNORED),
-        *(Field(name, {"description": "refused"}) for name in _REFUSED),
+        *REFUSED,
         KEY,
     ),
     record(
@@ -136,6 +133,13 @@ class DeepLAccount:
             raise Refused(400, "Value for 'source_lang' not supported.")
         return source, target
 
+    @staticmethod
+    def refuse_unsupported(fields: Mapping[str, Any]) -> None:
+        """Raise Refused (400) for fields that would change translations in ways that this server cannot."""
+        for field in REFUSED:
+            if fields.get(field.name):
+                raise Refused(400, f"Value for '{field.name}' not supported.")
+
     def terms(self, fields: Mapping[str, Any], client: str, source: str | None, target: str) -> Terms | None:
         """Return the glossary that a request names: soft, or hard where the model cannot search for its terms.
 
@@ -180,9 +184,7 @@ class DeepL:
         if not isinstance(texts, list) or not texts or not all(isinstance(each, str) for each in texts):
             raise Refused(400, "Parameter 'text' not specified.")
         characters = self._server.refuse_large(texts)
-        for name in _REFUSED:
-            if fields.get(name):
-                raise Refused(400, f"Value for '{name}' not supported.")
+        self._account.refuse_unsupported(fields)
         markup, split = await self._markup(fields, texts), fields.get("split_sentences")
         if split is None:
             split = "1" if markup is None else "nonewlines"

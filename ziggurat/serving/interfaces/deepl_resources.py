@@ -17,7 +17,7 @@ from ziggurat.serving.document_translation import Document
 from ziggurat.serving.documents import Documents
 from ziggurat.serving.glossaries import Glossary, read_entries
 from ziggurat.serving.interfaces.attachments import name_of, sent
-from ziggurat.serving.interfaces.deepl import GLOSSARY, KEY, SOURCE, TARGET, DeepLAccount
+from ziggurat.serving.interfaces.deepl import GLOSSARY, KEY, REFUSED, SOURCE, TARGET, DeepLAccount
 from ziggurat.serving.interfaces.description import Described, Field, Operation
 from ziggurat.serving.interfaces.dialects import DEEPL
 from ziggurat.serving.interfaces.schemas import flag, listed, record, text, whole
@@ -70,6 +70,7 @@ SUBMIT = Operation(
         Field("output_format", text("that of the file")),
         GLOSSARY,
         Field("formality", text("without effect")),
+        *REFUSED,
         KEY,
     ),
     record({"document_id": text(), "document_key": text()}),
@@ -194,7 +195,8 @@ class DeepLDocuments:
         """Take a document."""
         if not self._documents.config.enabled:
             raise Refused(403, "Documents are not translated on this server.")
-        async with self._documents.uploading(), SUBMIT.upload(request) as (fields, upload):
+        async with self._documents.uploading(request), SUBMIT.upload(request) as (fields, upload):
+            self._account.refuse_unsupported(fields)
             name = name_of(str(fields.get("filename") or upload.filename or ""))
             try:
                 kind = document_kind(name)

@@ -92,7 +92,7 @@ class Files:
         """Translate a document as LibreTranslate does: the answer comes when it is done."""
         if not self._documents.config.enabled:
             raise Refused(403, "Files translation are disabled on this server.")
-        async with self._documents.uploading(), TRANSLATE.upload(request) as (fields, upload):
+        async with self._documents.uploading(request), TRANSLATE.upload(request) as (fields, upload):
             for name in ("source", "target"):
                 if not fields.get(name):
                     raise Refused(400, f"Invalid request: missing {name} parameter")
@@ -129,7 +129,7 @@ class Files:
         """Take a document; it is translated when its turn comes."""
         if not self._documents.config.enabled:
             raise Refused(403, "documents are not translated on this server")
-        async with self._documents.uploading(), SUBMIT.upload(request) as (fields, upload):
+        async with self._documents.uploading(request), SUBMIT.upload(request) as (fields, upload):
             name = name_of(upload.filename)
             if not name or not fields.get("source") or not fields.get("target"):
                 raise Refused(400, "a form with `file`, `source`, `target` and, if wanted, `glossary` is needed")

@@ -14,6 +14,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from ziggurat.serving.interfaces.description import Described, Field, Operation
 from ziggurat.serving.interfaces.dialects import OPENAI
 from ziggurat.serving.interfaces.schemas import Schema, flag, listed, record, text, whole
+from ziggurat.serving.pool import Model
 from ziggurat.serving.requests import Refused, unless_gone
 from ziggurat.serving.translations import Translations
 
@@ -82,9 +83,9 @@ class OpenAI:
         said, name = _message(fields.get("messages")), fields.get("model")
         if (excess := self._server.excess([said])) is not None:
             raise Refused(400, f"the message is longer than {excess.most} {excess.kind}")
-        pair = self._pair(name)
+        source, target, model = self._named(name)
         client = self._server.bearer(request, len(said))
-        work = self._server.translate([said], [pair[0]], pair[1], client)
+        work = self._server.translate([said], [source], target, client, model=model)
         translation = (await unless_gone(request, work))[0].best.text
         head = {"id": f"chatcmpl-{uuid.uuid4().hex}", "created": int(time.time()), "model": name}
         if fields.get("stream") is True:
@@ -103,21 +104,24 @@ class OpenAI:
         """Tell of one model."""
         self._server.bearer(request, 0)
         name = request.path_params["name"]
-        self._pair(name)
+        self._named(name)
         return JSONResponse(self._told(name))
 
     def _told(self, name: str) -> dict[str, Any]:
         return {"id": name, "object": "model", "created": self._began, "owned_by": "ziggurat"}
 
-    def _pair(self, name: Any) -> tuple[str, str]:
-        """Return the languages that a model's name stands for. Raises Refused (404) for an unknown one."""
+    def _named(self, name: Any) -> tuple[str, str, Model | None]:
+        """Return the languages that a model's name stands for, and the model if it is that of one.
+
+        Raises Refused (404) for an unknown name.
+        """
         pool = self._server.pool
         if isinstance(name, str):
             if (model := pool.models.get(name)) is not None:
-                return model.source, model.target
+                return model.source, model.target, model
             for source, targets in pool.languages.items():
                 if name.startswith(f"{source}-") and name.removeprefix(f"{source}-") in targets:
-                    return source, name.removeprefix(f"{source}-")
+                    return source, name.removeprefix(f"{source}-"), None
         raise Refused(404, f"there is no such model; there are: {', '.join(pool.models)}")
 
 

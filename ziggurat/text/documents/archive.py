@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Mapping
 
 from ziggurat.errors import DataError, printable
-from ziggurat.text.documents.settings import Limits
+from ziggurat.text.documents.settings import TAGS, Limits
 
 __all__ = ["Archive"]
 
@@ -27,6 +27,7 @@ class Archive:
 
     def __init__(self, content: bytes, name: str, limits: Limits) -> None:
         self.name, self.limits = name, limits
+        self._pieces = 0
         # Every entry of the directory has this mark: counted before zipfile makes an object of each.
         if content.count(b"PK\x01\x02") > limits.members:
             raise DataError(f"{name}: more than {limits.members:,} members")
@@ -72,6 +73,13 @@ class Archive:
             raise DataError(f"{self.name}: has no {printable(member)!r}; is it a document of another kind?") from None
         except (zipfile.BadZipFile, zlib.error, EOFError, OSError, NotImplementedError, ValueError) as error:
             raise DataError(f"{self.name}: member {printable(member)!r} is damaged ({error})") from None
+
+    def markup(self, member: str) -> bytes:
+        """Return the content of a member that is markup. Raises DataError, also where it has too many pieces."""
+        content = self.read(member)
+        self._pieces += sum(map(content.count, TAGS))
+        self.limits.refuse_many(self._pieces, self.name)
+        return content
 
     def replaced(self, members: Mapping[str, bytes]) -> bytes:
         """Return the archive with the content of some members replaced; order, names, dates and methods are as before.

@@ -170,7 +170,7 @@ def _named(template: Template, xml: Xml, element: str, attribute: str, language:
 
 
 def _value(text: str) -> str:
-    return spelt(text, "", xml=True).replace('"', "&quot;")
+    return spelt(text).replace('"', "&quot;")
 
 
 def tmx(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ziggurat.errors import DataError, printable
 from ziggurat.text.documents import bilingual, lines, markdown, messages, office, opendocument
-from ziggurat.text.documents.settings import Limits, Settings
+from ziggurat.text.documents.settings import TAGS, Limits, Settings
 from ziggurat.text.work import Outcome, Work
 
 __all__ = ["KINDS", "DocumentKind", "Limits", "Settings", "document", "document_kind"]
@@ -25,12 +25,14 @@ class DocumentKind:
         media_type: of its files.
         work: the file's bytes, its name for messages and settings -> the work whose outcome is the translated bytes; it
             raises DataError for a damaged or hostile file, before the first sentence is asked for.
+        marks: bytes of which each piece of a file has one; an archive counts those of its members itself.
     """
 
     name: str
     endings: tuple[str, ...]
     media_type: str
     work: Reader
+    marks: tuple[bytes, ...] = (b"\n",)
 
 
 _OFFICE = "application/vnd.openxmlformats-officedocument"
@@ -38,18 +40,18 @@ _OPEN = "application/vnd.oasis.opendocument"
 KINDS = (
     DocumentKind("text", (".txt",), "text/plain", lines.text_file),
     DocumentKind("Markdown", (".md", ".markdown"), "text/markdown", markdown.markdown),
-    DocumentKind("HTML", (".html", ".htm", ".xhtml"), "text/html", lines.html_file),
-    DocumentKind("Word", (".docx",), f"{_OFFICE}.wordprocessingml.document", office.docx),
-    DocumentKind("PowerPoint", (".pptx",), f"{_OFFICE}.presentationml.presentation", office.pptx),
-    DocumentKind("OpenDocument text", (".odt",), f"{_OPEN}.text", opendocument.opendocument),
-    DocumentKind("OpenDocument presentation", (".odp",), f"{_OPEN}.presentation", opendocument.opendocument),
-    DocumentKind("EPUB", (".epub",), "application/epub+zip", opendocument.epub),
+    DocumentKind("HTML", (".html", ".htm", ".xhtml"), "text/html", lines.html_file, TAGS),
+    DocumentKind("Word", (".docx",), f"{_OFFICE}.wordprocessingml.document", office.docx, ()),
+    DocumentKind("PowerPoint", (".pptx",), f"{_OFFICE}.presentationml.presentation", office.pptx, ()),
+    DocumentKind("OpenDocument text", (".odt",), f"{_OPEN}.text", opendocument.opendocument, ()),
+    DocumentKind("OpenDocument presentation", (".odp",), f"{_OPEN}.presentation", opendocument.opendocument, ()),
+    DocumentKind("EPUB", (".epub",), "application/epub+zip", opendocument.epub, ()),
     DocumentKind("SubRip", (".srt",), "application/x-subrip", lines.srt),
     DocumentKind("WebVTT", (".vtt",), "text/vtt", lines.vtt),
-    DocumentKind("XLIFF", (".xlf", ".xliff"), "application/xliff+xml", bilingual.xliff),
-    DocumentKind("TMX", (".tmx",), "application/x-tmx+xml", bilingual.tmx),
+    DocumentKind("XLIFF", (".xlf", ".xliff"), "application/xliff+xml", bilingual.xliff, TAGS),
+    DocumentKind("TMX", (".tmx",), "application/x-tmx+xml", bilingual.tmx, TAGS),
     DocumentKind("gettext", (".po", ".pot"), "text/x-gettext-translation", messages.gettext),
-    DocumentKind("JSON", (".json",), "application/json", messages.json_values),
+    DocumentKind("JSON", (".json",), "application/json", messages.json_values, (b'"',)),
 )
 """All kinds."""
 
@@ -76,4 +78,6 @@ def document(content: bytes, name: str, settings: Settings) -> Work[Outcome[byte
     kind = document_kind(name)
     if len(content) > settings.limits.size:
         raise DataError(f"{name}: {len(content):,} bytes, more than {settings.limits.size:,}")
+    # Told at once: reading and cutting a large file take minutes.
+    settings.limits.refuse_many(sum(map(content.count, kind.marks)), name)
     return (yield from kind.work(content, name, settings))

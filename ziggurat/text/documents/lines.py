@@ -55,13 +55,17 @@ def html_file(content: bytes, name: str, settings: Settings) -> Work[Outcome[byt
     """Return the work of translating a page in HTML, in the character set that it declares, or else UTF-8.
 
     Characters that the set lacks become references. A page that is UTF-8 though it declares another gets the right
-    declaration.
+    declaration; one that says that it is in the source language then says the target's.
     """
     labels = [found["label"] for found in _DECLARED.finditer(content[:_HEAD].decode("latin-1")) if found["label"]]
     text, charset = decoded(content, name, labels[0] if labels else "")
     if not charset.declared:
         text = _DECLARED.sub(_utf8_declared, text[:_HEAD]) + text[_HEAD:]
-    rules = replace(HTML, attributes=HTML_ATTRIBUTES) if settings.attributes else HTML
+    rules = replace(
+        HTML,
+        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
+        languages=(settings.source, settings.target),
+    )
     outcome = yield from html(text, settings.options, rules)
     errors = "replace" if charset.codec.startswith("utf") else "xmlcharrefreplace"
     return Outcome(charset.encoded(outcome.value, errors), outcome.notices)
@@ -115,7 +119,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
     """
     template: Template = []
     pieces: list[Piece] = []
-    spellings: Spellings = {}
+    spellings = Spellings()
     form = MarkupForm("".join(lines), spellings) if entities else PlainForm()
     for number, line in enumerate(lines):
         body = line.rstrip("\r\n")
@@ -125,7 +129,7 @@ def _cue(lines: Sequence[str], *, entities: bool) -> Template:
                 is_first = not any(isinstance(piece, str) for piece in pieces)
                 for piece in _cue_text(token.raw, is_first=is_first):
                     if entities and isinstance(piece, str):
-                        spellings.setdefault(text := unescape(piece) or piece, []).append(piece)
+                        spellings.add(text := unescape(piece) or piece, piece)
                         piece = text
                     pieces.append(piece)
             elif token.kind in ("open", "close") and name in _CUE_TAGS:

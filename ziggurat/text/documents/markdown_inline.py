@@ -11,7 +11,7 @@ import regex
 
 from ziggurat.text.marked import Close, Copied, Marked, Open, Piece, Point
 from ziggurat.text.markup import HTML, shown_text
-from ziggurat.text.template import Slot, Spellings, Template, add, filled, spelling
+from ziggurat.text.template import Slot, Spellings, Template, add, filled
 from ziggurat.text.tokens import html_tokens
 
 __all__ = ["Inline", "folded"]
@@ -111,7 +111,8 @@ class Inline:
         """Return an image, whose description is translated."""
         if not (self.attributes and found["alt"].strip()) or "\n" in found[0]:
             return Point(raw)
-        form = _Form({found["alt"]: [found["alt"]]}, f"[]{escaped}")
+        form = _Form(escaped=f"[]{escaped}")
+        form.spellings.add(found["alt"], found["alt"])
         return Point(["![", Slot(Marked(found["alt"]), form), found["source"]])
 
 
@@ -139,11 +140,11 @@ def _add_text(pieces: list[Piece], text: str) -> None:
 def _spellings(pieces: Sequence[Piece], ends: Sequence[str]) -> Spellings:
     """Return for each text between marks how it is in the file; `ends` are the line ends in these texts."""
     waiting = iter(ends)
-    spellings: Spellings = {}
+    spellings = Spellings()
     for is_text, group in groupby(pieces, lambda piece: isinstance(piece, str)):
         if is_text:
             text = "".join(piece for piece in group if isinstance(piece, str))
-            spellings.setdefault(text, []).append(regex.sub("\n", lambda _: next(waiting), text))
+            spellings.add(text, regex.sub("\n", lambda _: next(waiting), text))
     return spellings
 
 
@@ -176,7 +177,7 @@ class _Form:
         line: a line's end and the marks before the next.
     """
 
-    spellings: Spellings = field(default_factory=dict)
+    spellings: Spellings = field(default_factory=Spellings)
     escaped: str = ""
     begins: bool = False
     line: str = "\n"
@@ -198,7 +199,7 @@ class _Form:
         return template
 
     def _text(self, text: str, before: Template) -> str:
-        known = spelling(self.spellings, text)
+        known = self.spellings.next(text)
         if known is not None:
             return known
         if self.escaped:

@@ -133,24 +133,33 @@ def _encoded(text: str, charset: Charset) -> bytes:
 def _entries(lines: list[str], name: str) -> list[_Entry]:
     """Return the entries: for each keyword the lines from and to (exclusive), and the text."""
     entries: list[_Entry] = [{}]
-    keyword = ""
+    keyword, texts = "", list[str]()  # of its lines so far
+
+    def end() -> None:
+        nonlocal keyword
+        if keyword:
+            begin, last, _ = entries[-1][keyword]
+            entries[-1][keyword] = (begin, last + len(texts) - 1, "".join(texts))
+        keyword = ""
+
     for number, line in enumerate(lines):
         bare = line.strip()
         if not bare or bare.startswith("#"):
-            keyword = ""
+            end()
             continue
         if found := _ENTRY_LINE.fullmatch(bare):
-            keyword = found[1]
+            end()
+            keyword, texts = found[1], [_unquoted(found[3])]
             if keyword in ("msgctxt", "msgid") and any(key.startswith("msgstr") for key in entries[-1]):
                 entries.append({})
             if keyword in entries[-1]:
                 raise DataError(f"{name}, line {number + 1}: a second {keyword} in one entry")
-            entries[-1][keyword] = (number, number + 1, _unquoted(found[3]))
+            entries[-1][keyword] = (number, number + 1, "")
         elif _MORE_LINE.fullmatch(bare) and keyword:
-            begin, _, text = entries[-1][keyword]
-            entries[-1][keyword] = (begin, number + 1, text + _unquoted(bare))
+            texts.append(_unquoted(bare))
         else:
             raise DataError(f"{name}, line {number + 1}: not a line of a .po file: {printable(bare)!r}")
+    end()
     return entries
 
 

@@ -56,7 +56,7 @@ def _office(
     archive = Archive(content, name, settings.limits)
     archive.read(main)
     documents = {
-        part: read_xml(archive.read(part), f"{name}: {part}", _SPACES)
+        part: read_xml(archive.markup(part), f"{name}: {part}", _SPACES)
         for part in archive.names
         if parts.fullmatch(part)
     }
@@ -93,7 +93,7 @@ class _RunForm:
         runs = [self.ground]
         for piece in pieces:
             if isinstance(piece, str):
-                template += [runs[-1].before, spelt(piece, "", xml=True), runs[-1].after]
+                template += [runs[-1].before, spelt(piece), runs[-1].after]
             elif isinstance(piece.raw, _Run):
                 if isinstance(piece, Open):
                     runs.append(piece.raw)

@@ -71,7 +71,7 @@ def opendocument(content: bytes, name: str, settings: Settings) -> Work[Outcome[
     archive = Archive(content, name, settings.limits)
     archive.read("content.xml")
     parts = [part for part in archive.names if part in ("content.xml", "styles.xml")]
-    documents = {part: read_xml(archive.read(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
+    documents = {part: read_xml(archive.markup(part), f"{name}: {part}", _OPEN_DOCUMENT) for part in parts}
     templates = {part: markup_template(xml.tokens, _TEXT) for part, xml in documents.items()}
     return (yield from xml_members(archive, documents, templates, settings))
 
@@ -102,8 +102,13 @@ def epub(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
     """Return the work of translating an EPUB: its pages, its table of contents; its language becomes the target's."""
     archive = Archive(content, name, settings.limits)
     package = _package(archive, name)
-    book = read_xml(archive.read(package), f"{name}: {package}")
-    rules = replace(HTML, xml=True, attributes=HTML_ATTRIBUTES if settings.attributes else frozenset())
+    book = read_xml(archive.markup(package), f"{name}: {package}")
+    rules = replace(
+        HTML,
+        xml=True,
+        attributes=HTML_ATTRIBUTES if settings.attributes else frozenset(),
+        languages=(settings.source, settings.target),
+    )
     documents: dict[str, Xml] = {}
     templates: dict[str, Template] = {}
     for token in book.tokens:
@@ -112,17 +117,17 @@ def epub(content: bytes, name: str, settings: Settings) -> Work[Outcome[bytes]]:
         kind = token.attributes.get("media-type", "")
         part = posixpath.normpath(posixpath.join(posixpath.dirname(package), unquote(token.attributes.get("href", ""))))
         if part in archive.names and part not in documents and kind in (*_PAGES, _CONTENTS):
-            documents[part] = read_xml(archive.read(part), f"{name}: {part}")
+            documents[part] = read_xml(archive.markup(part), f"{name}: {part}")
             templates[part] = markup_template(documents[part].tokens, _NCX if kind == _CONTENTS else rules)
     if settings.target and package not in documents:
         text = "".join(token.raw for token in book.tokens)
-        documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target, '')}\g<2>", text)]
+        documents[package], templates[package] = book, [_LANGUAGE.sub(rf"\g<1>{spelt(settings.target)}\g<2>", text)]
     return (yield from xml_members(archive, documents, templates, settings))
 
 
 def _package(archive: Archive, name: str) -> str:
     """Return the name of the package document."""
-    for token in read_xml(archive.read(_CONTAINER), f"{name}: {_CONTAINER}").tokens:
+    for token in read_xml(archive.markup(_CONTAINER), f"{name}: {_CONTAINER}").tokens:
         if token.name == "rootfile" and (path := token.attributes.get("full-path")):
             return path
     raise DataError(f"{name}: {_CONTAINER} names no package; is it an EPUB?")

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from ziggurat.errors import DataError
 from ziggurat.text.sentences import Options
 
-__all__ = ["Limits", "Settings"]
+__all__ = ["TAGS", "Limits", "Settings"]
+
+TAGS = (b"<", b"&")
+"""Bytes of which each piece of markup has one: tags, comments, entities."""
 
 
 @dataclass(frozen=True)
@@ -18,12 +22,20 @@ class Limits:
         unpacked: most bytes of all members of an archive, unpacked.
         ratio: most bytes that one byte of an archive may expand to, checked from 16 MiB on.
         members: most members of an archive.
+        pieces: most tags and entities, lines or strings of a file, or of all of an archive's members that are read,
+            counted in the bytes before anything is read.
     """
 
     size: int = 64 << 20
     unpacked: int = 256 << 20
     ratio: int = 200
     members: int = 10_000
+    pieces: int = 2_000_000
+
+    def refuse_many(self, count: int, name: str) -> None:
+        """Raise DataError for a document called `name` with more than `pieces` pieces."""
+        if count > self.pieces:
+            raise DataError(f"{name}: more than {self.pieces:,} tags, lines or strings; divide it")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,101 @@
+"""Numbers, marks and addresses that both sides of a pair must have."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.cleaning.agreement import (
+    addresses_differ,
+    email_addresses,
+    number_share,
+    numbers,
+    unmatched_marks,
+    web_addresses,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Am 3. Mai 1994 um 07:30 Uhr", ["3", "1994", "7", "30"]),
+        ("1.234.567 Euro, 1,234,567 euros, 1 234 567 F, 1’234’567 Fr.", 4 * ["1234567"]),
+        ("1\u202f234", ["1234"]),
+        ("3,5 Grad", ["3", "5"]),
+        ("1,23,4", ["1", "23", "4"]),  # no group of three
+        ("12345,678", ["12345", "678"]),  # no separators of thousands before
+        ("١٢٣٤ 一二 ２０", ["1234", "20"]),
+        ("000 und 007", ["0", "7"]),
+        ("kein Wort", []),
+    ],
+)
+def test_numbers_are_told_by_their_digits(text: str, found: list[str]) -> None:
+    assert numbers(text) == Counter(found)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "share"),
+    [
+        ("12 Hunde", "twelve dogs", 1.0),  # may be a word
+        ("13 Hunde", "thirteen dogs", 0.0),
+        ("1.500 von 300", "300 of 1,500", 1.0),
+        ("1994 und 1995", "1994", 2 / 3),
+        ("20 20 20", "20", 0.5),
+        ("3 von 700", "3 of 800", 0.5),  # 2 of 4: the small ones agree
+        ("", "", 1.0),
+    ],
+)
+def test_share_of_numbers_in_common(source: str, target: str, share: float) -> None:
+    assert number_share(source, target) == pytest.approx(share)
+    assert number_share(target, source) == pytest.approx(share)
+
+
+@settings(deadline=None)
+@given(st.lists(st.integers(0, 10**7)), st.lists(st.integers(0, 10**7)))
+def test_share_of_numbers_by_its_definition(first: list[int], second: list[int]) -> None:
+    left, alone, common = list(second), [], 0
+    for number in first:
+        if number in left:
+            left.remove(number)
+            common += 2
+        else:
+            alone.append(number)
+    wrong = sum(number > 12 for number in alone + left)
+    wanted = common / (common + wrong) if wrong else 1.0
+    texts = (" x ".join(map(str, numbers_)) for numbers_ in (first, second))
+    assert number_share(*texts) == pytest.approx(wanted)
+
+
+@pytest.mark.parametrize(
+    ("source", "target", "unmatched"),
+    [
+        ("Ja?", "Yes?", 0),
+        ("本当?", "Really？", 0),
+        ("はい。", "Yes.", 0),
+        ("„So“, sagte er.", '"So," he said.', 0),
+        ("Ja!", "Yes.", 2),
+        ("Um 7.30 (Ortszeit): ...", "At 7:30 (local time): …", 0),
+        ("(a", "a", 1),
+        ("Wer? Wo? Wann?", "Who?", 2),
+        ("a, b; c", "a b c", 1),  # the semicolon is the question mark of Greek
+    ],
+)
+def test_marks_without_their_like(source: str, target: str, unmatched: int) -> None:
+    assert unmatched_marks(source, target) == unmatched
+    assert unmatched_marks(target, source) == unmatched
+
+
+def test_addresses() -> None:
+    text = "Siehe https://Example.org/a?b=1. Oder (www.test.de/x), Post an Max.Muster+1@mail.example.com!"
+    assert web_addresses(text) == Counter(["https://example.org/a?b=1", "www.test.de/x"])
+    assert email_addresses(text) == Counter(["max.muster+1@mail.example.com"])
+    sources = ["www.a.de", "www.a.de", "kein", "www.a.de und www.a.de", "a.b"]
+    targets = ["www.A.de", "www.b.de", "none", "www.a.de", "c"]
+    assert addresses_differ(sources, targets, web_addresses, ".").tolist() == [False, True, False, True, False]
+    drop = addresses_differ(["a@b.de", "x"], ["a@b.de", "c@d.de"], email_addresses, "@")
+    assert drop.dtype == np.bool_
+    assert drop.tolist() == [False, True]

@@ -1,0 +1,61 @@
+"""Sentences of held-out sets in training pairs, against sets of Python."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ziggurat.cleaning.held_out import HeldOut, Overlap, side_hashes
+from ziggurat.cleaning.sketches import folded
+
+SENTENCES = st.sampled_from(["Ein Hund.", "ein hund", "EIN HUND!", "Eine Katze", "3 Euro", "4 Euro", "?!", "", "A dog"])
+PAIRS = st.lists(st.tuples(SENTENCES, SENTENCES), max_size=12)
+
+
+@settings(deadline=None)
+@given(PAIRS, st.lists(SENTENCES, max_size=5), PAIRS, st.integers(0, 12))
+def test_overlap_by_its_definition(
+    dev: list[tuple[str, str]], test: list[str], train: list[tuple[str, str]], cut: int
+) -> None:
+    held_out = HeldOut()
+    held_out.add_pairs("dev", [([s for s, _ in part], [t for _, t in part]) for part in (dev[:cut], dev[cut:])])
+    held_out.add_lines("test", [test])
+    masks = list[tuple[bool, bool]]()
+    for part in (train[:cut], train[cut:]):
+        both, either = held_out.look(side_hashes([s for s, _ in part], [t for _, t in part]))
+        masks += zip(both.tolist(), either.tolist(), strict=True)
+
+    def plain(texts: list[str]) -> list[str]:
+        return folded(texts)
+
+    sides = [{*plain([pair[n] for pair in dev])} - {""} for n in (0, 1)]
+    lines = {*plain(test)} - {""}
+    folds = [(plain([s])[0], plain([t])[0]) for s, t in train]
+    hits = [[(s in of_set[0], t in of_set[1]) for s, t in folds] for of_set in ((sides[0], sides[1]), (lines, lines))]
+    assert masks == [(any(all(h[n]) for h in hits), any(any(h[n]) for h in hits)) for n in range(len(train))]
+    trained = [{pair[n] for pair in folds} for n in (0, 1)]
+    assert held_out.overlaps() == {
+        "dev": Overlap(
+            len(sides[0]) + len(sides[1]),
+            len(sides[0] & trained[0]) + len(sides[1] & trained[1]),
+            sum(map(all, hits[0])),
+            sum(map(any, hits[0])),
+        ),
+        "test": Overlap(
+            len(lines), len(lines & (trained[0] | trained[1])), sum(map(all, hits[1])), sum(map(any, hits[1]))
+        ),
+    }
+
+
+def test_counts_of_stretches_add_up() -> None:
+    held_out = HeldOut()
+    assert not held_out
+    assert not held_out.look(side_hashes(["a"], ["b"]))[1].any()
+    held_out.add_lines("test", [["Ein Hund", "Zwei"]])
+    held_out.look(side_hashes(["ein hund"], ["x"]))
+    before = held_out.overlaps()["test"]
+    held_out.look(side_hashes(["zwei", "zwei"], ["zwei", "y"]))
+    after = held_out.overlaps()["test"]
+    assert before == Overlap(2, 1, 0, 1)
+    assert after.since(before) == Overlap(2, 1, 1, 2)
+    assert before.joined(after.since(before)) == after

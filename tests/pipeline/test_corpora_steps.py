@@ -1,0 +1,132 @@
+"""Steps on text: fetched, cleaned, held out, of one language."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.conftest import trained, whole
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.pipeline.embedded import embedded_text, write_demo
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.selection import Selection
+from ziggurat.pipeline.table import pipeline_of
+
+NOTHING = {"backward": None, "backtranslation": None, "distillation": None, "filter": None, "alignment": None}
+UNTIL_TEXT = Selection(last="monolingual")
+
+
+def text(**sections: Any) -> dict[str, Any]:
+    """Sections of which nothing is trained in these tests."""
+    rest = {"teacher": None, "quantisation": None, "export": None, "evaluation": None, "student": trained()}
+    return whole(**{**NOTHING, **rest, **sections})
+
+
+def lines(path: Path) -> list[str]:
+    return path.read_text("utf-8").splitlines()
+
+
+def pairs(place: Path, name: str) -> list[tuple[str, str]]:
+    return list(zip(*(lines(place / f"w/clean/{name}.{code}") for code in ("qlo", "qhi")), strict=True))
+
+
+def test_sentences_of_test_sets_leave_the_training_text_and_are_counted(
+    place: Path, road: Callable[..., Road], said: list[str]
+) -> None:
+    planted = {code: lines(place / f"data/test.{code}")[0] for code in ("qlo", "qhi")}
+    for code, line in planted.items():
+        for name in (f"train.{code}", f"text.{code}"):
+            with (place / "data" / name).open("a", encoding="utf-8") as file:
+                file.write(f"{line}\n")
+    pipeline_of(road(text())).run(UNTIL_TEXT)
+    found = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]
+    assert found["dropped"]["held_out"] == 1
+    assert found["examples"]["held_out"] == [[planted["qlo"], planted["qhi"]]]
+    assert (planted["qlo"], planted["qhi"]) not in pairs(place, "train/train")
+    counts = json.loads((place / "w/monolingual/report.json").read_bytes())
+    assert counts["source"]["held_out"] == counts["target"]["held_out"] == 1
+    assert planted["qhi"] not in lines(place / "w/monolingual/target.txt")
+    # With `keep` they stay, and that is said loudly.
+    pipeline_of(road(text(), "cleaning.held_out=keep")).run(UNTIL_TEXT)
+    assert (planted["qlo"], planted["qhi"]) in pairs(place, "train/train")
+    assert any(line.startswith("warning: CONTAMINATION: 2 of 16 sentences of test set babel are in") for line in said)
+
+
+def test_pairs_held_out_share_no_side_with_what_is_trained_on(place: Path, road: Callable[..., Road]) -> None:
+    double = (place / "data/train.qlo").read_text("utf-8")
+    (place / "data/train.qlo").write_text(double + double, "utf-8")
+    other = (place / "data/train.qhi").read_text("utf-8")
+    (place / "data/train.qhi").write_text(other + other.replace(".", " !"), "utf-8")
+    bitext = {"train": [{"source": "data/train.qlo", "target": "data/train.qhi"}], "hold_out": {"dev": 7, "test": 9}}
+    config = text(bitext=bitext, test=None)
+    pipeline_of(road(config)).run(UNTIL_TEXT)
+    dev, test, train = (pairs(place, name) for name in ("held-out/dev", "held-out/test", "train/train"))
+    assert (len(dev), len(test)) == (7, 9)
+    for side in (0, 1):
+        held = {pair[side] for pair in dev + test}
+        assert not held & {pair[side] for pair in train}
+    before = dev, test
+    # The choice does not hang on the order of the lines.
+    for code in ("qlo", "qhi"):
+        (place / f"data/train.{code}").write_text("".join(f"{x}\n" for x in lines(place / f"data/train.{code}")[::-1]))
+    pipeline_of(road(config)).run(UNTIL_TEXT)
+    assert (pairs(place, "held-out/dev"), pairs(place, "held-out/test")) == before
+    with pytest.raises(DataError, match=r"bitext.hold_out: asks for 5,009 pairs, but cleaning leaves only"):
+        pipeline_of(road(config, "bitext.hold_out.dev=5000")).run(UNTIL_TEXT)
+
+
+def test_what_cleaning_drops_is_told_by_its_keys(place: Path, road: Callable[..., Road], said: list[str]) -> None:
+    with (place / "data/train.qlo").open("a") as source, (place / "data/train.qhi").open("a") as target:
+        source.write("one\n" * 2 + "same\n" + "a\n")
+        target.write("two\n" * 2 + "same\n" + "b " * 40 + "\n")
+    pipeline_of(road(text())).run(UNTIL_TEXT)
+    dropped = json.loads((place / "w/clean/report.json").read_bytes())["corpora"]["train"]["dropped"]
+    assert (dropped["identical"], dropped["length_ratio"]) == (1, 1)
+    assert dropped["duplicate"] >= 1
+    with pytest.raises(DataError, match=r"nothing left to train on; see cleaning"):
+        pipeline_of(road(text(), "cleaning.max_characters=1")).run(UNTIL_TEXT)
+    with pytest.raises(ConfigError, match=r"cleaning.source_script: 'Klingon' is not a Unicode script"):
+        pipeline_of(road(text(), "cleaning.source_script=Klingon")).run(UNTIL_TEXT)
+
+
+def test_text_of_one_language_is_readable_and_comes_once(place: Path, road: Callable[..., Road]) -> None:
+    good = lines(place / "data/text.qlo")
+    (place / "data/more.qlo").write_bytes(b"\xff broken\n\n" + f"{good[0]}\nnew line\n".encode())
+    both = {"source": [{"path": "data/text.qlo", "lines": 5}, {"path": "data/more.qlo"}]}
+    pipeline_of(road(text(monolingual=both))).run(UNTIL_TEXT)
+    assert lines(place / "w/monolingual/source.txt") == [*list(dict.fromkeys(good))[:5], "new line"]
+    counts = json.loads((place / "w/monolingual/report.json").read_bytes())["source"]
+    assert (counts["encoding"], counts["empty"], counts["kept"]) == (1, 1, 6)
+
+
+def test_fetched_corpora(place: Path, road: Callable[..., Road]) -> None:
+    import yaml
+
+    write_demo(Path("demo-pipeline"))
+    config = {**yaml.safe_load(embedded_text("demo")), "folder": "w"}
+    pipeline_of(road(config)).run(UNTIL_TEXT)
+    assert lines(place / "w/sets/test/babel.qlo") == lines(place / "demo-pipeline/mirror/babel.example/test.qlo")
+    assert len(pairs(place, "train/babel")) > 9000
+    # Another corpus is fetched; those that are there already concern nobody.
+    config["test"].append({"name": "more", "fetch": "babel/dev/qhi-qlo"})
+    done = pipeline_of(road(config)).run(UNTIL_TEXT).done
+    assert done == ("fetch", "sets", "clean", "monolingual")
+    config["bitext"]["train"][0]["fetch"] = "babel/trian/qlo-qhi"
+    with pytest.raises(DataError, match=r"babel.example/trian.qlo"):
+        pipeline_of(road(config)).run(UNTIL_TEXT)
+    config["bitext"]["train"][0]["fetch"] = "bable/train/qlo-qhi"
+    with pytest.raises(ConfigError, match=r"no corpus.*`bable/train/qlo-qhi`"):
+        pipeline_of(road(config)).run(UNTIL_TEXT)
+
+
+def test_a_fetched_corpus_of_other_languages_is_refused(place: Path, road: Callable[..., Road]) -> None:
+    import yaml
+
+    write_demo(Path("demo-pipeline"))
+    config = {**yaml.safe_load(embedded_text("demo")), "folder": "w", "target_language": "de"}
+    with pytest.raises(ConfigError, match=r"bitext.dev.0.fetch: `babel/dev/qlo-qhi` has qlo and qhi, but"):
+        pipeline_of(road(config)).run(UNTIL_TEXT)

@@ -1,0 +1,167 @@
+"""The file of a pipeline: errors with file, line and key; what is left out; the steps of a configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.pipeline.conftest import parsed, trained, whole
+from ziggurat.config.load import parse_as
+from ziggurat.config.pipeline import PipelineConfig
+from ziggurat.config.recipes import load_named
+from ziggurat.errors import ConfigError, ExportError, ZigguratError
+from ziggurat.pipeline.embedded import EMBEDDED, embedded_text
+from ziggurat.pipeline.road import Corpora, Road
+from ziggurat.pipeline.table import pipeline_of, steps_of
+
+
+def refused(content: dict[str, Any], *overrides: str) -> str:
+    with pytest.raises(ConfigError) as error:
+        parsed(content, *overrides)
+    return str(error.value)
+
+
+@pytest.mark.parametrize("name", EMBEDDED)
+def test_embedded_pipelines_are_valid(name: str) -> None:
+    config = parse_as(PipelineConfig, embedded_text(name), name)
+    assert [step.name for step in steps_of(Road(config))][-1] == "report"
+
+
+def test_errors_name_file_line_and_key() -> None:
+    text = embedded_text("demo")
+    line = 1 + text[: text.index("backward:")].count("\n")
+    with pytest.raises(ConfigError, match=rf"my.yaml, line {line + 1}: unknown key `backward.subwords`; did you mean"):
+        parse_as(PipelineConfig, text.replace("backward:\n  subword:", "backward:\n  subwords:"), "my.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("studnet={}", "unknown key `studnet`; did you mean `student`?"),
+        ("student.model.encoder.layer=2", "unknown key `student.model.encoder.layer`; did you mean `student.model.enc"),
+        ("student.training.stop.updates=many", "`student.training.stop.updates`: input should be a valid integer"),
+        ("bitext.train=[]", "`bitext.train`: list should have at least 1 item"),
+        ("bitext.train.0.alignment=a.links", "`bitext.train.0`: `alignment` is of no use here"),
+        ("bitext.train.0.target=null", "`bitext.train.0`: give both `source` and `target`"),
+        ("bitext.train.0.fetch=opus/x/y/de-en", "`bitext.train.0`: give `fetch`, or `source` and `target`"),
+        ("bitext.dev=[]", "`bitext.dev` is missing: models are chosen by it; or take pairs out of the"),
+        ("test=[]", "`test` is missing: `evaluation` needs a test set"),
+        ("teacher=null", "`teacher` is missing: `distillation` translates with it"),
+        ("distillation=null", "`distillation` is missing: `filter` is of its corpus"),
+        ("cleaning.max_length_ration=3", "unknown key `cleaning.max_length_ration`; did you mean `cleaning.max"),
+        ("bitext.train.0.source_language=de", "a pipeline has one direction"),
+        ("student=null", "`student` is missing: `distillation` is for it"),
+        ("backward=null", "`backward` is missing: `backtranslation` translates with it"),
+        ("monolingual.target=[]", "`monolingual.target` is missing: `backtranslation` translates it"),
+        ("distillation={bitext: false, monolingual: false}", "`monolingual.source` is missing: `distillation` has no"),
+        ("alignment=null", "`student.training.loss.alignment` needs word alignments: add section `alignment`"),
+        ("teacher.existing=runs/a", "`teacher`: `existing` takes a model as it is: leave out `decoding`"),
+        ("student={existing: runs/a}", "`student.existing`: a student is trained here"),
+        ("student.training.start_from=runs/a", "`training.start_from` is not for a pipeline"),
+        ("student.recipe=dmeo", "`student`: no recipe `dmeo`; did you mean `demo`"),
+        ("backward.corpora={distillation: 1}", "`backward.corpora.distillation`: no such corpus is made"),
+        ("teacher.corpora={bitexts: 1}", "`teacher.corpora.bitexts.[key]`: input should be 'bitext', 'back-transl"),
+        ("teacher.subword.joint=false teacher.model.embedding.sharing=all", "`teacher`: `model.embedding.sharing"),
+        ("backtranslation.decoding={beam_sizes: 3}", "unknown key `decoding.beam_sizes`"),
+        ("backtranslation.decoding={seed: 3}", "`decoding.seed`: this section has keys of its own for that"),
+        ("quantisation.training={stopp: {}}", "unknown key `training.stopp`"),
+        ("target_language=qlo", "`source_language` and `target_language` are both `qlo`"),
+        ("format=2", "pipeline format 2 is not known here"),
+        ("test=[{name: a, source: x}]", "`test.0`: give either `source` and `target`, or `fetch`"),
+        ("folder=$HOME/w", "`folder`: `$HOME` is not replaced here as in a shell"),
+    ],
+)  # fmt: skip
+def test_what_is_refused(override: str, said: str) -> None:
+    changes = [override] if "{" in override else override.split(" ")
+    assert said in refused(whole(), *changes)
+
+
+def test_names_of_test_sets_differ() -> None:
+    two = whole(test=[{"name": "a", "source": "x", "target": "y"}] * 2)
+    assert "names of test sets must differ" in refused(two)
+    held = whole(test=[{"name": "held-out", "source": "x", "target": "y"}])
+    assert "`held-out` is that of `bitext.hold_out`" in refused(held, "bitext.hold_out={test: 5}")
+
+
+def test_a_recipe_is_the_ground_of_a_section() -> None:
+    config = parsed(whole(student={"recipe": "demo", "model": {"encoder": {"layers": 9}}}, alignment=None))
+    recipe = load_named("demo")
+    assert config.student is not None
+    assert config.student.model.encoder.layers == 9
+    assert config.student.model.decoder == recipe.model.decoder
+    assert config.student.training == recipe.training
+    assert config.student.subword == recipe.data.subword
+
+
+def names(config: PipelineConfig) -> list[str]:
+    return [step.name for step in steps_of(Road(config))]
+
+
+def test_sections_that_are_left_out_leave_their_steps_out() -> None:
+    small = {
+        "distillation": None,
+        "filter": None,
+        "backtranslation": None,
+        "backward": None,
+        "alignment": None,
+        "quantisation": None,
+    }
+    content = whole(**small, monolingual=None, teacher=None, export=None, evaluation=None, student=trained())
+    assert names(parsed(content)) == ["sets", "clean", "student-data", "student", "report"]
+    assert names(parsed(whole(student=None, **small))) == [
+        *("sets", "clean", "monolingual", "teacher-data", "teacher", "export-ctranslate2", "evaluate", "report"),
+    ]  # fmt: skip
+
+
+def test_corpora_of_the_models() -> None:
+    config = parsed(whole(backward=trained() | {"corpora": {"bitext": 2.0}}), "bitext.train.0.weight=3")
+    corpora = Corpora(Road(config))
+    (backward,) = corpora.train("backward")
+    assert (backward.source, backward.target) == ("w/clean/train/train.qhi", "w/clean/train/train.qlo")
+    assert backward.weight == 6
+    assert [(corpus.name, corpus.tag) for corpus in corpora.train("teacher")] == [
+        ("train", None),
+        ("back-translation", "<bt>"),
+    ]
+    assert [(corpus.name, corpus.alignment) for corpus in corpora.train("student")] == [
+        ("distillation", "w/align/links/distillation.links"),
+    ]
+    unfiltered = Corpora(Road(parsed(whole(filter=None)))).train("student")
+    assert [(corpus.name, corpus.source) for corpus in unfiltered] == [
+        ("distillation", "w/distil/corpus/source.txt"),
+        ("distillation-monolingual", "w/distil-monolingual/corpus/source.txt"),
+    ]
+    assert corpora.dev("backward")[0].source == "w/sets/dev/0.qhi"
+
+
+def test_corpora_of_one_name_get_files_of_their_own() -> None:
+    corpus = {"source": "a/train.qlo.gz", "target": "a/train.qhi.gz"}
+    config = parsed(whole(bitext={"train": [corpus, corpus, {**corpus, "name": "my own/text"}], "dev": [corpus]}))
+    assert Road(config).bitext_names() == ["train", "train-2", "my_own_text"]
+
+
+def test_missing_files_are_named_with_their_keys(place: Path, road: Callable[..., Road]) -> None:
+    for change, said in (
+        ("bitext.train.0.source=data/none", r"bitext.train.0.source: no such file: data/none"),
+        ("monolingual.target.0.path=data/none*", r"monolingual.target.0.path: no file matches 'data/none\*'"),
+        ("test.0.target=data/none", r"test.0.target: no such file: data/none"),
+        ("teacher={existing: runs/none}", r"runs/none: no such run or model directory"),
+    ):
+        with pytest.raises(ZigguratError, match=said):
+            pipeline_of(road(whole(), change)).run()
+    assert not list((place / "w").glob("*/begun.json"))
+
+
+def test_what_cannot_end_well_is_said_before_anything_is_done(place: Path, road: Callable[..., Road]) -> None:
+    unreachable = trained()
+    unreachable["model"] = {**unreachable["model"], "encoder": {"layers": 1, "history": "dlcl"}}
+    with pytest.raises(ExportError, match=r"export.ctranslate2: the student cannot be written for it: .*dlcl"):
+        pipeline_of(road(whole(student=unreachable, alignment=None))).run()
+    with pytest.raises(ConfigError, match=r"export.ctranslate2.quantization: int4; there are: int8"):
+        pipeline_of(road(whole(), "export.ctranslate2.quantization=int4")).run()
+    with pytest.raises(ConfigError, match=r"`evaluation.perturb`: 'tpyos' is none; choose from caps"):
+        pipeline_of(road(whole(), "evaluation.perturb=[tpyos]")).run()
+    assert not list((place / "w").glob("*/begun.json"))

@@ -1,0 +1,395 @@
+"""The engine of pipelines, with steps that only hash what they read."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import xxhash
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.killing import run_and_kill, tree
+from ziggurat.data.files import write_atomically
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.pipeline.engine import Pipeline
+from ziggurat.pipeline.hashes import Fingerprints
+from ziggurat.pipeline.selection import Selection
+from ziggurat.pipeline.step import BEGUN, MANIFEST, Step, read_manifest
+
+
+@dataclass
+class Fake:
+    """A step that writes what it depends on into two files; a `coarse` one hands on a single bit of it."""
+
+    name: str
+    after: tuple[str, ...] = ()
+    files: tuple[Path, ...] = ()
+    setting: int = 0
+    coarse: bool = False
+    ran: list[str] = field(default_factory=list)
+
+    def value(self, inputs: Sequence[bytes]) -> bytes:
+        whole = xxhash.xxh3_128_hexdigest(b"\0".join([str(self.setting).encode(), *inputs]))
+        return (str(int(whole, 16) % 2) if self.coarse else whole).encode()
+
+    def work(self, folder: Path) -> None:
+        self.ran.append(self.name)
+        inputs = [path.read_bytes() for path in self.files]
+        inputs += [(folder.parent / name / "out" / "b").read_bytes() for name in self.after]
+        (folder / "out").mkdir(exist_ok=True)
+        for part in ("a", "b"):  # goes on where it was interrupted
+            if not (folder / "out" / part).exists():
+                write_atomically(folder / "out" / part, self.value(inputs))
+        (folder / "log").write_text(f"{time.time_ns()}")  # differs every time, and is not handed on
+
+    def step(self) -> Step:
+        return Step(
+            self.name,
+            f"does {self.name}",
+            {"setting": self.setting},
+            self.work,
+            {name: ["out/b"] for name in self.after},
+            lambda: self.files,
+            ("out/*",),
+        )
+
+
+def pipeline(folder: Path, fakes: Sequence[Fake]) -> Pipeline:
+    return Pipeline(folder, [fake.step() for fake in fakes])
+
+
+def diamond(folder: Path, ran: list[str] | None = None) -> list[Fake]:
+    ran = [] if ran is None else ran
+    paths = [folder / "x", folder / "y"]
+    for path in paths:
+        if not path.exists():
+            path.write_bytes(path.name.encode())
+    return [
+        Fake("fetch", files=(paths[0],), ran=ran),
+        Fake("left", after=("fetch",), ran=ran),
+        Fake("right", after=("fetch",), files=(paths[1],), ran=ran),
+        Fake("last", after=("left", "right"), ran=ran),
+    ]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _no_waiting_for_disks() -> Iterator[None]:
+    """A killed process loses nothing that it has written: only a power cut does."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture
+def ran() -> list[str]:
+    return []
+
+
+def test_all_run_once_in_order_and_then_nothing(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    assert pipeline(tmp_path / "w", fakes).run().done == ("fetch", "left", "right", "last")
+    assert pipeline(tmp_path / "w", fakes).run().done == ()
+    assert ran == ["fetch", "left", "right", "last"]
+    assert [found.state for found in pipeline(tmp_path / "w", fakes).standings()] == ["done"] * 4
+
+
+CHANGES: Mapping[str, Callable[[Path, list[Fake]], object]] = {
+    "an input of one": lambda folder, fakes: (folder / "y").write_bytes(b"other"),
+    "an input of the first": lambda folder, fakes: (folder / "x").write_bytes(b"other"),
+    "a setting": lambda folder, fakes: setattr(fakes[1], "setting", 1),
+    "an output edited": lambda folder, fakes: (folder / "w/left/out/b").write_bytes(b"other"),
+    "an output gone": lambda folder, fakes: (folder / "w/left/out/a").unlink(),
+    "a manifest gone": lambda folder, fakes: (folder / "w/right" / MANIFEST).unlink(),
+    "a manifest cut": lambda folder, fakes: (folder / "w/right" / MANIFEST).write_bytes(b"{"),
+    "an input touched": lambda folder, fakes: os.utime(folder / "x"),
+    "a log": lambda folder, fakes: (folder / "w/left/log").write_text("other"),
+}
+REDONE = {
+    "an input of one": ["right", "last"],
+    "an input of the first": ["fetch", "left", "right", "last"],
+    "a setting": ["left", "last"],
+    # What depends on it finds the same as before.
+    "an output edited": ["left"],
+    "an output gone": ["left"],
+    "a manifest gone": ["right"],
+    "a manifest cut": ["right"],
+    "an input touched": [],
+    "a log": [],
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_redoes_what_depends_on_it(change: str, tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    pipeline(tmp_path / "w", fakes).run()
+    CHANGES[change](tmp_path, fakes)
+    ran.clear()
+    unsettled = [found for found in pipeline(tmp_path / "w", fakes).standings() if not found.settled]
+    pipeline(tmp_path / "w", fakes).run()
+    assert ran == REDONE[change]
+    # The plan may name more: it cannot know what comes out.
+    assert set(ran) <= {found.step.name for found in unsettled}
+    assert pipeline(tmp_path / "w", fakes).run().done == ()
+
+
+@st.composite
+def graphs(draw: st.DrawFn) -> list[dict[str, object]]:
+    """Steps as keywords of `Fake`; `files` are numbers."""
+    count = draw(st.integers(1, 6))
+    return [
+        {
+            "name": f"s{n}",
+            "after": tuple(f"s{m}" for m in range(n) if draw(st.booleans())),
+            "files": tuple(sorted(draw(st.sets(st.integers(0, 3), max_size=2)))),
+            "coarse": draw(st.booleans()),
+        }
+        for n in range(count)
+    ]
+
+
+CHANGE = st.tuples(
+    st.sampled_from(["file", "setting", "damage", "lose", "force"]), st.integers(0, 5), st.integers(0, 3)
+)
+
+
+@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(graph=graphs(), changes=st.lists(st.lists(CHANGE, max_size=3), min_size=1, max_size=4))
+def test_any_changes_redo_exactly_the_dependants(
+    graph: list[dict[str, object]], changes: list[list[tuple[str, int, int]]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Against a model: a step is redone if what it reads differs from the last time, or its own result was lost."""
+    folder = tmp_path_factory.mktemp("graph")
+    paths = [folder / f"f{n}" for n in range(4)]
+    for path in paths:
+        path.write_bytes(b"0")
+    ran: list[str] = []
+    fakes = [Fake(**{**keywords, "files": tuple(paths[n] for n in keywords["files"])}, ran=ran) for keywords in graph]  # type: ignore[arg-type, attr-defined]
+    known: dict[str, tuple[object, ...]] = {}
+    for round_of in [[], *changes]:
+        lost: set[str] = set()
+        forced: set[str] = set()
+        for kind, number, value in round_of:
+            fake = fakes[number % len(fakes)]
+            if kind == "file":
+                paths[number % 4].write_bytes(str(value).encode())
+            elif kind == "setting":
+                fake.setting = value
+            elif kind == "force":
+                forced.add(fake.name)
+            else:
+                out = folder / "w" / fake.name / "out" / "b"
+                out.write_bytes(b"damage") if kind == "damage" else out.unlink(missing_ok=True)
+                lost.add(fake.name)
+        values: dict[str, bytes] = {}
+        expected = []
+        for fake in fakes:
+            inputs = [path.read_bytes() for path in fake.files] + [values[name] for name in fake.after]
+            values[fake.name] = fake.value(inputs)
+            now = (fake.setting, *inputs)
+            if known.get(fake.name) != now or fake.name in lost | forced:
+                expected.append(fake.name)
+            known[fake.name] = now
+        ran.clear()
+        assert list(pipeline(folder / "w", fakes).run(Selection(forced=frozenset(forced))).done) == expected == ran
+        for fake in fakes:
+            assert (folder / "w" / fake.name / "out" / "b").read_bytes() == values[fake.name]
+
+
+def results(folder: Path) -> dict[str, object]:
+    """All that steps leave, but for logs with times."""
+    return {
+        name: content
+        for name, content in tree(folder).items()
+        if not name.endswith("log") and name not in ("hashes.json", "times.json", ".lock")
+    }
+
+
+def _go(folder: Path, fakes: Sequence[Fake]) -> object:
+    return pipeline(folder / "w", fakes).run()
+
+
+def test_killed_at_any_file_operation_it_goes_on_to_the_same_bytes(tmp_path: Path) -> None:
+    """A first run, and a second one after changes that redo three of four steps."""
+    whole, cut = tmp_path / "whole", tmp_path / "cut"
+    for folder in (whole, cut):
+        folder.mkdir()
+    for changed in (False, True):
+        fakes = {folder: diamond(folder) for folder in (whole, cut)}
+        for folder in (whole, cut) if changed else ():
+            (folder / "y").write_bytes(b"other")
+            fakes[folder][1].setting = 1
+        _go(whole, fakes[whole])
+        operation = 1
+        while run_and_kill(partial(_go, cut, fakes[cut]), str(cut), operation):
+            operation += 1
+        _go(cut, fakes[cut])
+        assert operation > 20
+        assert results(cut / "w") == results(whole / "w")
+
+
+def test_killed_in_the_middle_a_step_goes_on_with_what_it_has(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+
+    def stopped(folder: Path) -> None:
+        fakes[1].work(folder)
+        raise KeyboardInterrupt
+
+    steps = [fake.step() for fake in fakes]
+    steps[1] = replace(steps[1], work=stopped)
+    with pytest.raises(KeyboardInterrupt):
+        Pipeline(tmp_path / "w", steps).run()
+    before = (tmp_path / "w/left/out/a").stat().st_ino
+    again = pipeline(tmp_path / "w", fakes)
+    assert [found.state for found in again.standings()] == ["done", "begun", "new", "new"]
+    assert again.run().done == ("left", "right", "last")
+    assert (tmp_path / "w/left/out/a").stat().st_ino == before
+    assert pipeline(tmp_path / "w", fakes).times()["left"].calls == 2
+
+
+def test_a_step_begun_with_other_settings_begins_anew(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    Pipeline(tmp_path / "w", [fake.step() for fake in fakes[:1]]).run()
+    step = fakes[1].step()
+    assert Pipeline(tmp_path / "w", [fakes[0].step(), replace(step, work=lambda folder: 15)]).run().signal == 15
+    (tmp_path / "w/left/half").write_text("of the first settings")
+    fakes[1].setting = 2
+    (found,) = (f for f in pipeline(tmp_path / "w", fakes).standings() if f.step.name == "left")
+    assert found.state == "changed"
+    assert "setting: 0 -> 2" in found.why
+    pipeline(tmp_path / "w", fakes).run()
+    assert not (tmp_path / "w/left/half").exists()
+
+
+def test_a_signal_in_a_step_ends_the_call(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    steps = [fakes[0].step(), replace(fakes[1].step(), work=lambda folder: 2), fakes[2].step()]
+    end = Pipeline(tmp_path / "w", steps).run()
+    assert (end.done, end.stopped, end.signal) == (("fetch",), "left", 2)
+
+
+def test_selections(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    with pytest.raises(DataError, match=r"fetch: not done yet; leave out `--from`"):
+        pipeline(tmp_path / "w", fakes).run(Selection(first="left"))
+    assert pipeline(tmp_path / "w", fakes).run(Selection(last="right")).done == ("fetch", "left", "right")
+    (tmp_path / "x").write_bytes(b"other")  # of a step that is taken as it stands
+    assert pipeline(tmp_path / "w", fakes).run(Selection(first="right")).done == ("last",)
+    assert pipeline(tmp_path / "w", fakes).run(Selection("left", "left", frozenset({"left"}))).done == ("left",)
+    (tmp_path / "w/fetch/out/b").write_bytes(b"other")
+    with pytest.raises(DataError, match=r"fetch/out/b changed since it was made; leave out"):
+        pipeline(tmp_path / "w", fakes).run(Selection(first="right"))
+    with pytest.raises(ConfigError, match="no step `lats` in this pipeline; it has fetch, left, right, last"):
+        pipeline(tmp_path / "w", fakes).run(Selection(last="lats"))
+    with pytest.raises(ConfigError, match="`left` comes before `right`"):
+        pipeline(tmp_path / "w", fakes).run(Selection("right", "left"))
+    with pytest.raises(ConfigError, match="`--force last`: this step is not among those chosen"):
+        pipeline(tmp_path / "w", fakes).run(Selection(last="left", forced=frozenset({"last"})))
+
+
+def test_missing_inputs_of_any_step_are_said_before_the_first_works(tmp_path: Path, ran: list[str]) -> None:
+    def missing() -> Sequence[Path]:
+        raise DataError("no such file: z")
+
+    steps = [fake.step() for fake in diamond(tmp_path, ran)]
+    with pytest.raises(DataError, match="no such file: z"):
+        Pipeline(tmp_path / "w", [*steps[:3], replace(steps[3], files=missing)]).run()
+    assert ran == []
+
+
+def test_what_others_made_is_not_removed(tmp_path: Path, ran: list[str]) -> None:
+    (tmp_path / "w/left").mkdir(parents=True)
+    (tmp_path / "w/left/thesis.txt").write_text("years of work")
+    with pytest.raises(DataError, match="left: is in the way, and no pipeline made it"):
+        pipeline(tmp_path / "w", diamond(tmp_path, ran)).run()
+    assert (tmp_path / "w/left/thesis.txt").exists()
+
+
+def test_two_at_once_are_refused(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+
+    def second(folder: Path) -> None:
+        with pytest.raises(DataError, match="another pipeline is at work here"):
+            pipeline(tmp_path / "w", fakes).run()
+        ran.append("refused")
+
+    Pipeline(tmp_path / "w", [replace(fakes[0].step(), work=second, outputs=())]).run()
+    assert ran == ["refused"]
+
+
+def test_steps_that_the_pipeline_no_longer_has_are_named(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    pipeline(tmp_path / "w", fakes).run()
+    assert pipeline(tmp_path / "w", fakes[:2]).left_over() == ["last", "right"]
+
+
+def test_manifests_hold_what_a_step_depends_on_and_hands_on(tmp_path: Path, ran: list[str]) -> None:
+    fakes = diamond(tmp_path, ran)
+    pipeline(tmp_path / "w", fakes).run()
+    found = json.loads((tmp_path / "w/right" / MANIFEST).read_bytes())
+    fetched = read_manifest(tmp_path / "w/fetch")
+    assert fetched is not None
+    assert found["settings"] == {"setting": 0}
+    assert found["files"] == [xxhash.xxh3_128_hexdigest(b"y")]
+    assert found["after"] == {"fetch": fetched.fingerprint(["out/b"])}
+    content = (tmp_path / "w/right/out/b").read_bytes()
+    assert found["outputs"]["out/b"] == {"bytes": 32, "xxh3_128": xxhash.xxh3_128_hexdigest(content)}
+    assert set(found["outputs"]) == {"out/a", "out/b"}
+    assert {key: found[key] for key in found if key != "outputs"} == json.loads(
+        (tmp_path / "w/right" / BEGUN).read_bytes()
+    )
+
+
+def test_only_the_parts_that_a_step_reads_concern_it(tmp_path: Path, ran: list[str]) -> None:
+    def two(folder: Path) -> None:
+        for name in ("train/a", "test/a"):
+            (folder / name).parent.mkdir()
+            (folder / name).write_bytes((tmp_path / name.partition("/")[0]).read_bytes())
+
+    def steps() -> list[Step]:
+        files = [tmp_path / "train", tmp_path / "test"]
+        readers = [
+            Step(f"of-{part}", "", {}, lambda folder, part=part: ran.append(part), {"two": [f"{part}/*"]})  # type: ignore[misc]
+            for part in ("train", "test")
+        ]
+        return [Step("two", "", {}, two, files=lambda: files), *readers]
+
+    for part in ("train", "test"):
+        (tmp_path / part).write_bytes(b"")
+    Pipeline(tmp_path / "w", steps()).run()
+    (tmp_path / "test").write_bytes(b"other")
+    assert Pipeline(tmp_path / "w", steps()).run().done == ("two", "of-test")
+    assert ran == ["train", "test", "test"]
+
+
+def test_fingerprints_are_remembered_until_a_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file, memory = tmp_path / "a", tmp_path / "memory.json"
+    file.write_bytes(b"one")
+    read: list[Path] = []
+
+    def counting(path: Path) -> str:
+        read.append(path)
+        return xxhash.xxh3_128_hexdigest(path.read_bytes())
+
+    monkeypatch.setattr("ziggurat.pipeline.hashes.fingerprint", counting)
+    first = Fingerprints(memory)
+    assert [first.of(file), first.of(file)] == [xxhash.xxh3_128_hexdigest(b"one")] * 2
+    assert len(read) == 2  # too fresh to be trusted
+    monkeypatch.setattr("ziggurat.pipeline.hashes._SETTLED_NS", -(10**12))
+    first.of(file)
+    first.keep()
+    again = Fingerprints(memory)
+    assert again.of(file) == xxhash.xxh3_128_hexdigest(b"one")
+    assert len(read) == 3
+    stamp = file.stat()
+    file.write_bytes(b"two")
+    os.utime(file, ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # same size, same time of change
+    assert again.of(file) == xxhash.xxh3_128_hexdigest(b"two")
+    memory.write_bytes(b"[1")
+    assert Fingerprints(memory).of(file) == xxhash.xxh3_128_hexdigest(b"two")

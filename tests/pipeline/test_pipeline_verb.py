@@ -1,0 +1,108 @@
+"""`ziggurat pipeline`: what it prints, and how it ends."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.pipeline.conftest import trained, whole
+from ziggurat.cli import main
+from ziggurat.pipeline.embedded import embedded_text
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ziggurat(capfd: pytest.CaptureFixture[str]) -> Call:
+    """Call the command line; return exit status, standard output and standard error."""
+
+    def call(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as stop:
+            main(list(arguments))
+        captured = capfd.readouterr()
+        return int(stop.value.code or 0), captured.out, captured.err
+
+    return call
+
+
+def small(**sections: Any) -> str:
+    """A file with a student alone, in YAML."""
+    left_out = ("monolingual", "backward", "backtranslation", "teacher", "distillation", "filter", "alignment")
+    more = ("quantisation", "export", "evaluation")
+    content = whole(**dict.fromkeys((*left_out, *more)), student=trained(stop={"updates": 4}))
+    return yaml.safe_dump({**content, **sections})
+
+
+def test_a_file_from_plan_to_report(place: Path, ziggurat: Call) -> None:
+    Path("my.yaml").write_text(small())
+    status, out, _ = ziggurat("pipeline", "my.yaml", "--dry-run")
+    assert status == 0
+    assert not Path("w").exists()
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines if line[0] != " "][:5] == [
+        *("sets", "clean", "student-data", "student", "report"),
+    ]  # fmt: skip
+    assert "4 updates" in out
+    assert "5 steps to do: about" in lines[-1]
+    status, out, err = ziggurat("pipeline", "my.yaml", "--until", "student-data")
+    assert (status, out) == (0, "")
+    assert "3/3 student-data: done in" in err
+    status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--dry-run", "--json")
+    plan = {entry["step"]: entry for entry in json.loads(out)}
+    assert plan["clean"]["state"] == "done"
+    assert plan["student"]["state"] == "new"
+    assert plan["student"]["expected"]["seconds"] > 0
+    status, out, err = ziggurat("pipeline", "my.yaml", "--json")
+    assert status == 0
+    assert [row["name"] for row in json.loads(out)["steps"]] == ["sets", "clean", "student-data", "student"]
+    status, out, err = ziggurat("pipeline", "my.yaml")
+    assert "the report, to open in a browser: w/report/report.html" in out
+    assert "5/5 report: up to date" in err
+    status, out, _ = ziggurat("pipeline", "my.yaml", "student.training.seed=2", "--status")
+    assert "settings changed (there -> now): training.seed: (default) -> 2" in out
+    assert "depends on what student will hand on" in out
+
+
+def test_how_errors_end(place: Path, ziggurat: Call) -> None:
+    Path("my.yaml").write_text(small())
+    for arguments, said in (
+        (["nothing.yaml"], "nothing.yaml: no such configuration file"),
+        (["strater"], "strater: no such file; the embedded pipelines are demo and starter"),
+        (["my.yaml", "--until", "studnet"], "no step `studnet` in this pipeline; it has sets, clean,"),
+        (["my.yaml", "--only", "clean", "--from", "clean"], "`--only` is one step"),
+        (["my.yaml", "--dry-run", "--status"], "choose one of `--dry-run`, `--status` and `--print`"),
+        (["my.yaml", "--only", "student"], "sets: not done yet; leave out `--from` or `--only`"),
+        (
+            ["my.yaml", "student.model.heads=3"],
+            "command line: `student.model`: `d_model` (16) is not a multiple of `heads`",
+        ),
+        (["my.yaml", "student.subword.vocabulary_size=20"], "raise student.subword.vocabulary_size"),
+    ):
+        status, _, err = ziggurat("pipeline", *arguments)
+        assert status == 2, arguments
+        assert said in err, arguments
+        assert "Traceback" not in err
+    assert "what is done is kept: the same command goes on from here" in err
+
+
+def test_embedded_files_are_printed(place: Path, ziggurat: Call) -> None:
+    for name in ("demo", "starter"):
+        status, out, _ = ziggurat("pipeline", name, "--print")
+        assert (status, out) == (0, embedded_text(name))
+    assert ziggurat("pipeline", "demo", "folder=elsewhere", "--status")[0] == 0
+    assert Path("elsewhere/corpora.yaml").is_file()
+    assert "registry: [elsewhere/corpora.yaml]" in Path("elsewhere/pipeline.yaml").read_text()
+    assert not Path("demo-pipeline").exists()
+
+
+def test_stopped_by_a_signal_it_says_so(place: Path, ziggurat: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("my.yaml").write_text(small())
+    monkeypatch.setattr("ziggurat.pipeline.models.train_or_go_on", lambda road, run, experiment: 15)
+    status, _, err = ziggurat("pipeline", "my.yaml")
+    assert status == 143
+    assert "stopped in step student; what is done is kept, and the same command goes on from here" in err

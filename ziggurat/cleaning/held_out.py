@@ -1,0 +1,123 @@
+"""Sentences of development and test sets that training pairs have too, case, punctuation and blanks aside."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from ziggurat.cleaning.sketches import folded
+
+__all__ = ["HeldOut", "Overlap", "side_hashes"]
+
+Mask = NDArray[np.bool_]
+Hashes = NDArray[np.uint64]
+
+
+class Overlap(NamedTuple):
+    """What training pairs have in common with a held-out set."""
+
+    sentences: int
+    """Of the set, unlike ones, with letters or digits."""
+    found: int
+    """Those of them that are in a training pair."""
+    pairs: int
+    """Training pairs with both sides in the set."""
+    sides: int
+    """Training pairs with one side in the set, or both."""
+
+    def since(self, before: Overlap) -> Overlap:
+        """Return what was found after `before`."""
+        new = (now - then for now, then in zip(self[1:], before[1:], strict=True))
+        return Overlap(self.sentences, *new)
+
+    def joined(self, later: Overlap) -> Overlap:
+        """Return what was found in both of two stretches of pairs, of which `later` was counted by `since`."""
+        return Overlap(self.sentences, *map(sum, zip(self[1:], later[1:], strict=True)))
+
+
+class HeldOut:
+    """Sentences that must not be trained on, by set, and what training pairs were found to share with them.
+
+    A source is compared with the sources of a set and a target with its targets; sentences of unknown side with both.
+    """
+
+    def __init__(self) -> None:
+        self._sets: dict[str, tuple[_Set, _Set]] = {}
+        self._pairs: Counter[str] = Counter()
+        self._sides: Counter[str] = Counter()
+
+    def __bool__(self) -> bool:
+        return bool(self._sets)
+
+    def add_pairs(self, name: str, blocks: Iterable[tuple[Sequence[str], Sequence[str]]]) -> None:
+        """Add a set of pairs, in blocks of its two sides."""
+        hashes = [(_hashes(source), _hashes(target)) for source, target in blocks]
+        self._sets[name] = _Set(source for source, _ in hashes), _Set(target for _, target in hashes)
+
+    def add_lines(self, name: str, blocks: Iterable[Sequence[str]]) -> None:
+        """Add a set of sentences of either language, in blocks."""
+        found = _Set(map(_hashes, blocks))
+        self._sets[name] = found, found
+
+    def look(self, hashes: Hashes) -> tuple[Mask, Mask]:
+        """Count what pairs share with each set; return masks of the pairs with both sides, and with either, in one.
+
+        `hashes`: of both sides of each pair, [pairs, 2], by `side_hashes`.
+        """
+        both, either = np.zeros(len(hashes), np.bool_), np.zeros(len(hashes), np.bool_)
+        for name, sides in self._sets.items():
+            source, target = (side.look(hashes[:, number]) for number, side in enumerate(sides))
+            self._pairs[name] += int((source & target).sum())
+            self._sides[name] += int((source | target).sum())
+            both |= source & target
+            either |= source | target
+        return both, either
+
+    def overlaps(self) -> dict[str, Overlap]:
+        """Return what was found so far, by set."""
+        return {
+            name: Overlap(
+                sum(len(side.hashes) for side in {*sides}),
+                sum(int(side.found.sum()) for side in {*sides}),
+                self._pairs[name],
+                self._sides[name],
+            )
+            for name, sides in self._sets.items()
+        }
+
+
+class _Set:
+    """Hashes of sentences, with those that were found."""
+
+    def __init__(self, blocks: Iterable[Hashes]) -> None:
+        hashes = np.unique(np.concatenate([np.zeros(0, np.uint64), *blocks]))
+        self.hashes = hashes[hashes != _NOTHING]
+        self.found = np.zeros(len(self.hashes), np.bool_)
+
+    def look(self, hashes: Hashes) -> Mask:
+        """Return a mask of the hashes that are in the set."""
+        if not len(self.hashes):
+            return np.zeros(len(hashes), np.bool_)
+        places = np.minimum(np.searchsorted(self.hashes, hashes), len(self.hashes) - 1)
+        known = self.hashes[places] == hashes
+        self.found[places[known]] = True
+        return known
+
+
+_NOTHING = np.uint64(xxhash.xxh3_64_intdigest(b""))
+"""Hash of what has neither letters nor digits; it is in no set."""
+
+
+def side_hashes(sources: Sequence[str], targets: Sequence[str]) -> Hashes:
+    """Return what `HeldOut.look` looks at: a hash of each side of each pair, uint64 [pairs, 2]."""
+    return np.stack([_hashes(sources), _hashes(targets)], 1)
+
+
+def _hashes(texts: Sequence[str]) -> Hashes:
+    digest = xxhash.xxh3_64_intdigest
+    return np.fromiter((digest(text.encode()) for text in folded(texts)), np.uint64, len(texts))

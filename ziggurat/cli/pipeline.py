@@ -1,0 +1,214 @@
+"""The verb that goes the whole road by one file: pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ziggurat.cli.engine import warnings_shown
+from ziggurat.cli.options import Json, Overrides
+from ziggurat.cli.output import console, counted, print_json, say
+from ziggurat.duration import duration
+from ziggurat.errors import ConfigError, ZigguratError, printable
+
+if TYPE_CHECKING:
+    from ziggurat.config.pipeline import PipelineConfig
+    from ziggurat.pipeline.engine import Pipeline, StepState
+    from ziggurat.pipeline.road import Road
+    from ziggurat.pipeline.selection import Selection
+    from ziggurat.pipeline.step import Expected
+
+__all__ = ["pipeline"]
+
+_CHOICE, _LOOK = "Which steps", "Only look"
+
+
+def pipeline(
+    file: Annotated[str, typer.Argument(help="YAML file, or an embedded one: demo, starter.")],
+    overrides: Overrides = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run", help="Show what would be done, and why, with time and memory.", rich_help_panel=_LOOK
+        ),
+    ] = False,
+    status: Annotated[
+        bool, typer.Option("--status", help="Show how far it is, without estimates.", rich_help_panel=_LOOK)
+    ] = False,
+    show: Annotated[bool, typer.Option("--print", help="Print the file, to edit it.", rich_help_panel=_LOOK)] = False,
+    only: Annotated[
+        str | None,
+        typer.Option("--only", metavar="STEP", help="This step alone.", rich_help_panel=_CHOICE),
+    ] = None,
+    first: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="STEP",
+            help="Begin with this step: results of those before it are taken as they stand.",
+            rich_help_panel=_CHOICE,
+        ),
+    ] = None,
+    until: Annotated[
+        str | None, typer.Option("--until", metavar="STEP", help="End with this step.", rich_help_panel=_CHOICE)
+    ] = None,
+    force: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--force", metavar="STEP", help="Do this step again although it is done; repeat.", rich_help_panel=_CHOICE
+        ),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """From corpora to a small fast student, by one file; stop at any time, the same command goes on.
+
+    Examples: `ziggurat pipeline demo`, `ziggurat pipeline starter --print > my.yaml`, `ziggurat pipeline my.yaml`
+    """
+    if only is not None and (first is not None or until is not None):
+        raise ConfigError("`--only` is one step; leave out `--from` and `--until`")
+    if sum((dry_run, status, show)) > 1:
+        raise ConfigError("choose one of `--dry-run`, `--status` and `--print`")
+    text, label = _read(file, overrides or [])
+    if show:
+        print(text, end="")
+        return
+    config = _config(text, label, overrides or [])
+
+    from ziggurat.pipeline.road import Road
+    from ziggurat.pipeline.selection import Selection
+    from ziggurat.pipeline.table import pipeline_of
+
+    road = Road(config, say, console())
+    if _is_demo(file):
+        from ziggurat.pipeline.embedded import write_demo
+
+        write_demo(road.folder)
+    steps = pipeline_of(road)
+    selection = Selection(only or first, only or until, frozenset(force or []))
+    if dry_run or status:
+        _show(steps, selection, costs=dry_run, json=json)
+        return
+    with warnings_shown():
+        end = _run(steps, selection)
+    if end is not None:
+        say(f"stopped in step {end[0]}; what is done is kept, and the same command goes on from here")
+        raise typer.Exit(128 + end[1])
+    _print_report(road, json)
+
+
+def _read(file: str, overrides: Sequence[str]) -> tuple[str, str]:
+    """Return the text of a pipeline's file and its name in errors; `folder=` moves all of the demo."""
+    from ziggurat.config.load import read_config
+    from ziggurat.pipeline.embedded import DEMO_FOLDER, EMBEDDED, embedded_text
+
+    if file in EMBEDDED and not Path(file).exists():
+        folders = [text.removeprefix("folder=") for text in overrides if text.startswith("folder=")]
+        return embedded_text(file, folders[-1] if folders else DEMO_FOLDER), f"the embedded pipeline {file}"
+    if not Path(file).exists() and not Path(file).suffix:
+        raise ConfigError(f"{printable(file)}: no such file; the embedded pipelines are {' and '.join(EMBEDDED)}")
+    return read_config(file, piped=True), file
+
+
+def _is_demo(file: str) -> bool:
+    from ziggurat.pipeline.embedded import DEMO
+
+    return file == DEMO and not Path(file).exists()
+
+
+def _config(text: str, label: str, overrides: Sequence[str]) -> PipelineConfig:
+    from ziggurat.config.load import parse_as
+    from ziggurat.config.pipeline import PipelineConfig
+
+    return parse_as(PipelineConfig, text, label, overrides)
+
+
+def _run(steps: Pipeline, selection: Selection) -> tuple[str, int] | None:
+    """Run the steps; return the one that a signal stopped, and the signal."""
+    began: list[str] = []
+
+    def tell(text: str) -> None:
+        began.append(text)
+        say(text)
+
+    try:
+        end = steps.run(selection, tell)
+    except ZigguratError:
+        if began:
+            say("what is done is kept: the same command goes on from here")
+        raise
+    return None if end.stopped is None or end.signal is None else (end.stopped, end.signal)
+
+
+def _show(steps: Pipeline, selection: Selection, *, costs: bool, json: bool) -> None:
+    """Print how each step stands, with `costs` what those that are to be done will take."""
+    states = steps.standings(selection)
+    expected = {state.step.name: state.step.cost() for state in states if costs and not state.settled}
+    if json:
+        print_json([_record(state, expected.get(state.step.name)) for state in states])
+        return
+    width = max(len(state.step.name) for state in states)
+    for state in states:
+        line = f"{state.step.name:<{width}}  {_time(state, expected.get(state.step.name)):>12}  {state.why}"
+        print(line if state.settled else f"{line}: {state.step.title}" if state.state == "new" else line)
+        if (cost := expected.get(state.step.name)) is not None and cost.said:
+            memory = f"; {cost.memory / 2**20:,.0f} MiB" if cost.memory else ""
+            print(f"{'':<{width}}  {'':>12}  {cost.said}{memory}")
+    for name in steps.left_over():
+        print(f"{steps.folder / name}: of a step that this pipeline no longer has")
+    if costs:
+        print(_total(expected))
+
+
+def _time(state: StepState, expected: Expected | None) -> str:
+    """Return the time that a step took, or is expected to take."""
+    if state.settled:
+        return f"{duration(state.spent.seconds)}"
+    if expected is None:
+        return "to do"
+    return "about ?" if expected.seconds is None else f"about {duration(expected.seconds)}"
+
+
+def _total(expected: dict[str, Expected]) -> str:
+    """Return in words what all steps to be done will take."""
+    known = [cost.seconds for cost in expected.values() if cost.seconds is not None]
+    if not expected:
+        return "nothing to do"
+    unknown = len(expected) - len(known)
+    more = f", and {counted(unknown, 'step')} whose time is not known before" if unknown else ""
+    return f"{counted(len(expected), 'step')} to do: about {duration(sum(known))}{more}"
+
+
+def _record(state: StepState, expected: Expected | None) -> dict[str, Any]:
+    cost = {} if expected is None else {"seconds": expected.seconds, "memory": expected.memory, "said": expected.said}
+    return {
+        "step": state.step.name,
+        "title": state.step.title,
+        "state": state.state,
+        "why": state.why,
+        "spent_seconds": state.spent.seconds,
+        "calls": state.spent.calls,
+        **({"expected": cost} if expected is not None else {}),
+    }
+
+
+def _print_report(road: Road, json: bool) -> None:
+    """Print what came out, if the last step was reached."""
+    from ziggurat.pipeline.step import read_document
+    from ziggurat.pipeline.summary import PAGE, RECORD
+
+    record = read_document(road.at("report", RECORD))
+    if record is None:
+        say(f"{road.folder}: the chosen steps are done")
+        return
+    if json:
+        print_json(record)
+        return
+    for test, by_system in record["scores"].items():
+        for name, scores in by_system.items():
+            print(f"{test}  {name:<20}  " + "  ".join(f"{one['name']} {one['value']:.1f}" for one in scores))
+    for row in record["speed"]:
+        print(f"speed  {row['system']:<20}  {row['lines']:,.1f} lines/s, {row['pieces']:,.0f} pieces/s")
+    print(f"all steps took {duration(record['seconds'])}; the report, to open in a browser: {road.at('report', PAGE)}")

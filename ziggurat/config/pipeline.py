@@ -1,0 +1,232 @@
+"""The file of `ziggurat pipeline`: from corpora to a small student, one section for each part of the road.
+
+A section that is left out leaves its steps out. `PipelineConfig.experiment` puts together what a model is trained with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal, Self
+
+from pydantic import Field, ValidationError, model_validator
+
+from ziggurat.config.base import Count, PathText, Section
+from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.config.experiment import Experiment
+from ziggurat.config.filters import FilterConfig
+from ziggurat.config.lifecycle import StopConfig
+from ziggurat.config.load import change_section
+from ziggurat.config.pipeline_corpora import (
+    BitextConfig,
+    CleaningConfig,
+    FetchConfig,
+    HoldOutConfig,
+    MonolingualConfig,
+    TestSetConfig,
+)
+from ziggurat.config.pipeline_models import (
+    AlignmentStepConfig,
+    BackTranslationConfig,
+    CorpusName,
+    DistillationConfig,
+    EvaluationConfig,
+    ExportConfig,
+    FilterStepConfig,
+    QuantisationConfig,
+    TrainedConfig,
+)
+from ziggurat.config.train import ScheduleConfig
+from ziggurat.errors import ConfigError
+
+__all__ = ["BACK_TRANSLATION", "BITEXT", "DISTILLATION", "HELD_OUT", "MODELS", "ModelName", "PipelineConfig"]
+
+PIPELINE_FORMAT = 1
+ModelName = Literal["backward", "teacher", "student"]
+MODELS: tuple[ModelName, ...] = ("backward", "teacher", "student")
+BITEXT: CorpusName = "bitext"
+BACK_TRANSLATION: CorpusName = "back-translation"
+DISTILLATION: CorpusName = "distillation"
+HELD_OUT = "held-out"
+"""Name of the test set that is taken out of the training corpora."""
+_ANY = CorpusConfig(source="-", target="-")  # for checks of what does not depend on corpora
+
+
+class PipelineConfig(Section):
+    """The whole of a pipeline."""
+
+    format: Count = PIPELINE_FORMAT
+    """Version of this format."""
+    folder: PathText = Field(min_length=1)
+    """Folder of all results, one folder in it for each step."""
+    source_language: str = Field(min_length=1)
+    """ISO 639 code of the source language, such as `de`."""
+    target_language: str = Field(min_length=1)
+    """ISO 639 code of the target language, such as `en`."""
+    fetch: FetchConfig = FetchConfig()
+    """How corpora are fetched, where any is named by `fetch`."""
+    bitext: BitextConfig
+    """Parallel text."""
+    test: list[TestSetConfig] = Field(default_factory=list, max_length=100)
+    """Test sets, none of which is trained on."""
+    monolingual: MonolingualConfig = MonolingualConfig()
+    """Text of one language."""
+    cleaning: CleaningConfig = CleaningConfig()
+    """Cleaning of the training corpora; `max_pieces` holds when a model's data are prepared."""
+    backward: TrainedConfig | None = None
+    """Model from target to source, for `backtranslation`."""
+    backtranslation: BackTranslationConfig | None = None
+    """Back-translation of `monolingual.target`."""
+    teacher: TrainedConfig | None = None
+    """Teacher: the best model that can be trained, deep."""
+    distillation: DistillationConfig | None = None
+    """Distillation by the teacher."""
+    filter: FilterStepConfig | None = None
+    """Cross-entropy filter of the distilled corpus."""
+    alignment: AlignmentStepConfig | None = None
+    """Word alignments of the student's corpora."""
+    student: TrainedConfig | None = None
+    """Student: the small model that is to be used."""
+    quantisation: QuantisationConfig | None = None
+    """Fine-tuning of the student for int8."""
+    export: ExportConfig | None = None
+    """Exports."""
+    evaluation: EvaluationConfig | None = None
+    """Evaluation on `test`."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        if self.format != PIPELINE_FORMAT:
+            raise ValueError(f"pipeline format {self.format} is not known here (this version reads {PIPELINE_FORMAT})")
+        if self.source_language == self.target_language:
+            both = f"`source_language` and `target_language` are both `{self.source_language}`"
+            raise ValueError(f"{both}: files go by these codes; give one a longer code, such as `sr-Latn`")
+        held = self.bitext.hold_out or HoldOutConfig()
+        names = [test.name for test in self.test] + ([HELD_OUT] if held.test else [])
+        if len(set(names)) < len(names):
+            raise ValueError(f"`test`: names of test sets must differ (`{HELD_OUT}` is that of `bitext.hold_out`)")
+        for missing, why in self._missing(held):
+            raise ValueError(f"`{missing}` is missing: {why}")
+        if self.student is not None and self.student.existing is not None:
+            raise ValueError("`student.existing`: a student is trained here; leave the section out")
+        for name in MODELS:
+            chosen: TrainedConfig | None = getattr(self, name)
+            if chosen is not None and chosen.existing is None:
+                self._check_model(name, chosen)
+        if self.quantisation is not None:
+            try:
+                self.quantised(
+                    self.experiment("student", [CorpusConfig(source="-", target="-")], [], "store"), "student"
+                )
+            except (ConfigError, ValidationError) as error:
+                said = error.errors()[0]["msg"] if isinstance(error, ValidationError) else str(error)
+                raise ValueError(f"`quantisation`: {said.removeprefix('Value error, ')}") from None
+        return self
+
+    def _missing(self, held: HoldOutConfig) -> list[tuple[str, str]]:
+        """Return each key that is missing, and what needs it."""
+        instead = "or take pairs out of the training corpora, `bitext.hold_out: {%s: 1000}`"
+        tested, developed = self.test or held.test, self.bitext.dev or held.dev
+        wants: list[tuple[object, str, str]] = [
+            (self.teacher or self.student, "teacher", "a pipeline trains a `teacher`, a `student`, or both"),
+            (developed, "bitext.dev", f"models are chosen by it; {instead % 'dev'}"),
+        ]
+        if self.backtranslation is not None:
+            wants += [
+                (self.backward, "backward", "`backtranslation` translates with it"),
+                (self.monolingual.target, "monolingual.target", "`backtranslation` translates it"),
+            ]
+        if self.distillation is not None:
+            made = self.distillation.bitext or (self.distillation.monolingual and self.monolingual.source)
+            wants += [
+                (self.teacher, "teacher", "`distillation` translates with it"),
+                (self.student, "student", "`distillation` is for it"),
+                (made, "monolingual.source", "`distillation` has no text without it: `bitext` is false"),
+            ]
+        if self.filter is not None:
+            wants += [
+                (self.distillation, "distillation", "`filter` is of its corpus"),
+                (self.backward, "backward", "`filter` goes by how likely it finds a source, given its translation"),
+            ]
+        if self.alignment is not None:
+            wants.append((self.student, "student", "`alignment` is of its corpora"))
+        if self.quantisation is not None:
+            wants.append((self.student, "student", "`quantisation` is of it"))
+        if self.evaluation is not None:
+            wants.append((tested, "test", f"`evaluation` needs a test set; {instead % 'test'}"))
+        if self.export is not None and any(target and target.tolerance is not None for _, target in self.export):
+            wants.append((tested, "test", f"`export` asks for BLEU on it (`tolerance`); {instead % 'test'}"))
+        return [(key, why) for there, key, why in wants if not there]
+
+    def _check_model(self, name: ModelName, chosen: TrainedConfig) -> None:
+        """Raise ValueError where the sections of a model contradict each other, or the corpora it is to learn from."""
+        made = {BITEXT: True, BACK_TRANSLATION: self.backtranslation is not None and name != "backward"}
+        made[DISTILLATION] = self.distillation is not None and name == "student"
+        for corpus in chosen.corpora or {}:
+            if not made[corpus]:
+                raise ValueError(f"`{name}.corpora.{corpus}`: no such corpus is made for this model")
+        if chosen.training.loss.alignment is not None and (name != "student" or self.alignment is None):
+            raise ValueError(
+                f"`{name}.training.loss.alignment` needs word alignments: add section "
+                "`alignment`, which makes them for the student"
+            )
+        try:
+            self.experiment(name, [_ANY], [], "store")
+        except ValidationError as error:
+            found = error.errors()[0]
+            place = ".".join(str(step) for step in (name, *found["loc"]))
+            raise ValueError(f"`{place}`: {found['msg'].removeprefix('Value error, ')}") from None
+
+    def weights(self, name: ModelName) -> dict[CorpusName, float]:
+        """Return the corpora that a model learns from, with their weights."""
+        chosen: TrainedConfig = getattr(self, name)
+        if chosen.corpora is not None:
+            return dict(chosen.corpora)
+        if name == "student" and self.distillation is not None:
+            return {DISTILLATION: 1.0}
+        with_synthetic = self.backtranslation is not None and name != "backward"
+        return {BITEXT: 1.0, BACK_TRANSLATION: 1.0} if with_synthetic else {BITEXT: 1.0}
+
+    def experiment(
+        self, name: ModelName, train: Sequence[CorpusConfig], dev: Sequence[CorpusConfig], store: str
+    ) -> Experiment:
+        """Return the experiment of a model on these corpora. Raises ValidationError where its parts do not fit."""
+        chosen: TrainedConfig = getattr(self, name)
+        languages = (self.source_language, self.target_language)
+        source, target = languages[::-1] if name == "backward" else languages
+        return Experiment(
+            data=DataConfig(
+                source_language=source,
+                target_language=target,
+                store=store,
+                train=list(train),
+                dev=list(dev),
+                sampling_temperature=chosen.sampling_temperature,
+                unicode=chosen.unicode,
+                filters=FilterConfig(max_pieces=self.cleaning.max_pieces),
+                subword=chosen.subword,
+                stages=chosen.stages,
+                modifiers=chosen.modifiers,
+            ),
+            model=chosen.model,
+            training=chosen.training,
+            decoding=chosen.decoding,
+        )
+
+    def quantised(self, student: Experiment, weights: str) -> Experiment:
+        """Return the experiment of the student's fine-tuning for int8, from its `weights`.
+
+        Raises ConfigError, ValidationError where its parts do not fit.
+        """
+        assert self.quantisation is not None
+        updates, before = self.quantisation.updates, student.training
+        changes = {
+            "start_from": weights,
+            "quantise": "int8",
+            "growth": None,
+            "schedule": ScheduleConfig(kind="cosine", peak=self.quantisation.peak, warmup_updates=updates // 10),
+            "stop": StopConfig(updates=updates),
+            "validation": {"every_updates": min(updates, before.validation.every_updates)},
+            "checkpoint": {"every_updates": min(updates, before.checkpoint.every_updates)},
+        }
+        training = change_section(change_section(before, changes, "training"), self.quantisation.training, "training")
+        return Experiment(data=student.data, model=student.model, training=training, decoding=student.decoding)

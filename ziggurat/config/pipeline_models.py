@@ -1,0 +1,241 @@
+"""Sections of the file of `ziggurat pipeline` about models: trained, translated with, exported, evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import Field, model_validator
+
+from ziggurat.config.base import Beams, Count, Length, PathText, Real, Section, Seed, Size, Threads
+from ziggurat.config.data import SubwordConfig
+from ziggurat.config.decode import DecodingConfig
+from ziggurat.config.load import change_section
+from ziggurat.config.model import ModelConfig
+from ziggurat.config.modifiers import ModifiersConfig, StageConfig
+from ziggurat.config.recipes import recipe_text
+from ziggurat.config.train import TrainingConfig
+from ziggurat.config.yaml_text import parse_yaml
+from ziggurat.errors import ConfigError
+
+__all__ = [
+    "AlignmentStepConfig",
+    "BackTranslationConfig",
+    "CorpusName",
+    "DistillationConfig",
+    "EvaluationConfig",
+    "ExportConfig",
+    "ExportTarget",
+    "FilterStepConfig",
+    "QuantisationConfig",
+    "TrainedConfig",
+    "TranslationConfig",
+]
+
+CorpusName = Literal["bitext", "back-translation", "distillation"]
+"""Corpora that a model can learn from."""
+
+
+class TrainedConfig(Section):
+    """A model, as the sections of an experiment say (docs/config.md); where its data come from is the pipeline's."""
+
+    recipe: str | None = None
+    """Built-in recipe (`ziggurat recipes`) whose model, training, decoding and subwords are taken where this section
+    says nothing else."""
+    existing: PathText | None = None
+    """Run or model directory to be used as it is; nothing is trained."""
+    corpora: dict[CorpusName, Annotated[float, Field(gt=0, le=1e9)]] | None = None
+    """Corpora to train on with their weights; null: `bitext` and, where they are made, `back-translation`; for the
+    student `distillation` alone where that is made."""
+    unicode: Literal["none", "nfc", "nfkc"] = "none"
+    """As `data.unicode`."""
+    sampling_temperature: Real = Field(default=1.0, ge=0.1)
+    """As `data.sampling_temperature`."""
+    subword: SubwordConfig = SubwordConfig()
+    """As `data.subword`."""
+    modifiers: ModifiersConfig = ModifiersConfig()
+    """As `data.modifiers`."""
+    stages: list[StageConfig] = Field(default_factory=list, max_length=1000)
+    """As `data.stages`; corpora are called as in `corpora`, and the bitext's by their own names."""
+    model: ModelConfig = ModelConfig()
+    """Architecture."""
+    training: TrainingConfig = TrainingConfig()
+    """Optimisation; `growth` makes a deep teacher of a shallow one."""
+    decoding: DecodingConfig = DecodingConfig()
+    """Search, for validation and evaluation."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _over_recipe(cls, content: Any) -> Any:
+        if not isinstance(content, dict) or not isinstance(name := content.get("recipe"), str):
+            return content
+        try:
+            below, _ = parse_yaml(recipe_text(name), f"recipe {name}")
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        data = below.get("data", {})
+        taken: dict[str, Any] = {key: below[key] for key in ("model", "training", "decoding") if key in below}
+        for key in ("subword", "unicode"):
+            if key in data:
+                taken[key] = data[key]
+        return _overlaid(taken, content)
+
+    @model_validator(mode="after")
+    def _trained_or_existing(self) -> Self:
+        if self.existing is not None and (given := self.model_fields_set - {"existing"}):
+            raise ValueError(f"`existing` takes a model as it is: leave out `{min(given)}`")
+        if self.training.start_from is not None:
+            raise ValueError("`training.start_from` is not for a pipeline, whose models begin from nothing")
+        return self
+
+
+def _overlaid(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Return `below` with the values of `above`, also in the sections inside."""
+    both = dict(below)
+    for key, value in above.items():
+        inner = both.get(key)
+        both[key] = _overlaid(inner, value) if isinstance(inner, dict) and isinstance(value, Mapping) else value
+    return both
+
+
+class TranslationConfig(Section):
+    """A synthetic corpus (docs/back-translation.md)."""
+
+    method: Literal["sample", "top-k", "beam", "noised-beam"]
+    """Search for the synthetic side."""
+    decoding: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `decoding` in place of the model's own, such as `{beam_size: 8}`."""
+    max_pieces: Length = Field(default=250, ge=1)
+    """Most subword pieces of either side."""
+    max_ratio: Annotated[float, Field(ge=1, le=1e6)] = 1.5
+    """Largest ratio of the two sides' pieces."""
+    seed: Seed = Field(default=1, ge=0)
+    """Seed of samples and noise."""
+    shard_lines: Size = Field(default=2000, ge=1)
+    """Lines of a shard: what an interruption loses per worker."""
+    threads: Threads = Field(default=1, ge=1)
+    """CPU threads of each worker; the result depends on them."""
+    workers: Threads | None = Field(default=None, ge=1)
+    """Processes; null: one for each core, one on a GPU. The result does not depend on them."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, ..."""
+
+    @model_validator(mode="after")
+    def _decoding_is_one(self) -> Self:
+        try:
+            change_section(DecodingConfig(search="sample" if self.method in ("sample", "top-k") else "beam"),
+                           self.decoding, "decoding")  # fmt: skip
+        except ConfigError as error:
+            raise ValueError(str(error)) from None
+        if clash := {"search", "seed", "n_best"} & self.decoding.keys():
+            raise ValueError(f"`decoding.{min(clash)}`: this section has keys of its own for that")
+        return self
+
+
+class BackTranslationConfig(TranslationConfig):
+    """Back-translation of `monolingual.target` by the backward model: a corpus for the teacher and the student."""
+
+    method: Literal["sample", "top-k", "beam", "noised-beam"] = "sample"
+    """Search for the synthetic side."""
+    tag: str | None = Field(default="<bt>", pattern=r"^<[^\s<>]+>$")
+    """Tag of its source sentences; null: none."""
+
+
+class DistillationConfig(TranslationConfig):
+    """Sequence-level distillation (Kim and Rush 2016): the teacher translates what the student learns from."""
+
+    method: Literal["sample", "top-k", "beam", "noised-beam"] = "beam"
+    """Search for the synthetic side."""
+    n_best: Beams = Field(default=8, ge=1)
+    """Candidates of each sentence of the bitext, of which the one nearest its reference is kept; the beam has at least
+    this size. 1: the model's best."""
+    nearest: Literal["chrf", "bleu"] = "chrf"
+    """Score of a candidate against its reference."""
+    bitext: bool = True
+    """Translate the source side of the bitext."""
+    monolingual: bool = True
+    """Translate `monolingual.source`, too, where it is given."""
+
+
+class FilterStepConfig(Section):
+    """Cross-entropy filter (docs/students.md): pairs are dropped whose source the backward model finds least likely."""
+
+    keep: float = Field(default=0.95, gt=0, le=1)
+    """Share of the pairs that is kept."""
+    threads: Threads = Field(default=1, ge=1)
+    """CPU threads of each worker; the last digits of a score depend on them."""
+    workers: Threads | None = Field(default=None, ge=1)
+    """Processes; null: one for each core, one on a GPU."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, ..."""
+
+
+class QuantisationConfig(Section):
+    """Fine-tuning of the student in which products are rounded to bytes, as int8 translation computes them."""
+
+    updates: Count = Field(default=500, ge=1)
+    """Updates."""
+    peak: Real = Field(default=1e-4, gt=0)
+    """Highest learning rate; it is reached after a tenth of the updates and then falls like a cosine."""
+    training: dict[str, Any] = Field(default_factory=dict)
+    """Keys of `training` in place of the student's, such as `{batch: {max_tokens: 2048}}`."""
+
+
+class AlignmentStepConfig(Section):
+    """Word alignments of the student's corpora, for guided alignment, inline tags and terms (docs/alignment.md)."""
+
+    symmetrise: Literal["grow-diag-final-and", "grow-diag-final", "grow-diag", "intersection", "union"] = (
+        "grow-diag-final-and"
+    )
+    """How the two directions are merged."""
+    model1_iterations: Annotated[int, Field(ge=1, le=1000)] = 5
+    """Iterations of IBM Model 1."""
+    hmm_iterations: Annotated[int, Field(ge=0, le=1000)] = 5
+    """Iterations of the hidden Markov model."""
+    pairs: Size = Field(default=1_000_000, ge=1)
+    """Pairs to train the aligner on at most."""
+
+
+class ExportTarget(Section):
+    """A model written for another toolkit, and compared with ours before (docs/export.md)."""
+
+    quantization: str | None = None
+    """`int8`, `float32`, ...; null: the target's usual one, fp32 for most."""
+    lines: Size = Field(default=1000, ge=1)
+    """Lines of the development set to compare by."""
+    tolerance: Real | None = Field(default=None, ge=0)
+    """By how much BLEU may fall on the first test set; null: it is not asked."""
+    metadata: dict[str, str] = Field(default_factory=dict)
+    """argos: `package_version`, `from_code`, `from_name`, `to_code`, `to_name`, `license`."""
+
+
+class ExportConfig(Section):
+    """Exports of the student, or of the teacher where there is no student."""
+
+    ctranslate2: ExportTarget | None = None
+    """For CTranslate2, and `ziggurat translate` without PyTorch."""
+    argos: ExportTarget | None = None
+    """For Argos Translate and LibreTranslate."""
+    huggingface: ExportTarget | None = None
+    """For transformers."""
+    onnx: ExportTarget | None = None
+    """For onnxruntime."""
+
+
+class EvaluationConfig(Section):
+    """Evaluation of teacher, student and the export for CTranslate2 on all test sets."""
+
+    metrics: list[Literal["bleu", "chrf", "ter"]] = Field(default=["bleu", "chrf"], min_length=1)
+    """Metrics of sacreBLEU."""
+    perturb: list[str] = Field(default_factory=list, max_length=100)
+    """Disturbances of the first test set (docs/robustness.md): `caps`, `title`, `typos`, ..., or `all`."""
+    perturb_lines: Size = Field(default=500, ge=1)
+    """Lines of the test set that are disturbed, the first ones."""
+    int8: bool = True
+    """Also evaluate the final model in int8 by our own engine (on CPUs)."""
+    speed_lines: Size = Field(default=500, ge=0)
+    """Lines of the first test set that are translated to measure speed, after a warm-up; 0: speed is not measured."""
+    threads: Threads | None = Field(default=None, ge=1)
+    """CPU threads; null: one for each core."""
+    device: str = "auto"
+    """`auto`, `cpu`, `cuda`, ..."""

@@ -1,0 +1,250 @@
+"""The step that cleans the bitext, once for all models, and takes pairs for development and test out of it."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Iterator
+from heapq import heappush, heapreplace
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ziggurat.config.data import CorpusConfig, DataConfig
+from ziggurat.config.pipeline_corpora import HoldOutConfig
+from ziggurat.data.cleaner import Examples
+from ziggurat.data.cleaning import Scorers, cleaner_of, cleaners_of, train_pair_scores
+from ziggurat.data.comparisons import Comparisons, TraceMaker, overlap_notices
+from ziggurat.data.encoding import CleanedBlock, compared
+from ziggurat.data.inputs import Corpus, count_pairs, find_corpora, nothing_left, side_notices
+from ziggurat.data.readers import CorpusReader, PairBlock
+from ziggurat.errors import DataError, ZigguratError
+from ziggurat.pipeline.corpora import corpus_files, of_fetch, resolved
+from ziggurat.pipeline.costs import PAIRS_CLEANED, by_rate, expected_lines
+from ziggurat.pipeline.road import Progress, Road, write_sides
+from ziggurat.pipeline.step import Step, write_document
+
+__all__ = ["clean_step"]
+
+_OF_TEXT = {"format", "columns", "fetch", "filters", "scores"}
+"""Keys of a corpus that what is left of it depends on, besides its files."""
+
+
+def clean_step(road: Road) -> Step:
+    """Return the step that cleans the training corpora: `train/CORPUS.LANGUAGE`, `held-out/SET.LANGUAGE`."""
+    config = road.config
+    held = config.bitext.hold_out or HoldOutConfig()
+    after = of_fetch(*(corpus.fetch for corpus in config.bitext.train))
+    if config.bitext.dev or config.test:
+        after["sets"] = ["*"]  # training pairs are compared with them
+
+    def work(folder: Path) -> None:
+        with _keys():
+            _Cleaning(road, held).run(folder)
+
+    def check() -> None:
+        with _keys():
+            data = _data(road, [CorpusConfig(source="-", target="-", filters=c.filters) for c in config.bitext.train])
+            for corpus in data.train:
+                cleaner_of(data, corpus)
+
+    return Step(
+        "clean",
+        f"cleans {len(config.bitext.train)} parallel corpora",
+        {
+            "languages": list(road.languages),
+            "cleaning": config.cleaning.model_dump(mode="json", exclude_defaults=True, exclude={"max_pieces"}),
+            "corpora": [
+                {"name": name, **corpus.model_dump(mode="json", include=_OF_TEXT, exclude_defaults=True)}
+                for name, corpus in zip(road.bitext_names(), config.bitext.train, strict=True)
+            ],
+            "hold_out": held.model_dump(),
+        },
+        work,
+        after,
+        lambda: corpus_files(road, config.bitext.train, "bitext.train"),
+        ("train/*", "held-out/*", "report.json"),
+        lambda: by_rate(
+            expected_lines(p for p in corpus_files(road, config.bitext.train, "bitext.train")), PAIRS_CLEANED
+        ),
+        check,
+    )
+
+
+def _targets(road: Road) -> list[Path]:
+    """Return a file of each corpus, as many lines of which there are pairs."""
+    return [Path(place) for one in road.config.bitext.train if (place := one.target or one.path or one.fetch)]
+
+
+@contextlib.contextmanager
+def _keys() -> Iterator[None]:
+    """Context in which errors name keys of section `data` as those of the pipeline's file."""
+    try:
+        yield
+    except ZigguratError as error:
+        raise type(error)(_worded(str(error))) from None
+
+
+def _worded(text: str) -> str:
+    """Return a message of `prepare` with keys and names of a pipeline."""
+    text = re.sub(r"data\.dev\.\d+ \(([^()]*)\)", r"\1", text)
+    for key, ours in _KEYS.items():
+        text = text.replace(key, ours)
+    return text
+
+
+_KEYS = {"data.filters": "cleaning", "data.train": "bitext.train", "data.dev": "bitext.dev", "data.held_out": "test",
+         "data.source_language": "source_language", "data.target_language": "target_language"}  # fmt: skip
+
+
+def _data(road: Road, train: list[CorpusConfig]) -> DataConfig:
+    """Return the section `data` that these corpora are cleaned by."""
+    # As pairs, both kinds: of a pair in a training corpus both sides are looked for in one set.
+    sets = [(f"development set {n}", road.sides("sets", "dev", str(n))) for n in range(len(road.config.bitext.dev))]
+    sets += [(f"test set {test.name}", road.sides("sets", "test", test.name)) for test in road.config.test]
+    return DataConfig(
+        source_language=road.languages[0],
+        target_language=road.languages[1],
+        store="-",
+        train=train,
+        dev=[CorpusConfig(name=name, source=str(source), target=str(target)) for name, (source, target) in sets],
+        filters=road.config.cleaning,
+    )
+
+
+class _Cleaning:
+    """One call of the step."""
+
+    def __init__(self, road: Road, held: HoldOutConfig) -> None:
+        self._road, self._taken = road, _Taken(held)
+        self._progress = Progress(road.say, "pairs")
+
+    def run(self, folder: Path) -> None:
+        """Clean all corpora, then take out what is to be held out."""
+        road, taken = self._road, self._taken
+        names = road.bitext_names()
+        data = _data(road, [resolved(road, one, f"bitext.train.{n}") for n, one in enumerate(road.config.bitext.train)])
+        # (1) Count and learn.
+        corpora = find_corpora(data)
+        training = [corpus for corpus in corpora if corpus.split == "train"]
+        cleaners_of(data, training)
+        count_pairs(corpora, self._progress.phase)
+        scorers = train_pair_scores(training, data, self._progress.phase)
+        comparisons, traces = Comparisons.of_all(data, corpora), TraceMaker(data)
+        # (2) Clean.
+        for number, (name, corpus) in enumerate(zip(names, training, strict=True)):
+            blocks = self._blocks(number, corpus, data, scorers, traces, comparisons)
+            place = road.sides("clean", "cleaned" if taken else "train", name)
+            corpus.kept = write_sides(place, taken.seeing(blocks))
+            corpus.overlap = comparisons.overlaps(number)
+        if not sum(corpus.kept for corpus in training):
+            counts = sum((corpus.dropped for corpus in training), Counter[str]())
+            raise nothing_left(sum(corpus.read for corpus in training), counts, training)
+        # (3) Take out what is held out.
+        if taken:
+            taken.write(road)
+            for name, corpus in zip(names, training, strict=True):
+                left = map(taken.without, _plain(road.sides("clean", "cleaned", name)))
+                kept = write_sides(road.sides("clean", "train", name), left)
+                corpus.dropped["held_out"] += corpus.kept - kept
+                corpus.kept = kept
+                for path in road.sides("clean", "cleaned", name):
+                    path.unlink()
+        # (4) Tell.
+        notices = [_worded(notice) for notice in side_notices(corpora, data) + overlap_notices(training, data)]
+        for notice in notices:
+            road.say(f"warning: {notice}")
+        reports = {name: self._report(corpus) for name, corpus in zip(names, training, strict=True)}
+        write_document(folder / "report.json", {"corpora": reports, "notices": notices})
+
+    def _blocks(
+        self,
+        number: int,
+        corpus: Corpus,
+        data: DataConfig,
+        scorers: Scorers,
+        traces: TraceMaker,
+        comparisons: Comparisons,
+    ) -> Iterator[PairBlock]:
+        """Yield what is left of a corpus, and count the rest in it."""
+        cleaner = cleaner_of(data, corpus.config, scorers)
+        done = 0
+        for lines, unwanted in corpus.scored_blocks():
+            dropped, examples = Counter[str](), Examples()
+            first, second, mended = cleaner.mended(*lines, data.unicode)
+            source, target, _ = cleaner.clean(first, second, dropped, unwanted, examples)
+            block = CleanedBlock(number, len(lines[0]), dropped, int(mended.sum()), examples, source, target, target,
+                                 traces.make(number, source, target), None)  # fmt: skip
+            block = compared(block, comparisons, lambda of, place: (of.source[place], of.target[place]))
+            corpus.dropped.update(block.dropped)
+            corpus.repaired += block.repaired
+            corpus.examples.join(block.examples)
+            yield block.source, block.target
+            done += len(lines[0])
+            self._progress.phase(f"clean {corpus.reader.name}", done, corpus.read)
+
+    @staticmethod
+    def _report(corpus: Corpus) -> dict[str, Any]:
+        return {
+            "read": corpus.read,
+            "kept": corpus.kept,
+            "repaired": corpus.repaired,
+            "dropped": dict(sorted(corpus.dropped.items())),
+            "examples": corpus.examples.listed(),
+        }
+
+
+def _plain(files: tuple[Path, Path]) -> Iterator[PairBlock]:
+    """Yield the pairs of two text files."""
+    corpus = CorpusConfig(source=str(files[0]), target=str(files[1]), format="text")
+    yield from CorpusReader.of(corpus, "clean", ("", "")).blocks()
+
+
+class _Taken:
+    """The pairs that are held out: a random choice that depends on nothing but the pairs."""
+
+    def __init__(self, sizes: HoldOutConfig) -> None:
+        self._sizes = sizes
+        # Those of the smallest hash, as a heap with the largest in front.
+        self._heap: list[tuple[int, str, str]] = []
+        self._chosen: set[int] = set()
+        self._texts: tuple[set[str], set[str]] = (set(), set())
+
+    def __bool__(self) -> bool:
+        return bool(self._sizes.dev or self._sizes.test)
+
+    def seeing(self, blocks: Iterator[PairBlock]) -> Iterator[PairBlock]:
+        """Yield the blocks, having looked at their pairs."""
+        wanted = self._sizes.dev + self._sizes.test
+        for block in blocks:
+            for source, target in zip(*block, strict=True) if wanted else ():
+                entry = (-xxhash.xxh3_64_intdigest(f"{source}\n{target}".encode()), source, target)
+                full = len(self._heap) == wanted
+                if entry[0] in self._chosen or (full and entry <= self._heap[0]):
+                    continue
+                self._chosen.add(entry[0])
+                if full:
+                    self._chosen.discard(heapreplace(self._heap, entry)[0])
+                else:
+                    heappush(self._heap, entry)
+            yield block
+
+    def write(self, road: Road) -> None:
+        """Write the sets. Raises DataError where there are too few pairs."""
+        wanted = self._sizes.dev + self._sizes.test
+        if len(self._heap) < wanted:
+            raise DataError(f"bitext.hold_out: asks for {wanted:,} pairs, but cleaning leaves only {len(self._heap):,}")
+        pairs = sorted(self._heap, reverse=True)
+        for name, chosen in (("dev", pairs[: self._sizes.dev]), ("test", pairs[self._sizes.dev :])):
+            if chosen:
+                block = [source for _, source, _ in chosen], [target for _, _, target in chosen]
+                write_sides(road.sides("clean", "held-out", name), [block])
+        self._texts = {source for _, source, _ in pairs}, {target for _, _, target in pairs}
+
+    def without(self, block: PairBlock) -> PairBlock:
+        """Return the pairs of a block that have neither side in common with what is held out."""
+        sources, targets = self._texts
+        kept = [pair for pair in zip(*block, strict=True) if pair[0] not in sources and pair[1] not in targets]
+        return [source for source, _ in kept], [target for _, target in kept]

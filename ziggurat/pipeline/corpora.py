@@ -1,0 +1,172 @@
+"""Steps that get text: public corpora fetched, development and test sets copied."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config.data import CorpusConfig
+from ziggurat.config.pipeline_corpora import BitextCorpus
+from ziggurat.data.files import find_files
+from ziggurat.data.origins import Origin, read_origin
+from ziggurat.data.readers import CorpusReader
+from ziggurat.errors import ConfigError, DataError
+from ziggurat.pipeline.road import Progress, Road, slug, write_sides
+from ziggurat.pipeline.step import Step
+
+__all__ = [
+    "corpus_files",
+    "fetch_step",
+    "fetched_files",
+    "fetched_names",
+    "fetched_origins",
+    "of_fetch",
+    "resolved",
+    "sets_step",
+]
+
+
+def fetched_names(road: Road) -> list[str]:
+    """Return the names of all public corpora of a pipeline, each once."""
+    config = road.config
+    bitext = [one.fetch for one in (*config.bitext.train, *config.bitext.dev)]
+    others = [one.fetch for one in (*config.monolingual.source, *config.monolingual.target)]
+    return list(dict.fromkeys(filter(None, [*bitext, *(one.fetch for one in config.test), *others])))
+
+
+def fetch_step(road: Road) -> Step:
+    """Return the step that fetches public corpora by name; each has a folder of its own."""
+    how = road.config.fetch
+
+    def work(folder: Path) -> None:
+        from ziggurat.fetch.downloads import Downloads, default_folder
+        from ziggurat.fetch.indexes import Names
+        from ziggurat.fetch.plan import job_of_name, run_job
+        from ziggurat.fetch.registry import load_registry
+        from ziggurat.fetch.transfer import Network
+
+        cache = Path(how.cache).expanduser() if how.cache else default_folder()
+        network = Network(proxy=how.proxy, retries=how.retries)
+        downloads = Downloads(cache, how.mirror, how.offline, network, Progress(road.say, "").phase)
+        known = Names(load_registry(how.registry), downloads, python=how.mtdata, say=road.say)
+        failed = []
+        for name in fetched_names(road):
+            try:
+                run_job(job_of_name(known.find(name), folder / slug(name)), downloads)
+            except DataError as error:
+                failed.append(str(error))
+        if failed:
+            raise DataError("\n".join(failed))
+
+    def check() -> None:
+        from ziggurat.fetch.registry import load_registry
+
+        load_registry(how.registry)
+
+    # How a corpus is fetched, and from where, does not change it.
+    return Step(
+        "fetch",
+        f"fetches {len(fetched_names(road))} public corpora",
+        {"names": fetched_names(road)},
+        work,
+        files=lambda: [path for n, one in enumerate(how.registry) for path in find_files(one, f"fetch.registry.{n}")],
+        check=check,
+    )
+
+
+def fetched_origins(road: Road, name: str) -> list[tuple[Path, Origin]]:
+    """Return the records of a public corpus that was fetched, each with its path."""
+    records = sorted(road.at("fetch", slug(name)).rglob("*.fetched.json"))
+    return [(record, origin) for record in records if (origin := read_origin(record)) is not None]
+
+
+def of_fetch(*names: str | None) -> dict[str, list[str]]:
+    """Return the dependence on fetched corpora, for `Step.after`."""
+    fetched = [f"{slug(name)}/*" for name in names if name is not None]
+    return {"fetch": fetched} if fetched else {}
+
+
+def fetched_files(road: Road, name: str, languages: Sequence[str], key: str) -> list[Path]:
+    """Return the file of a fetched corpus for each language. Raises ConfigError where it has another one."""
+    for record, origin in fetched_origins(road, name):
+        by_language = {code: record.with_name(file) for code in origin.languages for file in origin.files
+                       if f".{code}." in f"{file}."}  # fmt: skip
+        found = [by_language.get(code) or _alike(by_language, code) for code in languages]
+        if None not in found:
+            return [path for path in found if path is not None]
+        has = " and ".join(by_language)
+        raise ConfigError(f"{key}.fetch: `{name}` has {has}, but the languages of the pipeline are {languages}")
+    raise DataError(f"{road.at('fetch', slug(name))}: {name} is not there whole; `--force fetch` fetches it again")
+
+
+def _alike(files: dict[str, Path], code: str) -> Path | None:
+    """Return the file of a language that another code means the same by: `deu` and `deu_Latn` for `de`."""
+    found = [path for other, path in files.items() if other.lower().startswith(code.lower()[:2])]
+    return found[0] if len(found) == 1 else None
+
+
+def resolved(road: Road, corpus: BitextCorpus, key: str) -> CorpusConfig:
+    """Return a corpus with its files: one that was fetched lies in the folder of `fetch`.
+
+    Raises ConfigError where that is of other languages.
+    """
+    settings = {name: getattr(corpus, name) for name in CorpusConfig.model_fields}
+    if corpus.fetch is not None:
+        source, target = fetched_files(road, corpus.fetch, road.languages, key)
+        settings |= {"source": str(source), "target": str(target)}
+    return CorpusConfig(**settings)
+
+
+def corpus_files(road: Road, corpora: Sequence[BitextCorpus], key: str) -> list[Path]:
+    """Return the files from outside of corpora, in order. Raises DataError for those that are missing."""
+    return [
+        path
+        for number, corpus in enumerate(corpora)
+        if corpus.fetch is None
+        for path in _own_files(road, corpus, f"{key}.{number}")
+    ]
+
+
+def _own_files(road: Road, corpus: BitextCorpus, key: str) -> list[Path]:
+    """Return the files that a corpus names, its scores among them."""
+    reader = CorpusReader.of(corpus, key, road.languages)
+    scores = [find_files(score.path, f"{key}.scores.{n}.path") for n, score in enumerate(corpus.scores) if score.path]
+    return [path for part in (*reader.files, *scores) for path in part]
+
+
+def sets_step(road: Road) -> Step:
+    """Return the step that copies development and test sets as they are, as aligned text files."""
+    dev, tests = road.config.bitext.dev, road.config.test
+    as_corpora = [
+        BitextCorpus(fetch=test.fetch)
+        if test.fetch
+        else BitextCorpus(source=test.source, target=test.target, format="text")
+        for test in tests
+    ]
+
+    def work(folder: Path) -> None:
+        named = [(f"bitext.dev.{n}", f"dev/{n}", corpus) for n, corpus in enumerate(dev)]
+        named += [(f"test.{n}", f"test/{tests[n].name}", corpus) for n, corpus in enumerate(as_corpora)]
+        for key, name, corpus in named:
+            reader = CorpusReader.of(resolved(road, corpus, key), key, road.languages)
+            if not write_sides(road.sides("sets", name), reader.blocks()):
+                raise DataError(f"{key}: no sentence pairs in {reader.described()}")
+
+    return Step(
+        "sets",
+        "copies development and test sets",
+        {
+            "dev": [_form(corpus) for corpus in dev],
+            "test": [{"name": test.name, **({"fetch": test.fetch} if test.fetch else {})} for test in tests],
+        },
+        work,
+        of_fetch(*(one.fetch for one in (*dev, *as_corpora))),
+        lambda: corpus_files(road, dev, "bitext.dev") + corpus_files(road, as_corpora, "test"),
+        ("dev/*", "test/*"),
+    )
+
+
+def _form(corpus: BitextCorpus) -> dict[str, Any]:
+    """Return what a corpus's text depends on besides its files."""
+    return corpus.model_dump(mode="json", include={"format", "columns", "fetch"}, exclude_defaults=True)

@@ -1,0 +1,117 @@
+"""What the steps of a pipeline are expected to take, before they begin.
+
+Training is estimated as `ziggurat inspect` does: an update is simulated, and this machine's speed measured. Translating
+follows from the same arithmetic. Steps on text go by rates that were measured once.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ziggurat.config.experiment import Experiment
+from ziggurat.config.pipeline import ModelName
+from ziggurat.data.compressed import compression_of
+from ziggurat.pipeline.step import Expected
+
+if TYPE_CHECKING:
+    from ziggurat.cost.estimate import Cost
+
+__all__ = ["PAIRS_ALIGNED", "PAIRS_CLEANED", "PAIRS_PREPARED", "Costs", "by_rate", "expected_lines"]
+
+PAIRS_CLEANED, PAIRS_PREPARED, PAIRS_ALIGNED = 60_000, 25_000, 5_000
+"""Pairs a second of each of these steps, on two cores of an AMD EPYC (short sentences, the usual filters)."""
+_BYTES_PER_LINE = 60
+_PACKED = 3  # bytes of text for one of a compressed file
+_OF_TRAINING_SPEED = 0.2
+"""Arithmetic of a search a second, as a share of that of training: its products are small and wait for each other."""
+
+
+class Costs:
+    """Costs of the models of a pipeline, each estimated once.
+
+    Args:
+        experiments: what each is trained by.
+    """
+
+    def __init__(self, experiments: dict[ModelName, Experiment]) -> None:
+        self._experiments = experiments
+        self._known: dict[ModelName, Cost] = {}
+
+    def of(self, name: ModelName) -> Cost:
+        """Return the cost of training a model, on this machine."""
+        from ziggurat.cost.estimate import estimate_cost
+        from ziggurat.models.inspection import vocabulary_sizes
+
+        if name not in self._known:
+            experiment = self._experiments[name]
+            sizes = vocabulary_sizes(experiment.data)
+            self._known[name] = estimate_cost(experiment, (sizes.source, sizes.target))
+        return self._known[name]
+
+    def training(self, name: ModelName) -> Expected:
+        """Return what the training of a model takes, validations and checkpoints left out."""
+        cost, training = self.of(name), self._experiments[name].training
+        updates, minutes = training.stop.updates, training.stop.minutes
+        limit = None if minutes is None else minutes * 60
+        length = f"sentences of {cost.length[1]} target tokens ({cost.batches.origin})"
+        memory = cost.memory.peak + cost.memory.checkpoint
+        if updates is None:
+            return Expected(limit, memory, f"{cost.time.seconds:.3g} s an update; how many there will be is not known")
+        ends = [] if training.growth is None else [stage.updates for stage in training.growth.stages]
+        spans = [*(end for end in ends if end is not None), updates]
+        rates = [*(seconds for *_, seconds in cost.shallower), cost.time.seconds]
+        if len(spans) < len(rates):  # stages that end after epochs
+            spans, rates = [updates], rates[-1:]
+        seconds = sum((end - begin) * rate for (begin, end), rate in zip(pairwise((0, *spans)), rates, strict=True))
+        return Expected(seconds if limit is None else min(seconds, limit), memory, f"{updates:,} updates, {length}")
+
+    def quantising(self, updates: int) -> Expected:
+        """Return what the fine-tuning of the student for int8 takes at the speed of its training."""
+        cost = self.of("student")
+        return Expected(updates * cost.time.seconds, cost.memory.peak, f"{updates:,} updates as those of the student")
+
+    def translating(self, name: ModelName, lines: int | None, beam: int, workers: int) -> Expected:
+        """Return what the translation of so many lines takes; None: their number is not known."""
+        if lines is None or name not in self._experiments:
+            return Expected(said="the number of lines is not known yet" if lines is None else "")
+        cost = self.of(name)
+        source, target = cost.length
+        work = lines * (source * cost.forward.source + beam * target * cost.forward.target)
+        # Rates of training are those of all threads together, of which each worker has its share.
+        speed = cost.time.flops / cost.time.seconds * _OF_TRAINING_SPEED
+        return Expected(work / speed, said=f"about {lines:,} lines, {workers} workers; a rough estimate")
+
+    def scoring(self, name: ModelName, lines: int | None) -> Expected:
+        """Return what forward passes over so many pairs take; None: their number is not known."""
+        if lines is None or name not in self._experiments:
+            return Expected(said="the number of pairs is not known yet" if lines is None else "")
+        cost = self.of(name)
+        source, target = cost.length
+        work = lines * (source * cost.forward.source + target * cost.forward.target)
+        return Expected(work / (cost.time.flops / cost.time.seconds), said=f"about {lines:,} pairs; a rough estimate")
+
+
+def by_rate(lines: int | None, rate: float) -> Expected:
+    """Return what so many pairs take at a rate of pairs a second."""
+    return Expected(None if lines is None else lines / rate, said="" if lines is None else f"about {lines:,} pairs")
+
+
+def expected_lines(files: Iterable[Path]) -> int | None:
+    """Return the number of lines of plain files, counted, or of others by their sizes; None where one is not there."""
+    total = 0.0
+    for path in files:
+        try:
+            size = os.path.getsize(path)
+        except OSError:
+            return None
+        if compression_of(path):
+            total += size * _PACKED / _BYTES_PER_LINE
+        elif size > 1 << 28:
+            total += size / _BYTES_PER_LINE
+        else:
+            total += path.read_bytes().count(b"\n")
+    return round(total)

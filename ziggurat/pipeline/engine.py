@@ -1,0 +1,290 @@
+"""The engine of pipelines: looks at what is done, does the rest in order, and can be stopped at any moment.
+
+A step is done if its manifest names the present settings, the present content of what it reads, and files that are
+there with their checksums. So a change redoes what depends on it and nothing else: a step that is redone and hands on
+the same as before leaves those after it as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from ziggurat.config.experiment import changed, shown
+from ziggurat.data.temporary import TEMPORARY, lock_missing, try_lock
+from ziggurat.data.workspace import discard, sweep
+from ziggurat.duration import duration
+from ziggurat.errors import DataError
+from ziggurat.pipeline.hashes import Fingerprints
+from ziggurat.pipeline.selection import Selection
+from ziggurat.pipeline.step import (
+    BEGUN,
+    MANIFEST,
+    Step,
+    StepManifest,
+    outputs_of,
+    read_document,
+    read_manifest,
+    write_document,
+)
+from ziggurat.pipeline.times import Spent, Times
+
+__all__ = ["TIMES", "Pipeline", "PipelineEnd", "StepState"]
+
+_FORMAT = 1
+_HASHES, TIMES, _LOCK = "hashes.json", "times.json", ".lock"
+State = Literal["done", "begun", "new", "changed", "damaged", "forced", "after", "kept", "missing"]
+
+
+@dataclass(frozen=True)
+class StepState:
+    """What is to be done with a step, and why.
+
+    Attributes:
+        step: the step.
+        state: `done`; `kept`: taken as it stands; `begun`: goes on where it was interrupted; `new`, `changed`,
+            `damaged`, `forced`: done from its beginning; `after`: depends on what an earlier one will hand on;
+            `missing`: to be taken as it stands, but not done.
+        why: the reason, in words.
+        spent: the time spent on it.
+    """
+
+    step: Step
+    state: State
+    why: str
+    spent: Spent
+
+    @property
+    def settled(self) -> bool:
+        """True where nothing is to be done."""
+        return self.state in ("done", "kept")
+
+
+@dataclass(frozen=True)
+class PipelineEnd:
+    """The end of a call.
+
+    Attributes:
+        done: names of the steps that were done, in order.
+        stopped: the step at which a signal stopped it; None: it reached its end.
+        signal: number of that signal.
+    """
+
+    done: tuple[str, ...]
+    stopped: str | None = None
+    signal: int | None = None
+
+
+class Pipeline:
+    """Steps in their order, and the folder of their results.
+
+    Args:
+        folder: the folder.
+        steps: each after those that it depends on.
+    """
+
+    def __init__(self, folder: Path, steps: Sequence[Step]) -> None:
+        names = [step.name for step in steps]
+        assert len(set(names)) == len(names)
+        assert all(other in names[: names.index(step.name)] for step in steps for other in step.after), "order"
+        self.folder = folder
+        self.steps = tuple(steps)
+        self._hashes = Fingerprints(folder / _HASHES)
+        self._times = Times(folder / TIMES)
+
+    def times(self) -> dict[str, Spent]:
+        """Return the time spent on each step."""
+        return {step.name: self._times.of(step.name) for step in self.steps}
+
+    def left_over(self) -> list[str]:
+        """Return the names of folders of steps that the pipeline no longer has."""
+        names = {step.name for step in self.steps}
+        found = self.folder.glob(f"*/{BEGUN}") if self.folder.is_dir() else []
+        return sorted(path.parent.name for path in found if path.parent.name not in names)
+
+    def standings(self, selection: Selection | None = None) -> list[StepState]:
+        """Return what a call would do with each step up to the last chosen one; nothing is written.
+
+        Raises ConfigError for an unknown step, DataError for files that are missing, and what steps refuse.
+        """
+        selection = selection or Selection()
+        chosen = selection.numbers(self.steps)
+        self._refuse_impossible(self.steps[chosen.start : chosen.stop])
+        manifests: dict[str, StepManifest | None] = {}
+        found = []
+        for step in self.steps[: chosen.stop]:
+            standing, manifests[step.name] = self._look(step, selection, manifests, self.steps.index(step) in chosen)
+            found.append(standing)
+        return found
+
+    def run(self, selection: Selection | None = None, say: Callable[[str], object] = lambda text: None) -> PipelineEnd:
+        """Do what is to be done of the chosen steps, in order; what was interrupted goes on.
+
+        Args:
+            selection: None: all steps.
+            say: takes messages.
+
+        Raises ConfigError for an unknown step. DataError: another process is at work in the folder, files are missing,
+            something of others is in a step's place. And what the steps raise; what is done then stays done.
+        """
+        selection = selection or Selection()
+        chosen = selection.numbers(self.steps)
+        self.folder.mkdir(parents=True, exist_ok=True)
+        done: list[str] = []
+        with self._alone():
+            sweep(self.folder)
+            self._refuse_impossible(self.steps[chosen.start : chosen.stop])
+            manifests: dict[str, StepManifest | None] = {}
+            for number, step in enumerate(self.steps[: chosen.stop]):
+                standing, manifests[step.name] = self._look(step, selection, manifests, number in chosen)
+                place = f"{number + 1}/{chosen.stop} {step.name}"
+                if standing.state == "missing":
+                    raise DataError(f"{self.folder / step.name}: {standing.why}; leave out `--from` or `--only`")
+                if standing.settled:
+                    say(f"{place}: {standing.why}")
+                    continue
+                say(f"{place}: {step.title}" + ("" if standing.state == "new" else f" ({standing.why})"))
+                stopped = self._do(step, self._wanted(step, manifests), begun=standing.state == "begun")
+                if stopped is not None:
+                    return PipelineEnd(tuple(done), step.name, stopped)
+                manifests[step.name] = read_manifest(self.folder / step.name)
+                say(f"{place}: done in {duration(self._times.of(step.name).seconds)}")
+                done.append(step.name)
+                self._hashes.keep()
+            self._hashes.keep()
+        return PipelineEnd(tuple(done))
+
+    def _refuse_impossible(self, steps: Sequence[Step]) -> None:
+        """Raise what steps would end with, as far as that is known: now, not after hours."""
+        for step in steps:
+            step.files()
+        for step in steps:
+            if read_manifest(self.folder / step.name) is None:
+                step.check()
+
+    def _look(
+        self, step: Step, selection: Selection, manifests: dict[str, StepManifest | None], chosen: bool
+    ) -> tuple[StepState, StepManifest | None]:
+        """Return how a step stands, and its manifest where it is done; `manifests` are those of the steps before it."""
+        folder = self.folder / step.name
+        manifest = read_manifest(folder)
+
+        def standing(state: State, why: str) -> tuple[StepState, StepManifest | None]:
+            found = StepState(step, state, why, self._times.of(step.name))
+            return found, manifest if found.settled else None
+
+        if not chosen:
+            if manifest is None or (damage := self._damage(folder, manifest)) is not None:
+                return standing("missing", "not done yet" if manifest is None else str(damage))
+            return standing("kept", "taken as it stands")
+        waiting = [name for name in step.after if manifests[name] is None]
+        wanted = self._wanted(step, manifests)
+        if step.name in selection.forced:
+            return standing("forced", "to be done again")
+        if manifest is None:
+            begun = read_document(folder / BEGUN)
+            if begun is not None and not waiting and begun == wanted:
+                return standing("begun", "goes on where it was interrupted")
+            if begun is None:
+                return standing("new", "not done yet")
+            return standing("changed", self._difference(step, begun, wanted) or "begun with other inputs")
+        if (difference := self._difference(step, manifest.wanted, wanted)) is not None:
+            return standing("changed", difference)
+        if waiting:
+            return standing("after", f"depends on what {' and '.join(waiting)} will hand on")
+        if (damage := self._damage(folder, manifest)) is not None:
+            return standing("damaged", damage)
+        return standing("done", "up to date")
+
+    def _wanted(self, step: Step, manifests: dict[str, StepManifest | None]) -> dict[str, Any]:
+        """Return all that the result of a step depends on; steps before it that are not done are left out."""
+        known = {name: (manifests[name], patterns) for name, patterns in step.after.items()}
+        return {
+            "format": _FORMAT,
+            "step": step.name,
+            "settings": dict(step.settings),
+            "files": [self._hashes.of(path) for path in step.files()],
+            "after": {
+                name: found.fingerprint(patterns) for name, (found, patterns) in known.items() if found is not None
+            },
+        }
+
+    def _difference(self, step: Step, before: Any, now: dict[str, Any]) -> str | None:
+        """Return in words why a step is not done by what `before` says; None: it differs in nothing that is known."""
+        if before.get("format") != _FORMAT:
+            return "done by another version of ziggurat"
+        if changes := changed(before.get("settings"), now["settings"]):
+            # Settings are kept without those that are the default.
+            return f"settings changed (there -> now): {shown(changes, 3).replace('(not given)', '(default)')}"
+        files = step.files()
+        if len(before.get("files", ())) != len(files):
+            return f"{len(before.get('files', ()))} input files before, {len(files)} now"
+        for path, old, new in zip(files, before["files"], now["files"], strict=True):
+            if old != new:
+                return f"{path} changed"
+        earlier = before.get("after", {})
+        other = [name for name, digest in now["after"].items() if earlier.get(name) != digest]
+        other += [name for name in earlier if name not in step.after]
+        return f"{' and '.join(other)} handed on something else" if other else None
+
+    def _damage(self, folder: Path, manifest: StepManifest) -> str | None:
+        """Return which of its outputs is not what the manifest says; None: all are."""
+        for name, entry in manifest.outputs.items():
+            path = folder / name
+            if not path.is_file():
+                return f"{path} is gone"
+            if path.stat().st_size != entry["bytes"] or self._hashes.of(path) != entry["xxh3_128"]:
+                return f"{path} changed since it was made"
+        return None
+
+    def _do(self, step: Step, wanted: dict[str, Any], *, begun: bool) -> int | None:
+        """Do a step, or the rest of it; return the number of the signal that stopped it, or None."""
+        folder = self.folder / step.name
+        if not begun:
+            self._clear(folder)
+            self._times.restart(step.name)
+            folder.mkdir()
+            write_document(folder / BEGUN, wanted)
+        with self._times.measuring(step.name, folder):
+            stopped = step.work(folder)
+            if stopped is not None:
+                return stopped
+            outputs = outputs_of(folder, step.outputs, self._hashes.of)
+            write_document(folder / MANIFEST, StepManifest(wanted, outputs).document())
+        return None
+
+    def _clear(self, folder: Path) -> None:
+        """Remove what an earlier call left of a step. Raises DataError for anything else that is in its place."""
+        if not os.path.lexists(folder):
+            return
+        ours = folder.is_dir() and not folder.is_symlink()
+        if not ours or not ((folder / BEGUN).is_file() or all(map(_is_temporary, folder.iterdir()))):
+            raise DataError(f"{folder}: is in the way, and no pipeline made it; move it, or give another `folder`")
+        discard(folder)
+
+    @contextlib.contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Hold the lock of the folder. Raises DataError where another process does."""
+        # A file, since on NFS the lock of a folder does not reach other machines.
+        descriptor = os.open(self.folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            if not try_lock(descriptor):
+                raise DataError(f"{self.folder}: another pipeline is at work here; wait for it to end")
+        except OSError as error:
+            os.close(descriptor)
+            raise lock_missing(self.folder, error) from None
+        except BaseException:
+            os.close(descriptor)
+            raise
+        try:
+            yield
+        finally:
+            os.close(descriptor)
+
+
+def _is_temporary(path: Path) -> bool:
+    return TEMPORARY.fullmatch(path.name) is not None

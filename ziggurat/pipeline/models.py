@@ -1,0 +1,210 @@
+"""Steps that prepare a model's data and train it, and what steps that use a model depend on."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from ziggurat.config.experiment import Experiment
+from ziggurat.config.pipeline import ModelName
+from ziggurat.data.files import find_files
+from ziggurat.errors import ZigguratError
+from ziggurat.pipeline.costs import PAIRS_PREPARED, Costs, by_rate, expected_lines
+from ziggurat.pipeline.road import Corpora, Progress, Road
+from ziggurat.pipeline.step import Step
+
+__all__ = [
+    "data_step",
+    "experiment_of",
+    "in_fresh_state",
+    "keys_of",
+    "model_files",
+    "of_model",
+    "quantise_step",
+    "train_step",
+]
+
+_VOCABULARIES = ("vocabulary.json", "*.spm", "*.vocab")
+_OF_STORE = {"subword", "unicode"}
+_OF_TRAINING = {"model", "training", "decoding", "modifiers", "stages", "sampling_temperature"}
+"""Keys of a model's section that its store and its training depend on."""
+
+
+def experiment_of(road: Road, name: ModelName) -> Experiment:
+    """Return the experiment that a model is trained by."""
+    corpora = Corpora(road)
+    store = str(road.at(f"{name}-data", "store"))
+    return road.config.experiment(name, corpora.train(name), corpora.dev(name), store)
+
+
+def data_step(road: Road, name: ModelName) -> Step:
+    """Return the step that prepares the store of a model."""
+    chosen, corpora = getattr(road.config, name), Corpora(road)
+    experiment = experiment_of(road, name)
+
+    def work(folder: Path) -> None:
+        from ziggurat.data.prepare import prepare
+
+        with keys_of(name):
+            report = prepare(experiment.data, progress=Progress(road.say, "pairs").phase)
+        for notice in report.notices:
+            road.say(f"warning: {notice}")
+        pieces = f"{report.source_vocabulary:,} source and {report.target_vocabulary:,} target pieces"
+        road.say(f"{report.kept:,} pairs, {pieces}")
+
+    def files() -> list[Path]:
+        given = ("source_model", "target_model", "source_vocabulary", "target_vocabulary")
+        named = {key: getattr(chosen.subword, key) for key in given}
+        return [path for key, place in named.items() if place for path in _vocabulary(place, f"{name}.subword.{key}")]
+
+    train = [{"name": c.name, "weight": c.weight, "tag": c.tag} for c in corpora.train(name)]
+    return Step(
+        f"{name}-data",
+        f"prepares the data of the {name}",
+        {
+            **chosen.model_dump(mode="json", include=_OF_STORE, exclude_defaults=True),
+            "languages": [experiment.data.source_language, experiment.data.target_language],
+            "max_pieces": road.config.cleaning.max_pieces,
+            "corpora": train,
+        },
+        work,
+        corpora.inputs(name),
+        files,
+        (
+            "store/manifest.json",
+            "store/vocabulary.json",
+            "store/*.spm",
+            "store/*.vocab",
+            "store/train-*",
+            "store/dev-*",
+        ),
+        lambda: by_rate(expected_lines(Path(str(one.target)) for one in corpora.train(name)), PAIRS_PREPARED),
+    )
+
+
+def _vocabulary(place: str, key: str) -> list[Path]:
+    """Return the files of a vocabulary, a file or a folder with some."""
+    folder = Path(place).expanduser()
+    if not folder.is_dir():
+        return find_files(place, key)
+    return [path for pattern in _VOCABULARIES for path in sorted(folder.glob(pattern))]
+
+
+def train_step(road: Road, name: ModelName, costs: Costs) -> Step:
+    """Return the step that trains a model."""
+    chosen, experiment = getattr(road.config, name), experiment_of(road, name)
+
+    def work(folder: Path) -> int | None:
+        with keys_of(name):
+            return train_or_go_on(road, folder / "run", experiment)
+
+    model = chosen.model
+    depth = f"{model.encoder.layers}-{model.decoder.layers}"
+    growth = chosen.training.growth
+    grown = f", grown from {growth.stages[0].layers}" if growth is not None else ""
+    return Step(
+        name,
+        f"trains the {name}: {depth} layers of width {model.d_model}{grown}",
+        chosen.model_dump(mode="json", include=_OF_TRAINING, exclude_defaults=True),
+        work,
+        {f"{name}-data": ["store/*"]},
+        outputs=_weights_of(experiment),
+        cost=lambda: costs.training(name),
+    )
+
+
+def quantise_step(road: Road, updates: int, costs: Costs) -> Step:
+    """Return the step that fine-tunes the student for int8, for so many updates."""
+    experiment = road.config.quantised(experiment_of(road, "student"), str(road.model("student")))
+
+    def work(folder: Path) -> int | None:
+        return train_or_go_on(road, folder / "run", experiment)
+
+    settings = {"training": experiment.training.model_dump(mode="json", exclude_defaults=True, exclude={"start_from"})}
+    return Step(
+        "quantise",
+        "fine-tunes the student for int8",
+        settings,
+        work,
+        {"student-data": ["store/*"], **of_model(road, "student")},
+        outputs=_weights_of(experiment),
+        cost=lambda: costs.quantising(updates),
+    )
+
+
+def _weights_of(experiment: Experiment) -> tuple[str, ...]:
+    """Return the files of a run that translation reads."""
+    checkpoint = experiment.training.checkpoint
+    weights = "averaged" if checkpoint.average_last else "best" if checkpoint.keep_best else "last"
+    return f"run/{weights}/model.safetensors", "run/config.yaml", *(f"run/{file}" for file in _VOCABULARIES)
+
+
+def train_or_go_on(road: Road, run: Path, experiment: Experiment) -> int | None:
+    """Train a model in a run folder, from its newest checkpoint if there is one; return the signal that stopped it."""
+    from ziggurat.models.run_folder import CHECKPOINTS
+    from ziggurat.training.loop import train
+
+    with in_fresh_state():
+        return train(run, experiment, resume=(run / CHECKPOINTS).is_dir(), console=road.console).signal
+
+
+_KEYS = re.compile(r"`(?P<key>(?:model|training|decoding)\.)|\bdata\.(?P<data>(?:subword|unicode|stages|modifiers)\b)")
+
+
+@contextlib.contextmanager
+def keys_of(name: ModelName) -> Iterator[None]:
+    """Context in which errors name keys of an experiment as those of a model's section."""
+
+    def renamed(found: re.Match[str]) -> str:
+        return f"`{name}.{found['key']}" if found["key"] else f"{name}.{found['data']}"
+
+    try:
+        yield
+    except ZigguratError as error:
+        said = _KEYS.sub(renamed, str(error)).replace("data.filters", "cleaning")
+        raise type(error)(said) from None
+
+
+@contextlib.contextmanager
+def in_fresh_state() -> Iterator[None]:
+    """Context of a step that computes: what it sets in PyTorch for the whole process is as before afterwards.
+
+    A step that goes on after a kill runs in a new process; the others must find the same number of threads, or their
+    sums would be rounded differently. And the memory of a model that was trained goes back to the system.
+    """
+    import torch
+
+    from ziggurat.training.memory import give_back_freed_memory
+
+    threads = torch.get_num_threads()
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        gc.collect()
+        give_back_freed_memory()
+
+
+def of_model(road: Road, name: ModelName) -> dict[str, list[str]]:
+    """Return the dependence on a model, for `Step.after`; none on one that is there already."""
+    return {} if getattr(road.config, name).existing is not None else {name: ["run/*"]}
+
+
+def model_files(road: Road, *names: ModelName) -> list[Path]:
+    """Return the files of those models that are there already. Raises CheckpointError where there is none."""
+    found: list[Path] = []
+    for name in names:
+        if getattr(road.config, name).existing is not None:
+            found += _files_of(road.model(name))
+    return found
+
+
+def _files_of(folder: Path) -> list[Path]:
+    from ziggurat.models.directory import CONFIG_FILE, locate_weights
+
+    weights, root = locate_weights(folder)
+    vocabularies = [path for pattern in _VOCABULARIES for path in sorted(root.glob(pattern))]
+    return [weights, root / CONFIG_FILE, *vocabularies]

@@ -1,0 +1,135 @@
+"""The step that puts text of one language together, for back-translation and distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+import xxhash
+
+from ziggurat.backtranslation.lines import Line, readable_lines
+from ziggurat.config.pipeline_corpora import MonolingualText
+from ziggurat.data.clean import HashSet
+from ziggurat.data.files import find_files
+from ziggurat.data.lines import normalise
+from ziggurat.errors import DataError
+from ziggurat.pipeline.corpora import fetched_files, of_fetch
+from ziggurat.pipeline.road import Progress, Road, write_side
+from ziggurat.pipeline.step import Step, write_document
+
+__all__ = ["monolingual_step"]
+
+_BLOCK = 10_000
+
+
+def monolingual_step(road: Road) -> Step:
+    """Return the step that puts text of one language together: readable lines, each once, none of a test set."""
+    texts = road.config.monolingual
+    sides = [(side, entries) for side, entries in (("source", texts.source), ("target", texts.target)) if entries]
+    held = road.config.bitext.hold_out
+    after = of_fetch(*(entry.fetch for _, entries in sides for entry in entries))
+    if road.config.bitext.dev or road.config.test:
+        after["sets"] = ["*"]
+    if held is not None:
+        after["clean"] = ["held-out/*"]
+
+    def work(folder: Path) -> None:
+        counts = {}
+        for side, entries in sides:
+            held_out = [*road.at("sets").glob("*/*")] if "sets" in after else []
+            held_out += [*road.at("clean", "held-out").glob("*")] if "clean" in after else []
+            language = road.languages[side == "target"]
+            lines = _Lines(road, side, entries, [path for path in held_out if path.suffix == f".{language}"])
+            kept = write_side(folder / f"{side}.txt", lines.blocks())
+            if not kept:
+                raise DataError(f"monolingual.{side}: no line is left; dropped: {lines.counts}")
+            counts[side] = {**lines.counts, "kept": kept}
+        write_document(folder / "report.json", counts)
+
+    return Step(
+        "monolingual",
+        f"cleans text of one language ({' and '.join(side for side, _ in sides)})",
+        {
+            side: [
+                entry.model_dump(mode="json", include={"fetch", "lines"}, exclude_defaults=True) for entry in entries
+            ]
+            for side, entries in sides
+        },
+        work,
+        after,
+        lambda: [
+            path
+            for side, entries in sides
+            for n, entry in enumerate(entries)
+            if entry.path
+            for path in find_files(entry.path, f"monolingual.{side}.{n}.path")
+        ],
+        ("*.txt", "report.json"),
+    )
+
+
+class _Lines:
+    """The lines of one language that are kept, and counts of those that are not.
+
+    Args:
+        road: of the pipeline.
+        side: `source` or `target`.
+        entries: where they come from.
+        known: files with the lines of development and test sets, which are left out.
+    """
+
+    def __init__(self, road: Road, side: str, entries: Sequence[MonolingualText], known: Sequence[Path]) -> None:
+        self._road, self._side, self._entries = road, side, entries
+        self._language = road.languages[side == "target"]
+        self._seen = HashSet()
+        self._known = {line for path in known for line in normalise(path.read_text("utf-8").split("\n"), "none")}
+        self.counts: dict[str, int] = {}
+
+    def blocks(self) -> Iterator[list[str]]:
+        """Yield the lines that are kept."""
+        progress = Progress(self._road.say)
+        read = 0
+        for number, entry in enumerate(self._entries):
+            key = f"monolingual.{self._side}.{number}"
+            files = self._files(entry, key)
+            left = entry.lines
+            for block in _in_blocks(readable_lines(files)):
+                read += len(block)
+                kept = self._kept(block)
+                yield kept[:left]
+                if left is not None and (left := left - len(kept)) <= 0:
+                    break
+                progress.phase(f"text of {self._language}", read, None)
+
+    def _files(self, entry: MonolingualText, key: str) -> list[Path]:
+        if entry.path is not None:
+            return find_files(entry.path, f"{key}.path")
+        assert entry.fetch is not None
+        return fetched_files(self._road, entry.fetch, [self._language], key)
+
+    def _kept(self, block: Sequence[Line]) -> list[str]:
+        texts = []
+        for line in block:
+            why = line.reason or ("held_out" if line.text in self._known else None)
+            if why:
+                self.counts[why] = self.counts.get(why, 0) + 1
+            else:
+                texts.append(line.text)
+        if not texts:
+            return []
+        hashes = np.fromiter((xxhash.xxh3_64_intdigest(text.encode()) for text in texts), np.uint64, len(texts))
+        repeated = self._seen.add(hashes)
+        if repeated.any():
+            self.counts["duplicate"] = self.counts.get("duplicate", 0) + int(repeated.sum())
+        return [text for text, again in zip(texts, repeated, strict=True) if not again]
+
+
+def _in_blocks(lines: Iterator[Line]) -> Iterator[list[Line]]:
+    block = []
+    for line in lines:
+        block.append(line)
+        if len(block) == _BLOCK:
+            yield block
+            block = []
+    yield block

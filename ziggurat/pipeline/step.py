@@ -1,0 +1,149 @@
+"""A step of a pipeline: what it reads, what it does, what it hands on; and the manifest that says that it is done.
+
+NAME/begun.json      all that the result of step NAME depends on, before it begins
+NAME/manifest.json   the same with sizes and checksums of what it hands on; written last
+NAME/...             its results, and whatever it keeps to go on after an interruption
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ziggurat.data.files import write_atomically
+from ziggurat.data.temporary import TEMPORARY
+from ziggurat.errors import DataError
+from ziggurat.small_files import parse_json, read_bounded
+
+__all__ = [
+    "BEGUN",
+    "MANIFEST",
+    "Expected",
+    "Step",
+    "StepManifest",
+    "outputs_of",
+    "read_document",
+    "read_manifest",
+    "write_document",
+]
+
+BEGUN, MANIFEST = "begun.json", "manifest.json"
+
+Outputs = Mapping[str, Mapping[str, Any]]
+"""Path inside the step's folder -> size in bytes and checksum."""
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a step is expected to take.
+
+    Attributes:
+        seconds: time; None: not known.
+        memory: bytes of memory at the peak; None: not known.
+        said: what that rests on, or what else is to be known.
+    """
+
+    seconds: float | None = None
+    memory: int | None = None
+    said: str = ""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A step; its result is a function of `settings`, of the content of `files` and of what `after` hand on.
+
+    Attributes:
+        name: that of its folder.
+        title: what it does, in a few words.
+        settings: all of the configuration that the result depends on, as JSON.
+        work: does it, in the step's folder: what an interrupted call left there is gone on with. Returns the number of
+            the signal that stopped it, or None.
+        after: steps whose results it reads, each with patterns of those that it reads; others do not concern it.
+        files: returns the files from outside that it reads, in order. Raises DataError for those that are missing.
+        outputs: patterns of what it hands on, inside its folder; what may differ between two calls, such as logs with
+            times, is none of it.
+        cost: estimates what it takes.
+        check: raises the error of ziggurat.errors that the step would end with, if that can be known before any step
+            works: a missing package, say.
+    """
+
+    name: str
+    title: str
+    settings: Mapping[str, Any]
+    work: Callable[[Path], int | None]
+    after: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    files: Callable[[], Sequence[Path]] = tuple
+    outputs: tuple[str, ...] = ("**/*",)
+    cost: Callable[[], Expected] = field(default=Expected)
+    check: Callable[[], None] = lambda: None
+
+
+@dataclass(frozen=True)
+class StepManifest:
+    """The record of a step that is done.
+
+    Attributes:
+        wanted: all that its result depends on.
+        outputs: what it hands on.
+    """
+
+    wanted: Mapping[str, Any]
+    outputs: Outputs
+
+    def fingerprint(self, patterns: Sequence[str]) -> str:
+        """Return the hash of what is handed on under names that match; `*` is anything, also in several folders."""
+        taken = {name: entry for name, entry in self.outputs.items() if any(fnmatchcase(name, p) for p in patterns)}
+        return str(xxhash.xxh3_128_hexdigest(json.dumps(taken, sort_keys=True).encode()))
+
+    def document(self) -> dict[str, Any]:
+        """Return the content of the file."""
+        return {**self.wanted, "outputs": self.outputs}
+
+
+def read_document(path: Path) -> dict[str, Any] | None:
+    """Return the JSON object in a file of ours; None where there is none, or it is damaged."""
+    try:
+        document = parse_json(read_bounded(path), str(path))
+    except (OSError, DataError):
+        return None
+    return document if isinstance(document, dict) else None
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON object, whole or not at all."""
+    write_atomically(path, json.dumps(document, indent=1, ensure_ascii=False, sort_keys=True).encode() + b"\n")
+
+
+def read_manifest(folder: Path) -> StepManifest | None:
+    """Return the manifest of a step's folder; None where it is not done."""
+    document = read_document(folder / MANIFEST)
+    try:
+        outputs = {} if document is None else document.pop("outputs")
+        for name, entry in outputs.items():
+            if (
+                not isinstance(entry["bytes"], int)
+                or not isinstance(entry["xxh3_128"], str)
+                or Path(name).is_absolute()
+            ):
+                return None
+    except (KeyError, TypeError, AttributeError):
+        return None
+    return None if document is None else StepManifest(document, outputs)
+
+
+def outputs_of(folder: Path, patterns: Sequence[str], fingerprint: Callable[[Path], str]) -> dict[str, dict[str, Any]]:
+    """Return what a step hands on: the files in its folder that `patterns` match, with sizes and checksums."""
+    found: dict[str, dict[str, Any]] = {}
+    for pattern in patterns:
+        for path in folder.glob(pattern):
+            name = path.relative_to(folder).as_posix()
+            hidden = any(TEMPORARY.fullmatch(part) or part == ".lock" for part in path.relative_to(folder).parts)
+            if path.is_file() and not hidden and name not in (BEGUN, MANIFEST):
+                found[name] = {"bytes": path.stat().st_size, "xxh3_128": fingerprint(path)}
+    return dict(sorted(found.items()))

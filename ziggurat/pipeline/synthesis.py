@@ -1,0 +1,159 @@
+"""Steps that make text: back-translation by the backward model, distillation by the teacher."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ziggurat.config.pipeline import ModelName
+from ziggurat.config.pipeline_models import (
+    BackTranslationConfig,
+    DistillationConfig,
+    FilterStepConfig,
+    TranslationConfig,
+)
+from ziggurat.pipeline.costs import Costs, expected_lines
+from ziggurat.pipeline.models import in_fresh_state, model_files, of_model
+from ziggurat.pipeline.road import DISTILLED, Corpora, Progress, Road
+from ziggurat.pipeline.step import Step
+
+__all__ = ["backtranslate_step", "distil_steps", "filter_step"]
+
+_CORPUS = ("corpus/source.txt", "corpus/target.txt", "corpus/manifest.json")
+_OF_RESULT = set(TranslationConfig.model_fields) - {"workers"}
+"""Keys of a synthetic corpus that its text depends on."""
+
+
+def backtranslate_step(road: Road, config: BackTranslationConfig, costs: Costs) -> Step:
+    """Return the step that translates text of the target language by the backward model."""
+    text = road.at("monolingual", "target.txt")
+    after = {"monolingual": ["target.txt"], **of_model(road, "backward")}
+    return _translation(road, "backtranslate", "backward", config, [text], after, costs)
+
+
+def distil_steps(road: Road, config: DistillationConfig, costs: Costs) -> list[Step]:
+    """Return the steps that translate by the teacher: the bitext's source side, and text of the source language."""
+    steps = []
+    if config.bitext:
+        sources, references = zip(*(road.sides("clean", "train", name) for name in road.bitext_names()), strict=True)
+        after = {"clean": ["train/*"], **of_model(road, "teacher")}
+        nearest = references if config.n_best > 1 else ()
+        steps.append(_translation(road, DISTILLED[0], "teacher", config, sources, after, costs, nearest))
+    if config.monolingual and road.config.monolingual.source:
+        text = road.at("monolingual", "source.txt")
+        after = {"monolingual": ["source.txt"], **of_model(road, "teacher")}
+        steps.append(_translation(road, DISTILLED[1], "teacher", config, [text], after, costs))
+    return steps
+
+
+def _translation(
+    road: Road,
+    step: str,
+    name: ModelName,
+    config: TranslationConfig,
+    texts: Sequence[Path],
+    after: dict[str, list[str]],
+    costs: Costs,
+    references: Sequence[Path] = (),
+) -> Step:
+    """Return a step that makes a synthetic corpus; with `references` it takes the nearest of several candidates."""
+    candidates: dict[str, Any] = {}
+    if references and isinstance(config, DistillationConfig):
+        candidates = {"n_best": config.n_best, "nearest": config.nearest}
+    workers = config.workers or _usual_workers(config)
+
+    def work(folder: Path) -> int | None:
+        from ziggurat.backtranslation.filters import PairFilter
+        from ziggurat.backtranslation.merge import dropped_text
+        from ziggurat.backtranslation.plan import Job
+        from ziggurat.backtranslation.run import back_translate
+        from ziggurat.jobs.launchers import processes
+        from ziggurat.jobs.run import Work
+
+        job = Job(
+            models=(str(road.model(name)),),
+            inputs=tuple(map(str, texts)),
+            out=folder / "corpus",
+            method=config.method,
+            forward=name == "teacher",
+            device=config.device,
+            threads=config.threads,
+            seed=config.seed,
+            shard_lines=config.shard_lines,
+            filters=PairFilter(max_pieces=config.max_pieces, max_ratio=config.max_ratio),
+            decoding=config.decoding,
+            references=tuple(map(str, references)),
+            **candidates,
+        )
+        with in_fresh_state():
+            outcome = back_translate(job, Work(partial(processes, workers), progress=Progress(road.say).show))
+        if (report := outcome.report) is not None:
+            road.say(f"{report.kept:,} pairs of {report.read:,} lines; dropped: {dropped_text(report.dropped)}")
+        return outcome.signal
+
+    doing = "back-translates" if name == "backward" else "distils: translates"
+    beam = config.decoding.get("beam_size", 4) if config.method in ("beam", "noised-beam") else 1
+    beam = max(beam, candidates.get("n_best", 1))
+    return Step(
+        step,
+        f"{doing} text by the {name}",
+        {**config.model_dump(mode="json", include=_OF_RESULT, exclude_defaults=True), **candidates},
+        work,
+        after,
+        lambda: model_files(road, name),
+        _CORPUS,
+        lambda: costs.translating(name, expected_lines(texts), beam, workers),
+    )
+
+
+def _usual_workers(config: TranslationConfig | FilterStepConfig) -> int:
+    """Return one worker for each core, one on a GPU."""
+    if config.device != "cpu":
+        from ziggurat.models.tensors import usable_device
+
+        if usable_device(config.device, "device").type != "cpu":
+            return 1
+    return max(1, len(os.sched_getaffinity(0)) // config.threads)
+
+
+def filter_step(road: Road, config: FilterStepConfig, costs: Costs) -> Step:
+    """Return the step that drops the distilled pairs whose source the backward model finds least likely."""
+    made = Corpora(road).translated()
+    sources, targets = ([road.at(step, "corpus", f"{side}.txt") for step in made] for side in ("source", "target"))
+    workers = config.workers or _usual_workers(config)
+
+    def work(folder: Path) -> int | None:
+        from ziggurat.backtranslation.cross_entropy import FilterJob, filter_pairs
+        from ziggurat.backtranslation.merge import dropped_text
+        from ziggurat.jobs.launchers import processes
+        from ziggurat.jobs.run import Work
+
+        job = FilterJob(
+            models=(str(road.model("backward")),),
+            sources=tuple(map(str, sources)),
+            targets=tuple(map(str, targets)),
+            out=folder / "corpus",
+            keep=config.keep,
+            reverse=True,
+            device=config.device,
+            threads=config.threads,
+        )
+        with in_fresh_state():
+            outcome = filter_pairs(job, Work(partial(processes, workers), progress=Progress(road.say, "pairs").show))
+        if (report := outcome.report) is not None:
+            road.say(f"{report.kept:,} of {report.read:,} pairs; dropped: {dropped_text(report.dropped)}")
+        return outcome.signal
+
+    return Step(
+        "filter",
+        "drops distilled pairs that the backward model finds unlikely",
+        config.model_dump(mode="json", exclude={"workers"}, exclude_defaults=True),
+        work,
+        {**{step: ["corpus/*.txt"] for step in made}, **of_model(road, "backward")},
+        partial(model_files, road, "backward"),
+        _CORPUS,
+        lambda: costs.scoring("backward", expected_lines(targets)),
+    )

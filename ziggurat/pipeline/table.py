@@ -1,0 +1,69 @@
+"""The steps of a configuration, in their fixed order; those of sections that are left out are not there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from ziggurat.config.pipeline import MODELS, ModelName
+from ziggurat.pipeline.alignment import align_step
+from ziggurat.pipeline.cleaning import clean_step
+from ziggurat.pipeline.corpora import fetch_step, fetched_names, sets_step
+from ziggurat.pipeline.costs import Costs
+from ziggurat.pipeline.engine import TIMES, Pipeline
+from ziggurat.pipeline.evaluation import evaluate_step
+from ziggurat.pipeline.export import export_steps
+from ziggurat.pipeline.models import data_step, experiment_of, quantise_step, train_step
+from ziggurat.pipeline.monolingual import monolingual_step
+from ziggurat.pipeline.road import Road
+from ziggurat.pipeline.step import Step
+from ziggurat.pipeline.summary import report_step
+from ziggurat.pipeline.synthesis import backtranslate_step, distil_steps, filter_step
+
+__all__ = ["pipeline_of", "steps_of"]
+
+
+def pipeline_of(road: Road) -> Pipeline:
+    """Return the pipeline of a configuration. Raises ConfigError."""
+    return Pipeline(road.folder, steps_of(road))
+
+
+def steps_of(road: Road) -> list[Step]:
+    """Return the steps of a configuration, in order."""
+    steps = list(_steps(road))
+    return [*steps, report_step(road, steps, road.folder / TIMES)]
+
+
+def _steps(road: Road) -> Iterator[Step]:
+    """Yield all steps but the report, each after those that it depends on."""
+    config = road.config
+    trained: list[ModelName] = [n for n in MODELS if (m := getattr(config, n)) is not None and m.existing is None]
+    costs = Costs({name: experiment_of(road, name) for name in trained})
+
+    def model(name: ModelName) -> Iterator[Step]:
+        if name in trained:
+            yield data_step(road, name)
+            yield train_step(road, name, costs)
+
+    if fetched_names(road):
+        yield fetch_step(road)
+    if config.bitext.dev or config.test:
+        yield sets_step(road)
+    yield clean_step(road)
+    if config.monolingual.source or config.monolingual.target:
+        yield monolingual_step(road)
+    yield from model("backward")
+    if config.backtranslation is not None:
+        yield backtranslate_step(road, config.backtranslation, costs)
+    yield from model("teacher")
+    if config.distillation is not None:
+        yield from distil_steps(road, config.distillation, costs)
+    if config.filter is not None:
+        yield filter_step(road, config.filter, costs)
+    if config.alignment is not None:
+        yield align_step(road, config.alignment)
+    yield from model("student")
+    if config.quantisation is not None:
+        yield quantise_step(road, config.quantisation.updates, costs)
+    yield from export_steps(road)
+    if config.evaluation is not None:
+        yield evaluate_step(road, config.evaluation)

@@ -1,0 +1,109 @@
+"""A test set as it is and disturbed, as one list of texts to translate, and what translations of it tell."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ziggurat.data.perturbations import PERTURBATIONS, Case, disturbed
+from ziggurat.errors import ConfigError, printable
+from ziggurat.evaluation.metrics import TestSet
+from ziggurat.evaluation.robustness import Robustness, Trial, judge
+
+__all__ = ["DisturbedSet", "SystemOutputs", "perturbation_names"]
+
+
+def perturbation_names(given: Sequence[str], option: str) -> list[str]:
+    """Return perturbations in their own order; `all` stands for all of them.
+
+    `option` is where they were given, for the ConfigError of one that there is not.
+    """
+    for name in given:
+        if name not in PERTURBATIONS and name != "all":
+            known = f"choose from {', '.join(PERTURBATIONS)}, or all"
+            raise ConfigError(f"`{option}`: {printable(repr(name))} is none; {known}")
+    return [name for name in PERTURBATIONS if name in given or "all" in given]
+
+
+class SystemOutputs(NamedTuple):
+    """What a system made of a disturbed test set.
+
+    Attributes:
+        plain: translations of the undisturbed lines.
+        disturbed: of each perturbation, one text for each of its cases.
+    """
+
+    plain: list[str]
+    disturbed: dict[str, list[str]]
+
+
+class DisturbedSet:
+    """A test set with its perturbations.
+
+    Args:
+        names: perturbations.
+        sources: source text.
+        references: one list of lines per reference translation.
+        languages: codes of source and target.
+        seed: other numbers give other random choices.
+
+    Attributes:
+        texts: all that a system is to translate: the lines as they are, then the disturbed ones.
+    """
+
+    def __init__(
+        self,
+        names: Sequence[str],
+        sources: Sequence[str],
+        references: Sequence[Sequence[str]],
+        languages: tuple[str, str],
+        seed: int = 0,
+    ) -> None:
+        self._sources = sources
+        self._cases: dict[str, list[Case]] = {
+            name: disturbed(name, sources, references, languages, seed) for name in names
+        }
+        inputs = [text for group in self._cases.values() for case in group for text in case.inputs]
+        self.texts: list[str] = [*sources, *inputs]
+
+    def outputs(self, translations: Sequence[str]) -> SystemOutputs:
+        """Return the translations of `texts`, those of a case joined by blanks."""
+        rest = iter(translations)
+        plain = [next(rest) for _ in self._sources]
+        joined = {
+            name: [" ".join(next(rest) for _ in case.inputs) for case in group] for name, group in self._cases.items()
+        }
+        return SystemOutputs(plain, joined)
+
+    def judged(
+        self,
+        systems: Sequence[tuple[str, str]],
+        found: Sequence[SystemOutputs],
+        metrics: Sequence[str],
+        scoring: TestSet,
+    ) -> Robustness | None:
+        """Return what the perturbations cost; None where none of them changes a line.
+
+        Args:
+            systems: name of each, and what it is in words.
+            found: what each made of the texts.
+            metrics: any of sacreBLEU's.
+            scoring: the undisturbed test set.
+        """
+        trials = [
+            Trial(
+                name,
+                PERTURBATIONS[name].meaning,
+                [" ".join(case.inputs) for case in group],
+                [list(lines) for lines in zip(*(case.references for case in group), strict=True)],
+                [outputs.disturbed[name] for outputs in found],
+                [[case.ideal(" ".join(outputs.plain[n] for n in case.lines)) for case in group] for outputs in found],
+            )
+            for name, group in self._cases.items()
+            if group
+        ]
+        if not trials:
+            return None
+        left_out = [name for name, group in self._cases.items() if not group]
+        names, origins = zip(*systems, strict=True)
+        return judge(names, origins, trials, metrics, scoring, left_out=left_out)

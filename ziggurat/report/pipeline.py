@@ -1,0 +1,160 @@
+"""The page of a pipeline: what its steps took, what became of corpora, and how good, fast and robust its models are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from ziggurat.duration import duration
+from ziggurat.evaluation.robustness import Effect
+
+__all__ = ["CorpusRow", "ModelRow", "PipelineSummary", "SpeedRow", "StepRow", "answer_of", "pipeline_page"]
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A step: what it does, its seconds over all calls that worked on it, and the bytes that it hands on."""
+
+    name: str
+    title: str
+    seconds: float
+    calls: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class CorpusRow:
+    """A corpus: lines or pairs read and kept, those dropped by reason, licences of what was fetched for it."""
+
+    name: str
+    read: int
+    kept: int
+    dropped: Mapping[str, int] = field(default_factory=dict)
+    licences: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ModelRow:
+    """A model: layers of encoder and decoder, width, parameters, bytes of its weights."""
+
+    name: str
+    layers: tuple[int, int]
+    width: int
+    parameters: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SpeedRow:
+    """Speed of a system: lines, words of the source and pieces of the output a second, on so many CPU threads."""
+
+    system: str
+    lines: float
+    words: float
+    pieces: float
+    threads: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class PipelineSummary:
+    """All that the report of a pipeline tells; plain values that can be written as JSON.
+
+    Attributes:
+        languages: codes of source and target.
+        steps: in their order.
+        corpora: of the bitext, monolingual and synthetic.
+        models: those that were trained, or are used as they are.
+        systems: name of each evaluated system, and what it is.
+        scores: test set -> system -> sacreBLEU's scores (ziggurat.evaluation.scores.Score).
+        speed: of the systems; none where it was not measured.
+        effects: what disturbances cost (ziggurat.evaluation.robustness.Effect).
+        exports: target -> what it was verified by.
+        environment: versions and machine.
+    """
+
+    languages: tuple[str, str]
+    steps: Sequence[StepRow]
+    corpora: Sequence[CorpusRow]
+    models: Sequence[ModelRow]
+    systems: Sequence[tuple[str, str]] = ()
+    scores: Mapping[str, Mapping[str, Sequence[Mapping[str, Any]]]] = field(default_factory=dict)
+    speed: Sequence[SpeedRow] = ()
+    effects: Sequence[Effect] = ()
+    exports: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def seconds(self) -> float:
+        """Time of all steps together."""
+        return sum(step.seconds for step in self.steps)
+
+    def as_record(self) -> dict[str, Any]:
+        """Return the fields, for JSON."""
+        return {**asdict(self), "seconds": self.seconds}
+
+
+def answer_of(summary: PipelineSummary) -> list[str]:
+    """Return in sentences what came out: scores of the last system beside the first, and their speeds."""
+    names = [name for name, _ in summary.systems]
+    said = []
+    for test, by_system in summary.scores.items():
+        scores = {name: by_system[name][0] for name in names if name in by_system}
+        if len(scores) < 2:
+            said += [f"{name} has {one['name']} {one['value']:.1f} on {test}." for name, one in scores.items()]
+            continue
+        teacher, last = names[0], names[-1]
+        difference = scores[last]["value"] - scores[teacher]["value"]
+        said.append(
+            f"{last} has {scores[last]['name']} {scores[last]['value']:.1f} on {test}, {difference:+.1f} against "
+            f"{teacher} ({scores[teacher]['value']:.1f})."
+        )
+    rates = {row.system: row for row in summary.speed}
+    if len(names) > 1 and names[0] in rates and names[-1] in rates and rates[names[0]].lines:
+        times = rates[names[-1]].lines / rates[names[0]].lines
+        said.append(f"{names[-1]} translates {times:.1f} times as fast as {names[0]}.")
+    return said
+
+
+def pipeline_page(summary: PipelineSummary, *, robustness: str | None = None, now: float | None = None) -> str:
+    """Return the report as HTML, without scripts and fetching nothing.
+
+    Args:
+        summary: what it tells.
+        robustness: address of the page on disturbances; None: there is none.
+        now: the date shown in it, in seconds since 1970; default: the present.
+    """
+    environment = Environment(
+        loader=PackageLoader("ziggurat.report"), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
+    environment.filters |= {"duration": duration, "size": _size, "p_value": _p_value}
+    metrics = list(dict.fromkeys(effect.metric for effect in summary.effects))
+    shown = [effect for effect in summary.effects if effect.metric == metrics[0]]
+    return environment.get_template("pipeline.html").render(
+        summary=summary,
+        answer=answer_of(summary),
+        perturbations=list(dict.fromkeys(effect.perturbation for effect in shown)),
+        effect={(effect.perturbation, effect.system): effect for effect in shown},
+        metric=metrics[0] if metrics else "",
+        robustness=robustness,
+        made=time.strftime("%Y-%m-%d %H:%M", time.localtime(now)),
+    )
+
+
+def _size(count: int) -> str:
+    """Return a number of bytes in a readable form."""
+    value, unit = float(count), "B"
+    for unit in ("B", "kB", "MB", "GB", "TB"):
+        if value < 1000 or unit == "TB":
+            break
+        value /= 1000
+    return f"{value:.0f} {unit}" if unit == "B" or value >= 100 else f"{value:.1f} {unit}"
+
+
+def _p_value(p: float) -> str:
+    return "< 0.001" if p < 0.001 else f"{p:.3f}"
