@@ -17,7 +17,7 @@ import pytest
 from tests.backtranslation.conftest import BackTranslate, MakeJob, back_translated, tree
 from ziggurat.backtranslation.filters import PairFilter
 from ziggurat.backtranslation.lines import count_lines
-from ziggurat.backtranslation.plan import Job
+from ziggurat.backtranslation.plan import BackTranslationJob
 from ziggurat.backtranslation.stages import add_noise
 from ziggurat.data import files
 from ziggurat.decoding.translator import TranslationWarning, load_translator
@@ -350,7 +350,7 @@ def test_hostile_files_lose_lines_or_are_refused_by_name(
 
 def test_jobs_of_unlike_settings_are_unlike(make_job: MakeJob) -> None:
     """A worker keeps its model for one job: another job, even if only its settings differ, must not get it."""
-    first: Job = make_job()
+    first: BackTranslationJob = make_job()
     assert first == make_job()
     assert first != make_job(decoding={"beam_size": 3})
     assert hash(first) == hash(make_job(decoding={"beam_size": 3}))

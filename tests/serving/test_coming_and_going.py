@@ -34,7 +34,7 @@ from ziggurat.serving.access import new_key
 from ziggurat.serving.config import ServeConfig
 from ziggurat.serving.detection import Detector
 from ziggurat.serving.pool import ModelPool, ModelSource
-from ziggurat.serving.queue import Job, SearchOptions
+from ziggurat.serving.queue import QueuedLine, SearchOptions
 from ziggurat.serving.server import app_of
 
 LINES = [SENTENCES[0], SENTENCES[1]]
@@ -417,7 +417,7 @@ def test_two_models_that_are_opened_at_once_keep_within_the_limit_of_memory(
     for _ in range(3):
         before = len(done)
         for model in pool.models.values():
-            line = Job(LINES[0], "c", SearchOptions(), time.monotonic() + 60, done.append)
+            line = QueuedLine(LINES[0], "c", SearchOptions(), time.monotonic() + 60, done.append)
             model.engine.queue.put([line])
         until(lambda before=before: len(done) == before + 3)
     assert pool.close(30)

@@ -68,12 +68,12 @@ def _translation(
     def work(folder: Path) -> int | None:
         from ziggurat.backtranslation.filters import PairFilter
         from ziggurat.backtranslation.merge import dropped_text
-        from ziggurat.backtranslation.plan import Job
+        from ziggurat.backtranslation.plan import BackTranslationJob
         from ziggurat.backtranslation.run import back_translate
         from ziggurat.jobs.launchers import processes
         from ziggurat.jobs.run import Work
 
-        job = Job(
+        job = BackTranslationJob(
             models=(str(road.model(name)),),
             inputs=tuple(map(str, texts)),
             out=folder / "corpus",
