@@ -13,7 +13,7 @@ from tests.pipeline.conftest import trained, whole
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.embedded import embedded_text, write_demo
 from ziggurat.pipeline.road import Road
-from ziggurat.pipeline.selection import Selection
+from ziggurat.pipeline.step import Selection
 from ziggurat.pipeline.table import pipeline_of
 
 NOTHING = {"backward": None, "backtranslation": None, "distillation": None, "filter": None, "alignment": None}

@@ -20,8 +20,7 @@ from ziggurat.data.files import write_atomically
 from ziggurat.errors import ConfigError, DataError
 from ziggurat.pipeline.engine import Pipeline
 from ziggurat.pipeline.hashes import Fingerprints
-from ziggurat.pipeline.selection import Selection
-from ziggurat.pipeline.step import BEGUN, MANIFEST, Step, read_manifest
+from ziggurat.pipeline.step import BEGUN, MANIFEST, Selection, Step, read_manifest
 
 
 @dataclass

@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from ziggurat.config.pipeline import PipelineConfig
     from ziggurat.pipeline.engine import Pipeline, StepState
     from ziggurat.pipeline.road import Road
-    from ziggurat.pipeline.selection import Selection
-    from ziggurat.pipeline.step import Expected
+    from ziggurat.pipeline.step import Expected, Selection
 
 __all__ = ["pipeline"]
 
@@ -78,7 +77,7 @@ def pipeline(
     config = _config(text, label, overrides or [])
 
     from ziggurat.pipeline.road import Road
-    from ziggurat.pipeline.selection import Selection
+    from ziggurat.pipeline.step import Selection
     from ziggurat.pipeline.table import pipeline_of
 
     road = Road(config, say, console())
