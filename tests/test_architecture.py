@@ -131,6 +131,7 @@ def test_config_and_data_need_no_torch() -> None:
     assert result.stdout.strip() == "False"
 
 
+@pytest.mark.slow
 def test_translating_waits_for_no_library_that_it_does_not_use() -> None:
     """Each of these takes a tenth of a second or more to import, torch's compiler and its parts a second and more."""
     unused = ["pyarrow", "matplotlib", "transformers", "ctranslate2", "sacrebleu", "torch._dynamo", "torch._inductor"]
@@ -143,6 +144,7 @@ print(*(name for name in {unused} if name in sys.modules))"""
     assert done.stdout == "\n\n"
 
 
+@pytest.mark.slow
 def test_nothing_loads_pickles() -> None:
     for path in MODULES:
         text = path.read_text(encoding="utf-8")

@@ -53,6 +53,7 @@ def lines_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").removesuffix("\n").split("\n")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
@@ -90,6 +91,7 @@ def test_pairs_are_what_the_model_says_filtered_and_noised(
     assert (report.read, report.kept, report.dropped) == (42, len(pairs), dropped)
 
 
+@pytest.mark.slow
 def test_samples_are_another_seeds_and_go_on_the_same(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job, other = (make_job(name, method="sample", seed=seed) for name, seed in (("a", 1), ("b", 1), ("c", 2)))
     for each in (whole, other):
@@ -164,6 +166,7 @@ def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
     assert tree(job.out) == tree(make_job("whole").out)
 
 
+@pytest.mark.slow
 def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
     in_process(whole)
@@ -178,6 +181,7 @@ def test_parts_are_merged_to_the_same_corpus(make_job: MakeJob, in_process: Back
     assert tree(job.out) == tree(whole.out)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_processes_make_the_same_corpus(make_job: MakeJob, in_process: BackTranslate) -> None:
     whole, job = make_job("whole"), make_job()
@@ -217,6 +221,7 @@ OTHER_SETTINGS: list[tuple[dict[str, Any], str]] = [
 ]
 
 
+@pytest.mark.slow
 def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackTranslate) -> None:
     job = make_job()
     in_process(job, part=(0, 2))
@@ -308,6 +313,7 @@ def test_two_cannot_work_in_one_folder(make_job: MakeJob, in_process: BackTransl
     assert (len(told), told[-1]) == (5, 42)
 
 
+@pytest.mark.slow
 def test_the_text_is_the_source_in_distillation_by_an_ensemble(
     make_job: MakeJob, in_process: BackTranslate, mono: Path
 ) -> None:

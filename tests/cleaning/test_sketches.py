@@ -101,6 +101,7 @@ WORDS = st.lists(st.sampled_from(["der", "die", "Hund", "Katze", "läuft", "schl
 PAIRS = st.lists(st.tuples(WORDS.map(" ".join), WORDS.map(" ".join)), max_size=30)
 
 
+@pytest.mark.slow
 @UNHURRIED
 @given(PAIRS, st.lists(st.integers(0, 30), max_size=4), st.sampled_from([64, 1 << 14]))
 def test_table_by_a_plain_loop_however_the_pairs_are_divided(

@@ -15,6 +15,7 @@ SHORT = ("--updates", "10", "--no-cost")
 HOPELESS = "training.schedule.peak=1e9"
 
 
+@pytest.mark.slow
 def test_a_configuration_is_checked_and_a_run_is_not(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path, trained: Path
 ) -> None:
@@ -30,6 +31,7 @@ def test_a_configuration_is_checked_and_a_run_is_not(
     assert forced["depth_check"]["verdict"]
 
 
+@pytest.mark.slow
 def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path
 ) -> None:

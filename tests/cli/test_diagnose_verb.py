@@ -28,6 +28,7 @@ def measured_run(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) ->
     return run
 
 
+@pytest.mark.slow
 def test_checkpoints_give_the_records_that_training_left(
     measured_run: Path, tmp_path: Path, ziggurat: Ziggurat
 ) -> None:
@@ -109,6 +110,7 @@ def test_data_of_another_vocabulary_is_refused(measured_run: Path, tmp_path: Pat
     assert "its source vocabulary is not that of the store" in result.err
 
 
+@pytest.mark.slow
 def test_layers_are_measured_and_left_out_of_translations(
     measured_run: Path, tmp_path: Path, ziggurat: Ziggurat
 ) -> None:
@@ -127,6 +129,7 @@ def test_layers_are_measured_and_left_out_of_translations(
     assert "--layers" in refused.err
 
 
+@pytest.mark.slow
 def test_translation_without_layers(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     (text := tmp_path / "text").write_text("ein Haus\nzwei Häuser\n", encoding="utf-8")
     found = {}

@@ -12,6 +12,7 @@ from tests.cli.conftest import Ziggurat
 from ziggurat.decoding.translator import load_translator
 
 
+@pytest.mark.slow
 def test_every_verb_averages_the_models_it_is_given(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:

@@ -133,6 +133,7 @@ def test_training_without_standard_output(fault: str, status: int, tiny_folder: 
     assert ended(quiet, tmp_path / "again", {1: fault, 2: fault})[0] == 0, "there is nothing to print"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 def test_other_verbs_and_their_messages(fault: str, whole: Path, tiny_folder: Path, tmp_path: Path) -> None:
     """What they print and write is whole, whatever became of standard error; an error still has its status."""
@@ -248,6 +249,7 @@ def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
     assert "to go on: `ziggurat train --run" in log
 
 
+@pytest.mark.slow
 def test_python_itself_ends_with_the_status_of_the_verb(tmp_path: Path) -> None:
     """On its way out it writes again what was left in a stream; a process of its own, through its very end."""
     command = f"{sys.executable} -m ziggurat explain training.schedule"

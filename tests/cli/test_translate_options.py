@@ -49,6 +49,7 @@ def test_prefixes_constraints_and_terms_come_from_files(
     assert all(phrase in second["text"] for phrase in ("di", "go", "su"))
 
 
+@pytest.mark.slow
 def test_settings_of_the_search_are_overrides(ziggurat: Ziggurat, trained: Path, text: Path) -> None:
     drawing = ["search=sample", "seed=5", "temperature=1.5", *SHORT]
     status, out, _ = ziggurat("translate", trained, *drawing, "-i", text)

@@ -125,6 +125,7 @@ def _known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ziggurat.cost.estimate.measure_machine", lambda *args: Measured(rates, 2.0))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
 def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> None:
     store = f"data.store={tmp_path}"
@@ -143,6 +144,7 @@ def test_the_estimate_scales_with_the_batches_of_an_update(tmp_path: Path) -> No
     assert synchronous.memory.checkpoint == 0
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
 def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_path: Path) -> None:
     small = [
@@ -160,6 +162,7 @@ def test_the_batch_that_takes_most_is_found_and_what_is_left_out_is_said(tmp_pat
     assert "no `cuda:77` here" in absent.notes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_known_speed")
 def test_stages_of_growth_cost_what_runs_of_their_depth_would(tmp_path: Path) -> None:
     def seconds(encoder: int, decoder: int) -> float:

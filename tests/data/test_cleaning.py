@@ -213,6 +213,7 @@ def test_scores_of_others_are_read_along(corpora: Corpora) -> None:
         corpora.prepare()
 
 
+@pytest.mark.slow
 def test_the_pair_score_finds_exchanged_targets(corpora: Corpora) -> None:
     pairs = babel(1500)
     wrong = range(0, 1500, 10)

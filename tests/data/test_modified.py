@@ -95,6 +95,7 @@ def epoch_of(loaders: list[Loader], epoch: int) -> dict[int, tuple[object, ...]]
     return found
 
 
+@pytest.mark.slow
 def test_a_modified_pair_is_a_function_of_seed_epoch_and_index(folder: Path) -> None:
     one = epoch_of([loader(folder, ALL)], 1)
     assert one == epoch_of([loader(folder, ALL, rank, 3) for rank in range(3)], 1)
@@ -114,6 +115,7 @@ def test_a_modified_pair_is_a_function_of_seed_epoch_and_index(folder: Path) -> 
     assert all(one[i] == plain[i] for i in plain.keys() - changed[0])
 
 
+@pytest.mark.slow
 def test_a_resumed_run_sees_the_same_batches(folder: Path) -> None:
     def taken(state: LoaderState, count: int) -> list[tuple[LoaderState, object]]:
         groups = loader(folder, ALL).groups(state)

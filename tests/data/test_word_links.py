@@ -150,6 +150,7 @@ def test_links_follow_sampled_segmentations(corpora: Corpora) -> None:
     assert found == {number: pair.sure for number, pair in enumerate(PAIRS)}
 
 
+@pytest.mark.slow
 def test_the_aligner_of_prepare_is_that_of_align(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200])
     corpora.add(PAIRS[200:], sure(PAIRS[200:]))
@@ -257,6 +258,7 @@ def test_development_text_has_alignments_of_its_own(corpora: Corpora) -> None:
     assert (store.train.has_links, store.dev.has_links) == (True, False)
 
 
+@pytest.mark.slow
 def test_development_text_is_aligned_by_what_training_text_taught(corpora: Corpora) -> None:
     corpora.add(PAIRS[:200], sure(PAIRS[:200]))
     corpora.add(PAIRS[200:])

@@ -46,6 +46,7 @@ def ended(process: subprocess.Popen[str]) -> None:
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_moment_leaves_the_old_or_the_new(tmp_path: Path) -> None:
     """And whoever opens it next, reader or writer, finds it there, with nothing beside it once it is written again."""
     target, operation, missing = tmp_path / "x", 0, 0

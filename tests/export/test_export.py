@@ -110,6 +110,7 @@ def test_what_is_written_is_loaded_as_anybody_would(
     assert len(set(ended)) > 1
 
 
+@pytest.mark.slow
 def test_a_result_that_is_another_model_is_refused(
     written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,6 +211,7 @@ def test_exporting_says_nothing_that_its_libraries_think(
     assert capfd.readouterr() == ("", "")
 
 
+@pytest.mark.slow
 def test_ties_are_told_from_differences(written: Written) -> None:
     path = written()
     opened = load_translator(path)
@@ -337,6 +339,7 @@ def test_a_bias_scales_with_its_map_or_not() -> None:
     assert torch.equal(affine.times(2.0, bias=False).bias, torch.ones(2))  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_a_shortlist_goes_into_the_folder_of_ctranslate2(
     written: Written, text: Path, tmp_path: Path, tokenizer: SentencePieceTokenizer
 ) -> None:

@@ -211,6 +211,7 @@ def test_an_exported_model_is_served_without_torch(exported: tuple[Path, Path]) 
     assert [json.loads(line)["text"] for line in records.stdout.splitlines()] == served.stdout.splitlines()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb", ["translate", "evaluate", pytest.param("export", marks=pytest.mark.slow), "inspect", "train"]
 )
@@ -228,6 +229,7 @@ def test_other_verbs_say_what_is_missing(verb: str, exported: tuple[Path, Path],
     assert "Traceback" not in found.stderr
 
 
+@pytest.mark.slow
 def test_engines(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureFixture[str]) -> None:
     def run(*arguments: object) -> tuple[int, str]:
         with pytest.raises(SystemExit) as stop:
@@ -254,6 +256,7 @@ def inside(exported: tuple[Path, Path]) -> tuple[Path, Path, Path]:
     return model, model / "model.safetensors", served.rename(model / "ctranslate2")
 
 
+@pytest.mark.slow
 def test_only_an_equal_export_competes_with_the_model(inside: tuple[Path, Path, Path], text: Path) -> None:
     model, file, export = inside
     weights = fingerprint(file)
@@ -273,6 +276,7 @@ def test_only_an_equal_export_competes_with_the_model(inside: tuple[Path, Path, 
     assert engines.equal_export(model, weights, {"precision": "int8"}) == export
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("times", "translates"), [(2.0, True), (1.02, False), (0.5, False)])
 def test_the_faster_engine_translates_a_long_text(
     times: float,

@@ -216,6 +216,7 @@ def test_configurations_that_no_registry_knows(wanted: tuple[str, str], says: st
     assert tree() == ["my.yaml"]
 
 
+@pytest.mark.slow
 def test_a_download_that_was_cut_is_removed_and_fetched_anew(fetch: Fetch, server: Server) -> None:
     """A server that lies about the length gives a file that only its own checksum tells to be cut."""
     content = server.files["f/t.tmx.gz"].content

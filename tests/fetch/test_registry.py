@@ -66,6 +66,7 @@ def test_every_entry_can_be_filled_and_lies_in_the_folder() -> None:
         assert entry.known_from
 
 
+@pytest.mark.slow
 def test_the_registry_has_the_data_of_every_recipe(tmp_path: Path) -> None:
     names = Names(load_registry(), Downloads(tmp_path, offline=True))
     seen: set[tuple[str, ...]] = set()

@@ -135,6 +135,7 @@ def test_one_call_makes_the_store_of_one_process(config: DataConfig, whole: dict
     assert do(config, tmp_path).reused
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("parts", [2, 7])
 def test_parts_in_any_order_make_the_same_store(
     parts: int, config: DataConfig, whole: dict[str, object], tmp_path: Path

@@ -53,7 +53,7 @@ def compile_layers(model: Seq2Seq) -> list[fx.GraphModule]:
     return graphs
 
 
-QUICK = {"post", "hyper, dynamic", "b2t", "fixup", "swiglu"}
+QUICK = {"post", "hyper, dynamic"}
 
 
 @pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in VARIANTS])

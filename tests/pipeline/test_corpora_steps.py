@@ -109,6 +109,7 @@ def test_text_of_one_language_is_readable_and_comes_once(place: Path, road: Call
     assert (counts["encoding"], counts["empty"], counts["kept"]) == (1, 1, 6)
 
 
+@pytest.mark.slow
 def test_fetched_corpora(place: Path, road: Callable[..., Road]) -> None:
     import yaml
 

@@ -90,6 +90,7 @@ def test_how_errors_end(place: Path, ziggurat: Call) -> None:
     assert "what is done is kept: the same command goes on from here" in err
 
 
+@pytest.mark.slow
 def test_embedded_files_are_printed(place: Path, ziggurat: Call) -> None:
     for name in ("demo", "starter"):
         status, out, _ = ziggurat("pipeline", name, "--print")

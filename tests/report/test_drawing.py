@@ -142,6 +142,7 @@ def test_matplotlibs_settings_stay_as_they_are() -> None:
     assert styled == to_svg(small())
 
 
+@pytest.mark.slow
 def test_three_formats_are_written_and_are_the_same_again(tmp_path: Path) -> None:
     first = [path.read_bytes() for path in save(small(), tmp_path)]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["small.pdf", "small.png", "small.svg"]
@@ -155,6 +156,7 @@ def test_three_formats_are_written_and_are_the_same_again(tmp_path: Path) -> Non
     assert {"layer", "norm", "map", "a"} <= {"".join(e.itertext()) for e in root.iter() if e.tag.endswith("}text")}
 
 
+@pytest.mark.slow
 def test_files_hold_hostile_names_as_text(tmp_path: Path) -> None:
     svg, _ = save(small(HOSTILE), tmp_path, ["svg", "pdf"])
     assert "<script" not in svg.read_text("utf-8")

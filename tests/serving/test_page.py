@@ -170,6 +170,7 @@ def test_what_is_typed_is_translated_after_a_pause_and_once(visit: Visit, fake: 
     shows(window, "It barks loudly.")
 
 
+@pytest.mark.slow
 def test_further_typing_calls_off_what_is_under_way(visit: Visit, fake: FakeServer) -> None:
     window = visit(fast=False)
     fake.delay = 1.0
@@ -183,6 +184,7 @@ def test_further_typing_calls_off_what_is_under_way(visit: Visit, fake: FakeServ
     shows(window, "The dog 🐕 runs fast.")
 
 
+@pytest.mark.slow
 def test_languages_are_swapped_and_remembered(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window, "Der Hund 🐕 läuft schnell.", "The dog 🐕 runs fast.")
@@ -366,6 +368,7 @@ def test_models_without_alignment_have_words_and_sentences_all_the_same(visit: V
 # What goes wrong
 
 
+@pytest.mark.slow
 def test_a_server_that_is_busy_is_asked_again(visit: Visit, fake: FakeServer) -> None:
     fake.start_failures = [(503, "", {"Retry-After": "2"})]
     window = visit()
@@ -411,6 +414,7 @@ def test_without_a_network_it_waits_for_one(visit: Visit, fake: FakeServer) -> N
     shows(window, ENGLISH)
 
 
+@pytest.mark.slow
 def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Visit, fake: FakeServer) -> None:
     assert visit().page.is_hidden("#key-box")
     fake.key = "secret"
@@ -433,6 +437,7 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Visit, fake: FakeServer)
 # Glossary, documents, link
 
 
+@pytest.mark.slow
 def test_terms_are_sent_and_kept_only_where_that_is_wished(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     for index, (term, wanted) in enumerate((("Hund", "hound"), ("laut", "noisily"), ("Katze", "cat"), ("half", ""))):
@@ -484,6 +489,7 @@ def test_terms_are_always_put_where_the_model_cannot_weigh_them(visit: Visit, fa
     assert again.page.locator("#terms select").first.input_value() == "soft"
 
 
+@pytest.mark.slow
 def test_documents_are_sent_watched_and_saved(visit: Visit, fake: FakeServer, tmp_path: Path) -> None:
     window = visit()
     window.page.select_option("#from", "de")
@@ -576,6 +582,7 @@ def states(visit: Visit, fake: FakeServer, **settings: Any) -> Iterator[Shown]:
     yield window
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("width", [390, 1280])
 def test_it_fits_and_can_be_read(visit: Visit, fake: FakeServer, width: int) -> None:
     for window in states(visit, fake, width=width):
@@ -611,6 +618,7 @@ def test_axe_finds_nothing_that_keeps_people_out(visit: Visit, fake: FakeServer,
             assert [(rule["id"], [node["html"] for node in rule["nodes"]]) for rule in found["violations"]] == []
 
 
+@pytest.mark.slow
 def test_motion_and_forced_colours(visit: Visit, fake: FakeServer) -> None:
     window = visit(reduced_motion="reduce", forced_colors="active")
     translate(window)

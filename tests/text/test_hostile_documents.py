@@ -285,6 +285,7 @@ def filled(name: str, text: str) -> bytes:
     return content
 
 
+@pytest.mark.slow
 def test_a_word_file_of_ten_thousand_paragraphs_is_read() -> None:
     content = docx(BODY * 300)
     assert members(read("a.docx", content)) == members(content)

@@ -318,6 +318,7 @@ UPPER_IN_BROWSER = """() => {
 }"""
 
 
+@pytest.mark.slow
 def test_chromium_ends_elements_in_the_same_places() -> None:
     rng = random.Random(1)
     tags = [f"<{sign}{name}>" for name in ("p", "ul", "li", "div", "dl", "h1", "section") for sign in ("", "/")]

@@ -281,6 +281,7 @@ def test_muon_refuses() -> None:
         OptimiserConfig.model_validate({"kind": "muon", "moments": "bf16"})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["adam", pytest.param("radam", marks=pytest.mark.slow)])
 def test_a_run_resumed_gives_the_same_weights_and_may_change_what_it_recomputes(
     tiny_folder: Path, tmp_path: Path, kind: str

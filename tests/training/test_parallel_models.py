@@ -121,6 +121,7 @@ def layer_drop(processes: Processes) -> float:
     return worst
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("share", ["some", pytest.param("all", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("fsdp", marks=pytest.mark.slow)])
 def test_two_processes_compute_the_gradients_of_one(kind: str, share: str) -> None:
@@ -166,6 +167,7 @@ def short_of_memory(layer_drop: str) -> None:
         print(json.dumps([buckets, met]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer_drop", [pytest.param("", marks=pytest.mark.slow), "layer drop"])
 def test_a_process_without_memory_in_a_backward_pass_stops_nobody(layer_drop: str) -> None:
     """The others' buckets are answered; the update is skipped by both, and the next one is right."""
