@@ -116,6 +116,7 @@ def test_modules_stay_short(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= OVER_BUDGET.get(name, 300)
 
 
+@pytest.mark.slow
 def test_config_and_data_need_no_torch() -> None:
     collating = {PACKAGE / "data" / name for name in ("collate.py", "loader.py")}
     modules = [

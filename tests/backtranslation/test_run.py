@@ -149,6 +149,7 @@ def test_killed_at_any_write_it_goes_on_to_the_same_corpus(
         assert tree(job.out) == expected, moment
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_model")
 def test_killed_at_every_fourth_write_it_goes_on_to_the_same_corpus(
     make_job: MakeJob, in_process: BackTranslate, monkeypatch: pytest.MonkeyPatch
@@ -233,6 +234,7 @@ def test_other_settings_are_refused_by_name(make_job: MakeJob, in_process: BackT
     in_process(replace(job, which="60"))  # the same weights by another name
 
 
+@pytest.mark.slow
 def test_other_files_and_models_are_refused(
     make_job: MakeJob, in_process: BackTranslate, mono: Path, tmp_path: Path
 ) -> None:
@@ -327,6 +329,7 @@ def test_the_text_is_the_source_in_distillation_by_an_ensemble(
     assert set(lines_of(forward.out / "source.txt")) < set(mono.read_text("utf-8", "replace").split("\n"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("without_model")
 def test_hostile_files_lose_lines_or_are_refused_by_name(
     make_job: MakeJob, in_process: BackTranslate, shared_data: Path

@@ -114,6 +114,7 @@ def test_mistakes_are_told(
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize(
     ("more", "wanted"), [((), "a model from `qhi` to `qlo`"), (("--forward", "--tag", ""), "text in `qlo`")]

@@ -67,6 +67,7 @@ def test_what_is_refused(ziggurat: Ziggurat, store: Path, tmp_path: Path, more: 
     assert not (tmp_path / "r.html").exists()
 
 
+@pytest.mark.slow
 def test_a_damaged_store_is_named(ziggurat: Ziggurat, store: Path, tmp_path: Path) -> None:
     shutil.copytree(store, tmp_path / "store")
     (tmp_path / "store" / CLEANING).write_text("{}")

@@ -56,6 +56,7 @@ def test_a_hopeless_configuration_comes_with_remedies_and_valid_json(
     assert f"  1. {check['remedies'][0]['name']}" in text.out
 
 
+@pytest.mark.slow
 def test_suggest_writes_a_configuration_that_loads(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     config = tiny_config(tmp_path, tiny_folder)
     out = tmp_path / "better.yaml"

@@ -50,6 +50,7 @@ def test_checkpoints_give_the_records_that_training_left(
             assert one.values[name] == other.values[name], name
 
 
+@pytest.mark.slow
 def test_records_join_those_that_are_there(measured_run: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     run = tmp_path / "run"
     shutil.copytree(measured_run, run, symlinks=True)
@@ -77,6 +78,7 @@ def test_a_model_directory(measured_run: Path, tmp_path: Path, ziggurat: Ziggura
     assert read_records(model) == read_records(measured_run)
 
 
+@pytest.mark.slow
 def test_what_cannot_be_measured(measured_run: Path, tiny_folder: Path, tmp_path: Path, ziggurat: Ziggurat) -> None:
     def fails(*arguments: object) -> str:
         result = ziggurat("diagnose", *arguments)

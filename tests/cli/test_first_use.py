@@ -182,6 +182,7 @@ def test_an_unknown_verb_gets_the_nearest_one(ziggurat: Ziggurat, typed: str, me
     assert re.search(rf"Did you mean .*'{meant}'", errors)
 
 
+@pytest.mark.slow
 def test_the_version_is_printed_without_loading_torch(ziggurat: Ziggurat) -> None:
     status, out, _ = ziggurat("--version")
     assert status == 0
@@ -463,6 +464,7 @@ def test_yaml_that_never_ends_is_refused(ziggurat: Ziggurat, tmp_path: Path) -> 
         assert "internal error" not in errors
 
 
+@pytest.mark.slow
 def test_recipes_are_found_by_words(ziggurat: Ziggurat) -> None:
     listed = json.loads(ziggurat("recipes", "--find", "RPR sdt en-de-base", "--json").out)
     assert listed

@@ -36,6 +36,7 @@ def counted(key: str) -> dict[str, PaperRecipe]:
     return {n: recipe for n, recipe in paper_recipes(key).items() if recipe.table_row.published.parameters is not None}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", paper_keys())
 def test_parameter_counts_are_those_published(key: str) -> None:
     """Within 0.1 million, or 0.6 where the paper rounds to millions; where a recipe says they differ, they do."""

@@ -50,6 +50,7 @@ def test_a_model_as_text_json_and_page(
     assert all(PERTURBATIONS[name].meaning.replace("<", "&lt;").replace(">", "&gt;") in html for name in PERTURBATIONS)
 
 
+@pytest.mark.slow
 def test_two_models_side_by_side(ziggurat: Ziggurat, trained: Path, files: tuple[Path, Path]) -> None:
     source, reference = files
     status, out, errors = ziggurat(

@@ -51,6 +51,7 @@ def test_figures_for_papers_and_the_document(ziggurat: Ziggurat, trained: Path, 
     assert out.is_file()
 
 
+@pytest.mark.slow
 def test_a_given_test_set_is_translated(ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path) -> None:
     out = tmp_path / "r.html"
     options = ["--source", text, "--reference", text, "--json"]

@@ -100,6 +100,7 @@ def whole(tiny_folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fault", "reason"),
     [("full", "No space left on device"), ("broken", "Broken pipe"), ("closed", "it is closed")],
@@ -119,6 +120,7 @@ def test_training_goes_on_without_standard_error(
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("fault", "status"), [("broken", 0), ("closed", 0), ("full", 2)])
 def test_training_without_standard_output(fault: str, status: int, tiny_folder: Path, tmp_path: Path) -> None:
     """Where nobody wants the result, the status is that of the training; a result cut off in a file is an error."""
@@ -182,6 +184,7 @@ def updates_of(run: Path) -> int:
     return metrics.read_bytes().count(b"\n") if metrics.exists() else 0
 
 
+@pytest.mark.slow
 def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     child = started(["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)], tmp_path / "said")
@@ -196,6 +199,7 @@ def test_sighup_is_as_sigterm_and_never_a_second_signal(tiny_folder: Path, tmp_p
     assert load_checkpoint(run / "last").progress.update >= 2
 
 
+@pytest.mark.slow
 def test_with_nohup_sighup_stays_ignored(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     arguments = ["train", str(endless(tmp_path, tiny_folder)), "--run", str(run)]
@@ -224,6 +228,7 @@ def in_a_terminal(arguments: list[str], slave: str) -> None:
     main(arguments)
 
 
+@pytest.mark.slow
 def test_a_terminal_that_goes_away(tiny_folder: Path, tmp_path: Path) -> None:
     """With a bar on it. The kernel tells by SIGHUP, every message fails with EIO, and the checkpoint is written."""
     run = tmp_path / "run"

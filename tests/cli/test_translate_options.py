@@ -28,6 +28,7 @@ def write(path: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_prefixes_constraints_and_terms_come_from_files(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -91,6 +92,7 @@ def test_quiet_leaves_errors_and_results_alone(ziggurat: Ziggurat, trained: Path
     assert "no such file" in ziggurat("translate", trained, "-i", tmp_path / "none", "--quiet").err
 
 
+@pytest.mark.slow
 def test_the_output_option_has_one_name_and_its_old_one(
     ziggurat: Ziggurat, trained: Path, text: Path, tmp_path: Path
 ) -> None:
@@ -150,6 +152,7 @@ def test_a_pipe_that_has_no_name_of_its_own_is_written_to(tmp_path: Path) -> Non
         assert pipe.read() == b"text\n"
 
 
+@pytest.mark.slow
 def test_a_faster_precision_is_named_and_taken_by_auto(
     ziggurat: Ziggurat, trained: Path, text: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

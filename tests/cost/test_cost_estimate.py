@@ -81,6 +81,7 @@ def test_measured_speeds_are_of_this_machine() -> None:
 CPU = torch.device("cpu")
 
 
+@pytest.mark.slow
 def test_the_time_of_other_programs_is_not_that_of_our_own_thread() -> None:
     def disturbed() -> None:
         time.sleep(0.05)  # the processor is somebody else's

@@ -198,6 +198,7 @@ def test_sentences_are_a_function_of_the_seed(pairs: list[tuple[str, str]]) -> N
     assert list(generate(100, 2)) != pairs[:100]
 
 
+@pytest.mark.slow
 def test_second_implementation_gives_every_translation(pairs: list[tuple[str, str]]) -> None:
     for low, high in pairs[:5000]:
         assert translated(low) == high, low

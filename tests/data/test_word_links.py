@@ -119,6 +119,7 @@ def words_of_batches(store: Store, batches: Iterable[Batch]) -> dict[int, set[Li
     return found
 
 
+@pytest.mark.slow
 def test_links_stay_with_their_pairs_through_filters_tags_and_weights(corpora: Corpora) -> None:
     first, second, third = PAIRS[:100], PAIRS[100:160], PAIRS[160:]
     first = [first[0]._replace(low=""), *first[1:60], first[1], *first[60:]]  # dropped: empty, and a duplicate

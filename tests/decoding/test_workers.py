@@ -62,6 +62,7 @@ def test_they_give_what_one_process_gives(trained: Path) -> None:
             one.notices.told.clear()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("forked_workers")
 def test_settings_are_refused_before_any_text_is_read(trained: Path, tmp_path: Path) -> None:
     unread: Iterator[str] = iter(LINES)

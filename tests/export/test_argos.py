@@ -256,6 +256,7 @@ def test_vocabularies_that_do_not_fit_are_refused(text: Path, tmp_path: Path) ->
     assert sorted(os.listdir(tmp_path)) == ["a", "b", "text"]
 
 
+@pytest.mark.slow
 def test_a_user_names_the_package_and_adds_a_splitter(
     path: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

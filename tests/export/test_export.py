@@ -36,6 +36,7 @@ from ziggurat.models.build import build_model
 from ziggurat.models.directory import load_weights, open_model, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("to", "choices"),
     [
@@ -88,6 +89,7 @@ def test_a_shortest_length_of_its_own_does_not_fail_the_check(
     assert export_model(path, "huggingface", tmp_path / "out", verify=text)["verification"]["different"] == 0
 
 
+@pytest.mark.slow
 def test_what_is_written_is_loaded_as_anybody_would(
     written: Written, text: Path, tmp_path: Path, transformers: ModuleType
 ) -> None:
@@ -180,6 +182,7 @@ def test_a_test_set_that_does_not_pair_up_is_noticed_before_anything_is_written(
     assert not said
 
 
+@pytest.mark.slow
 def test_the_gate_refuses(written: Written, text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = written()
     reference = tmp_path / "reference"

@@ -51,6 +51,7 @@ def without_torch(*arguments: object, text: str = "") -> subprocess.CompletedPro
     return subprocess.run(command, input=text, capture_output=True, text=True, check=False)
 
 
+@pytest.mark.slow
 def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], token_scores=True, threads=1)
     lines = [*SENTENCES, "", "   ", "a\0b", "The little house. " * 12]
@@ -70,6 +71,7 @@ def test_results_are_those_of_our_translator(exported: tuple[Path, Path]) -> Non
     assert ours.notices["long_lines"] >= 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "guided", [None, {"layer": 1, "head": 2}, {"head": 1}, {"layer": 2, "head": "mean"}], ids=lambda guided: str(guided)
 )
@@ -99,6 +101,7 @@ def test_alignments_are_those_of_the_same_head(
     assert tells_alignments(theirs)  # documents keep their tags by it
 
 
+@pytest.mark.slow
 def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     for limit in (1, 2, 5):
@@ -110,6 +113,7 @@ def test_limits_and_tags_are_kept(exported: tuple[Path, Path]) -> None:
         theirs.translate(["a"], tag="<no>")
 
 
+@pytest.mark.slow
 def test_alignments_are_those_of_our_translator(exported: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     lines = [*SENTENCES[:6], "", "The little house. " * 12]
@@ -135,6 +139,7 @@ def test_alignments_are_those_of_our_translator(exported: tuple[Path, Path], mon
         theirs.translate(["a"], alignments=True)
 
 
+@pytest.mark.slow
 def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     lines = [*SENTENCES[:4], "The little house. " * 12, *SENTENCES]
@@ -162,6 +167,7 @@ def test_prefixes_and_scores_are_those_of_our_translator(exported: tuple[Path, P
         theirs.translate(["a"], prefixes=["house " * 3000])
 
 
+@pytest.mark.slow
 def test_the_next_word_is_chosen_as_with_our_translator(exported: tuple[Path, Path]) -> None:
     ours, theirs = load_translator(exported[0]), ServedTranslator(exported[1], threads=1)
     for prefix in ("the little", ""):
@@ -314,6 +320,7 @@ def test_the_faster_engine_translates_a_long_text(
     assert "times as fast" not in run("translate", "-i", text, "endings=candidates")
 
 
+@pytest.mark.slow
 def test_an_export_is_evaluated(exported: tuple[Path, Path], text: Path, capfd: pytest.CaptureFixture[str]) -> None:
     scores = []
     for path in exported:

@@ -98,6 +98,7 @@ def test_parts_and_kills_make_what_one_call_makes(
     assert tree(tmp_path / "parts") == tree(tmp_path / "one")
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 @pytest.mark.parametrize("name", quick("translate", "align", but="score"))
 def test_a_job_gives_what_the_verb_gives(
@@ -111,6 +112,7 @@ def test_a_job_gives_what_the_verb_gives(
     assert (tmp_path / "out").read_bytes() == (tmp_path / "plain").read_bytes()
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("in_process")
 def test_scores_of_a_job_are_those_of_the_verb(
     ziggurat: Ziggurat, trained: Path, pairs: tuple[Path, Path], tmp_path: Path

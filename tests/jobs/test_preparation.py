@@ -173,6 +173,7 @@ def test_a_part_reads_only_its_files(config: DataConfig, tmp_path: Path, monkeyp
     assert len(read) == 1
 
 
+@pytest.mark.slow
 def test_killed_at_any_shard_it_goes_on_to_the_same_store(
     config: DataConfig, whole: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -279,6 +280,7 @@ def test_a_damaged_shard_is_refused_by_name(config: DataConfig, tmp_path: Path) 
     assert not list(tmp_path.glob("store/*"))
 
 
+@pytest.mark.slow
 def test_the_verb(ziggurat: Ziggurat, tiny_folder: Path, tmp_path: Path) -> None:
     config, job = tiny_config(tmp_path, tiny_folder), ("--job", tmp_path / "job")
     plain, store = f"data.store={tmp_path / 'plain'}", f"data.store={tmp_path / 'store'}"

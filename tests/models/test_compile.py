@@ -68,6 +68,7 @@ def test_one_graph_serves_every_depth(name: str) -> None:
     assert 2 <= len(graphs) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("unit", ["batch", "sample"])
 def test_stochastic_sublayers_differ_by_depth_within_one_graph(unit: str) -> None:
     model = tiny(6, dropout={"sublayer": 0.5, "sublayer_unit": unit}).train()

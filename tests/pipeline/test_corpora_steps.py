@@ -130,6 +130,7 @@ def test_fetched_corpora(place: Path, road: Callable[..., Road]) -> None:
         pipeline_of(road(config)).run(UNTIL_TEXT)
 
 
+@pytest.mark.slow
 def test_a_fetched_corpus_of_other_languages_is_refused(place: Path, road: Callable[..., Road]) -> None:
     import yaml
 

@@ -106,6 +106,7 @@ def test_dollars_are_no_mathematics() -> None:
     assert texts(to_svg(small("$x^2$"))).count("$x^2$") == 3
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(st.text(max_size=60))
 def test_any_name_can_be_drawn(name: str) -> None:
@@ -122,6 +123,7 @@ def test_long_names_keep_both_ends() -> None:
     assert shown("x" * 45) == "x" * 45
 
 
+@pytest.mark.slow
 def test_the_same_figure_gives_the_same_markup_in_another_process() -> None:
     code = (
         "import sys; from tests.report.small_figure import small; from ziggurat.report.inline import to_svg;"

@@ -132,6 +132,7 @@ def test_runs_that_failed_say_what_is_missing_and_how_to_get_it(tmp_path: Path, 
         assert way in told[what]
 
 
+@pytest.mark.slow
 def test_without_a_store_the_page_is_sound_and_says_so(tmp_path: Path) -> None:
     runs = read_runs([write_run(tmp_path / "a", curves(200))])
     content = gather(runs, lambda: translations.dev_sentences(runs, 5))
@@ -174,6 +175,7 @@ def test_eight_deep_runs_of_many_updates_stay_under_the_limit(tmp_path: Path) ->
     assert 'download="similarity-map.csv.gz"' in text
 
 
+@pytest.mark.slow
 def test_tables_that_find_no_room_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     content = content_of(write_run(tmp_path / "a", curves(200)))
     tables = {figure.key: len(numbers(figure)) for figure in content.figures}

@@ -260,6 +260,7 @@ def test_nobody_waits_beyond_the_deadline(serve: Serve, monkeypatch: pytest.Monk
     assert (answer.status_code, answer.json()) == (504, {"error": "the deadline passed"})
 
 
+@pytest.mark.slow
 def test_every_request_gets_its_own_answer(serve: Serve, german: Translator) -> None:
     client = serve()
     wanted = [f"The dog number {n} runs" for n in range(40)]

@@ -203,6 +203,7 @@ def test_languages_are_swapped_and_remembered(visit: Visit, fake: FakeServer) ->
     assert offered == ["Detect language", "Arabic", "English", "German"]
 
 
+@pytest.mark.slow
 def test_each_side_has_its_language_and_direction(visit: Visit) -> None:
     window = visit()
 
@@ -263,6 +264,7 @@ def test_the_pointer_shows_what_corresponds_on_either_side(visit: Visit) -> None
     assert text == mirror, "else highlights are beside the words"
 
 
+@pytest.mark.slow
 def test_another_word_is_chosen_and_translated_on_from(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
@@ -466,6 +468,7 @@ def test_terms_are_sent_and_kept_only_where_that_is_wished(visit: Visit, fake: F
     assert "hound" not in again.page.evaluate("JSON.stringify(localStorage)")
 
 
+@pytest.mark.slow
 def test_terms_are_always_put_where_the_model_cannot_weigh_them(visit: Visit, fake: FakeServer) -> None:
     fake.hard = ("de", "en")
     window = visit()
@@ -534,6 +537,7 @@ def test_a_document_is_dropped_and_given_up(visit: Visit, fake: FakeServer) -> N
     window.page.locator("#uploads li").first.wait_for(state="detached")
 
 
+@pytest.mark.slow
 def test_text_is_in_a_link_only_if_asked_for(visit: Visit, fake: FakeServer) -> None:
     window = visit()
     translate(window)
@@ -690,6 +694,7 @@ def test_the_files_ask_for_nothing_from_elsewhere_and_make_no_markup() -> None:
         assert not re.search(markup, text), path.name
 
 
+@pytest.mark.slow
 def test_browsers_get_a_strict_policy_and_each_file_once(serve: Any) -> None:
     client = serve()
     names = {path.name for path in FOLDER.iterdir()}

@@ -147,6 +147,7 @@ def test_who_does_not_read_its_answers_is_cut_off(server: Server) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.slow
 def test_expecting_a_word_before_the_body_gets_it(server: Server) -> None:
     said = server.exchange(head(JSON, LENGTH, CLOSE, "Expect: 100-continue"), ASKED, pause=0.3)
     assert statuses(said) == [100, 200]

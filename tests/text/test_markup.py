@@ -78,6 +78,7 @@ def trees(draw: st.DrawFn, depth: int = 3) -> str:
     return "".join(parts)
 
 
+@pytest.mark.slow
 @given(trees(), st.integers(0, 99))
 @settings(max_examples=150, deadline=None)
 def test_tags_are_the_same_and_nest_and_the_text_is_the_plain_translation(tree: str, seed: int) -> None:

@@ -130,6 +130,7 @@ def test_wandb_offline_goes_on_with_one_run(tmp_path: Path, monkeypatch: pytest.
     assert list((files[1].parent / "files/media/images").rglob("*.png"))
 
 
+@pytest.mark.slow
 @needs_wandb
 def test_wandb_without_a_key_asks_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ziggurat.tracking.trackers import Wandb

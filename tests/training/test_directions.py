@@ -173,6 +173,7 @@ def _stop(updates: int) -> Any:
     return StopConfig(updates=updates)
 
 
+@pytest.mark.slow
 def test_a_zero_shot_pair_is_translated_and_evaluated_by_its_tag(run: Path, recipe: Experiment, ziggurat: Any) -> None:
     folder = Path(recipe.data.store).parent / "data" / "multi30k-de-fr"
     given = ["--source", folder / "val.de.gz", "--reference", folder / "val.fr.gz", "--language", "fr", "--json"]

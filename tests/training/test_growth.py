@@ -120,6 +120,7 @@ def test_nothing_is_kept_of_a_stage_trained_on_a_damaged_store(
     assert not (tmp_path / "run" / "stages").exists()
 
 
+@pytest.mark.slow
 def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     experiment = growing(tiny_folder)
@@ -129,6 +130,7 @@ def test_averages_stay_within_a_stage(tiny_folder: Path, tmp_path: Path) -> None
     assert [f.name for f in regular_checkpoints(run, experiment.training)] == ["step-00000008", "step-00000009"]
 
 
+@pytest.mark.slow
 def test_the_rate_restarts_at_its_peak_and_never_exceeds_it(tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2, "initial": 0.0}
     run = tmp_path / "run"
@@ -153,6 +155,7 @@ def test_before_the_end_of_the_warm_up_the_counter_goes_on() -> None:
     assert learning_rate(config.schedule, progress.schedule_update + 1, d_model=8) == 1.0
 
 
+@pytest.mark.slow
 def test_without_restart_the_rate_goes_on(tiny_folder: Path, tmp_path: Path) -> None:
     schedule = {"kind": "isqrt", "peak": 1e-3, "warmup_updates": 2}
     run = tmp_path / "run"
@@ -342,6 +345,7 @@ def test_a_decay_to_an_end_still_ends_with_the_run(tiny_folder: Path, tmp_path: 
     assert rates(run)[-1] == pytest.approx(0.0, abs=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", ["g_top", "random"])
 def test_added_layers_get_an_omega_of_their_own(tiny_folder: Path, tmp_path: Path, strategy: str) -> None:
     """Omega follows from the variance below it; copied with a lower layer it would be too small."""

@@ -155,6 +155,7 @@ def test_the_best_is_the_highest_bleu_or_the_lowest_loss(
     assert [f.name for f in checkpoint_folders(tmp_path / "run")] == [f"step-{n:08d}" for n in (best, 3)]
 
 
+@pytest.mark.slow
 def test_a_folder_with_other_things_is_refused(tiny_folder: Path, tmp_path: Path) -> None:
     mine = tmp_path / "mine"
     mine.mkdir()
@@ -216,6 +217,7 @@ def test_the_last_update_is_validated(tiny_folder: Path, tmp_path: Path) -> None
     assert result.best_update in (2, 3)
 
 
+@pytest.mark.slow
 def test_every_update_is_in_one_record(tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With validations between records, a signal, and an end that no record is due at."""
     taken: dict[int, UpdateResult] = {}

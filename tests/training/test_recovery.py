@@ -97,6 +97,7 @@ def test_healthy_updates_are_not_looked_into(
     go(tmp_path / "run", tiny_experiment(tiny_folder, **settings(stop={"updates": 3})))
 
 
+@pytest.mark.slow
 def test_looking_for_the_fault_leaves_training_as_it_is(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +346,7 @@ def test_after_too_many_roll_backs_the_run_ends_with_the_diagnosis(
     assert "at 0.01 times the rate (2 of 2 roll backs)" in said.getvalue()
 
 
+@pytest.mark.slow
 def test_nan_in_one_layer_ends_the_run_with_its_name_and_a_resumed_run_goes_on(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -452,6 +454,7 @@ def test_updates_without_memory_are_skipped_and_counted_until_there_are_too_many
         go(tmp_path / "ended", experiment)
 
 
+@pytest.mark.slow
 def test_checkpoints_of_format_2_still_open(tiny_folder: Path, tmp_path: Path) -> None:
     experiment = tiny_experiment(tiny_folder, **settings(stop={"updates": 4}, divergence={}))
     go(tmp_path / "run", experiment)

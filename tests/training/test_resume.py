@@ -89,6 +89,7 @@ def test_eight_updates_and_eight_more_are_sixteen_with_graphs(
     assert next(calls) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fit", [False, True])
 def test_compiled_layers_see_the_same_batch_first_in_a_resumed_run(
     fit: bool, tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -185,6 +186,7 @@ def test_records_are_not_doubled_by_a_kill(experiment: Experiment, tmp_path: Pat
     assert {r["update"] for r in records(run, "validation")} == {10, 17, 20, 30}  # 17: the first end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_saves_and_leaves(number: int, experiment: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "run"
@@ -234,6 +236,7 @@ def test_a_damaged_checkpoint_is_named_and_the_one_before_used(
     assert final_bytes(run, UPDATES) == uninterrupted[0]
 
 
+@pytest.mark.slow
 def test_all_checkpoints_damaged_is_an_error(experiment: Experiment, tmp_path: Path) -> None:
     run = tmp_path / "run"
     stop = experiment.training.stop.model_copy(update={"updates": 8})

@@ -131,6 +131,7 @@ def test_interrupted_again_and_again(
     assert outcome(run) == whole[0]
 
 
+@pytest.mark.slow
 def test_early_stopping_by_a_validation_that_was_left(
     tiny_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +171,7 @@ def test_what_is_written_of_the_validation_survives_a_full_disk(
     assert go(run, experiment, resume=True).update == UPDATES
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2, 3, UPDATES])
 def test_after_a_signal_in_an_update_nothing_but_that_update_is_done(
     number: int, experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
